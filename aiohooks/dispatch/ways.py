@@ -231,11 +231,12 @@ class Point:
             is_for_all = common_way.way == "wrap" or not (self.nexts or returns_none)
             way = common_way if is_for_all else None
         if way is not None:
-            self.problem = self._choose_argument(way, arguments, result)
-            if not self.problem:
+            problem = self._choose_argument(way, arguments, result)
+            if not problem:
                 return way.way
             if own_way is not None:
-                raise InvalidHookError(f"{self.label} cannot {way.way}: {self.problem}")
+                raise InvalidHookError(f"{self.label} cannot {way.way}: {problem}")
+            self.problem = f'"{way.way}" cannot hold: {problem}'
         if self.nexts:
             return "one"
         if returns_none:
@@ -291,7 +292,7 @@ class Point:
                 f"{names} calls the next one, so the wrapped call would run several times; {advice}"
             )
         if self.problem:
-            advice += f"; the way of all methods cannot hold: {self.problem}"
+            advice += f"; {self.problem}"
         return advice
 
     def value_of(self, result: Any) -> Any:

@@ -778,11 +778,10 @@ class IterableSource(Source):
 
     async def _close_iterator(self) -> None:
         """Close the iterator, unless it is the user's own; a generator is closed in any case."""
-        iterator: Any = self._iterator
-        self._iterator = None
         is_generator = isinstance(self._iterator, Generator | AsyncGenerator)
-        if iterator is self.feeds and not is_generator:
-            return  # it is the user's
+        is_own = is_generator or self._iterator is not self.feeds
+        iterator: Any = self._iterator if is_own else None
+        self._iterator = None
         is_in_use = any(element.use == "being read" for element in self.elements)
         thread_still_reads = self._thread and is_in_use  # it has hung
         try:

@@ -720,6 +720,7 @@ class StepStore(abc.ABC):
         )
 
     def parked(self) -> list[Parked]:
+        """Return an entry for each task that waits, for reports."""
         return [
             Parked(task, functools.partial(self.awaited_step, step))
             for task, step in list(self._waits.tasks.values())

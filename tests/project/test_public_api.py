@@ -131,7 +131,6 @@ SIGNATURES: dict[str, str | None] = {
     "Coordinator.until": "async (self, awaitable, *, producer=None, drain=False)",
     "Coordinator.wait_for_stop": "async (self, timeout=None)",
     "Coordinator.join": "async (self, stop_grace_period_secs=10.0)",
-    "Coordinator.joined": "property",
     "Coordinator.status": "(self)",
     "Coordinator.tasks": "property",
     "Coordinator.stop_on_exception": "(self)",
