@@ -97,15 +97,17 @@ class Merger:
     def _merge_fetches(self, fetches: list[Any]) -> RunRequest:
         """Return a request for all nodes, which builds the parts of the caller and the hooks."""
         leaves = Leaves(self._graph)
-        owners = ["the caller", *self._names]
-        builds: list[Build] = [leaves.build(fetches[0])]
+        caller = leaves.build(fetches[0])
+        builds: list[Build] = []
         for owner, wanted in zip(self._names, fetches[1:], strict=True):
             build: Build = _nothing
             if wanted is not None:
                 with _noting(f"fetched by {owner}"):
                     build = leaves.build(wanted)
             builds.append(build)
-        return RunRequest(leaves.nodes, None, build=partial(_build_parts, builds, owners))
+        return RunRequest(
+            leaves.nodes, None, build=partial(_build_parts, caller, builds, self._names)
+        )
 
     def split(self, request: RunRequest, values: Any) -> tuple[Any, Answers]:
         """Return the caller's result of a merged run, and the values of each hook of
@@ -141,16 +143,18 @@ def _nothing(_: Sequence[Any]) -> None:
 
 
 def _build_parts(
-    builds: Sequence[Build], owners: Sequence[str], values: Sequence[Any]
+    caller: Build, builds: Sequence[Build], names: Sequence[str], values: Sequence[Any]
 ) -> list[Any]:
-    """Build the parts of the caller and the hooks of the values of all nodes."""
+    """Build the parts of the caller and the hooks of the values of all nodes; an error of a hook's
+    part names the hook.
+    """
     parts: list[Any] = []
     try:
         parts.extend(build(values) for build in builds)
     except FetchError as error:
-        add_note(error, f"fetched by {owners[len(parts)]}")
+        add_note(error, f"fetched by {names[len(parts)]}")
         raise
-    return parts
+    return [caller(values), *parts]
 
 
 @contextlib.contextmanager

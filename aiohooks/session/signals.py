@@ -132,7 +132,6 @@ class StopOnSignal:
         self.is_cancelled: bool = False
         self.timers: list[TimerHandle] = []
         self._coordinator = coordinator
-        self._handlers: LoopSignals
         self._begun: Escalation | None = None
         """How far the loop has come with it."""
 
@@ -147,9 +146,9 @@ class StopOnSignal:
             return lambda: None
         self.task = current_task()
         loop = asyncio.get_running_loop()
-        self._handlers = _handlers_of_loops.get(loop) or LoopSignals(loop)
-        self._handlers.add_session(self)
-        return functools.partial(self._handlers.remove_session, self)
+        handlers = _handlers_of_loops.get(loop) or LoopSignals(loop)
+        handlers.add_session(self)
+        return functools.partial(handlers.remove_session, self)
 
     @property
     def next_escalation(self) -> Escalation:
@@ -175,13 +174,15 @@ class StopOnSignal:
         if earlier_reason is None:
             self.number = number
 
-    def begin(self, number: Signals) -> None:
-        """Begin in the loop what `advance` has recorded."""
+    def begin(self, number: Signals, handlers: LoopSignals) -> None:
+        """Begin in the loop what `advance` has recorded; `handlers` are told when the time for it
+        is over. The session does not keep them: they have the sockets of the wakeup.
+        """
         if self._begun is self.escalation:
             return  # opening the session, after the signal and before this call, has begun it
         self._begun = self.escalation
         policy = self.policy
-        end_period = functools.partial(self._handlers.end_period, self, number, self.escalation)
+        end_period = functools.partial(handlers.end_period, self, number, self.escalation)
         if self.escalation is Escalation.DRAIN:
             self.requests.begin_drain()
             self.timers.append(call_later(policy.drain_secs, end_period))
@@ -238,7 +239,7 @@ class LoopSignals:
         # A session that is opened later gets the signals that it has missed.
         for number in self._received:
             session.advance(number)
-            session.begin(number)
+            session.begin(number, self)
         if session.escalation is Escalation.CANCEL:
             self._loop.call_soon(self._cancel_sessions)
 
@@ -329,7 +330,7 @@ class LoopSignals:
 
     def _begin(self, received: Signals) -> None:
         for session in self._sessions:
-            session.begin(received)
+            session.begin(received, self)
         self._cancel_sessions()
 
     def end_period(
@@ -348,7 +349,7 @@ class LoopSignals:
             for other in self._sessions:
                 if other.task is session.task:
                     other.escalation = following
-        session.begin(number)
+        session.begin(number, self)
         self._cancel_sessions()
 
     def _cancel_sessions(self) -> None:
