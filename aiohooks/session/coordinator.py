@@ -5,7 +5,7 @@ everything inside a session.
     RequestMethods    the methods of these that a session and its coordinators have in common
     Coordinator       background tasks and their failures; usable alone
     LastingWait       a wait that a recovery does not end
-    ending_with       ends a wait when the tasks that it depends on have ended
+    EndOfProducers    ends a wait when the tasks that it depends on have ended
 """
 
 from __future__ import annotations
@@ -575,7 +575,7 @@ class Coordinator(RequestMethods):
                     f"until got {awaitable!r}; give a coroutine, a task or a future"
                 )
             waits[wait] = drain
-            with ending_with(producers, wait):
+            with EndOfProducers(producers, wait):
                 return await wait.result_of(awaitable)
         except BaseException as raised:
             self._warn_if_result_is_lost(wait, awaitable)
@@ -765,7 +765,7 @@ class Coordinator(RequestMethods):
             )
         await self._wait_for(lambda: not self.tasks or self.should_stop())
         try:
-            with long_wait_logged(f"{self.requests.label}, joining", self.descriptions):
+            with LongWaitLog(f"{self.requests.label}, joining", self.descriptions):
                 await self.end_tasks(
                     stop_grace_period_secs,
                     stop_grace_period_secs,
@@ -1056,37 +1056,42 @@ def note_own_end_in_drain() -> None:
         _ending_in_drains.add(task)
 
 
-@contextlib.contextmanager
-def ending_with(producers: Producers | None, wait: Wait[Any]) -> Generator[None]:
-    """End `wait`, which the block awaits, when all producers have ended, and it has had the time to
-    take what they left. None stands for no producers.
+class EndOfProducers:
+    """Ends `wait`, which the block awaits, when all producers have ended, and it has had the time
+    to take what they left. None stands for no producers.
+
+    It is a class because `contextlib.contextmanager` sets the traceback of an error that the block
+    raises. Setting it fails if the error is a frozen dataclass.
     """
-    if producers is None:
-        yield
-        return
-    unfinished = {producer for producer in producers if not producer.done()}
 
-    def note_end(producer: Task) -> None:
-        unfinished.discard(producer)
-        if not unfinished:
-            end_after(_MOST_PASSES)
+    __slots__ = ("_producers", "_unfinished", "_wait")
 
-    def end_after(passes: int) -> None:
+    def __init__(self, producers: Producers | None, wait: Wait[Any]) -> None:
+        self._producers = producers
+        self._wait = wait
+        self._unfinished = {producer for producer in producers or () if not producer.done()}
+
+    def __enter__(self) -> None:
+        for producer in self._unfinished:
+            producer.add_done_callback(self._note_end)
+        if self._producers is not None and not self._unfinished:
+            self._end_after(_MOST_PASSES)
+
+    def __exit__(self, *_: object) -> None:
+        for producer in self._unfinished:
+            producer.remove_done_callback(self._note_end)
+
+    def _note_end(self, producer: Task) -> None:
+        self._unfinished.discard(producer)
+        if not self._unfinished:
+            self._end_after(_MOST_PASSES)
+
+    def _end_after(self, passes: int) -> None:
         if passes:
-            asyncio.get_running_loop().call_soon(end_after, passes - 1)
+            asyncio.get_running_loop().call_soon(self._end_after, passes - 1)
         else:
             # Also during a recovery. It has no effect if the wait is over.
-            Calls.end(wait, _end_of(producers))
-
-    for producer in unfinished:
-        producer.add_done_callback(note_end)
-    if not unfinished:
-        end_after(_MOST_PASSES)
-    try:
-        yield
-    finally:
-        for producer in unfinished:
-            producer.remove_done_callback(note_end)
+            Calls.end(self._wait, _end_of(self._producers or ()))
 
 
 def _end_of(producers: Producers) -> BaseException:
@@ -1149,31 +1154,38 @@ def _queue_method(task: Task) -> tuple[FrameType | None, object]:
     return frames[-1], waiter
 
 
-@contextlib.contextmanager
-def long_wait_logged(waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> Generator[None]:
-    """Log a warning when the block has lasted a second, and again when it waits for something else.
-
-    Args:
-        waiter: the beginning of the message: the waiter and the occasion.
-        waits_for: returns the awaited things, with a description of each.
+class LongWaitLog:
+    """Logs a warning when the block has lasted a second, and again when it waits for something
+    else. A class for the same reason as `EndOfProducers`.
     """
-    clock = current_clock()
-    began = clock.now()
-    logged: set[object] = set()
-    timer = NO_TIMER
 
-    def log_if_new() -> None:
-        nonlocal timer
-        timer = clock.call_later(_NOTICE_SECS, log_if_new)
-        awaited = waits_for()
-        if not logged.issuperset(awaited):
-            logged.update(awaited)
-            secs = secs_text(clock.now() - began)
+    __slots__ = ("_began", "_clock", "_logged", "_timer", "_waiter", "_waits_for")
+
+    def __init__(self, waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> None:
+        """Prepare the log.
+
+        Args:
+            waiter: the beginning of the message: the waiter and the occasion.
+            waits_for: returns the awaited things, with a description of each.
+        """
+        self._waiter = waiter
+        self._waits_for = waits_for
+        self._clock = current_clock()
+        self._logged: set[object] = set()
+        self._timer = NO_TIMER
+
+    def __enter__(self) -> None:
+        self._began = self._clock.now()
+        self._timer = self._clock.call_later(_NOTICE_SECS, self._log_if_new)
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _log_if_new(self) -> None:
+        self._timer = self._clock.call_later(_NOTICE_SECS, self._log_if_new)
+        awaited = self._waits_for()
+        if not self._logged.issuperset(awaited):
+            self._logged.update(awaited)
+            secs = secs_text(self._clock.now() - self._began)
             descriptions = "; ".join(awaited.values())
-            logger.warning("%s: has waited %s for %s", waiter, secs, descriptions)
-
-    timer = clock.call_later(_NOTICE_SECS, log_if_new)
-    try:
-        yield
-    finally:
-        timer.cancel()
+            logger.warning("%s: has waited %s for %s", self._waiter, secs, descriptions)

@@ -59,10 +59,10 @@ from aiohooks.graph.graph import Graph, held
 from aiohooks.graph.session import GatheredRun, Monitor, Session, monitored_run
 from aiohooks.session.coordinator import (
     Coordinator,
+    LongWaitLog,
     Requests,
     TasksOwner,
     is_among,
-    long_wait_logged,
 )
 from aiohooks.session.creators import (
     ChiefSessionCreator,
@@ -599,7 +599,7 @@ class Lifecycle(TasksOwner):
         await self.hooks.background.finish(self.grace_secs)
         await self.feeds.stop_reading()
         coordinator.disown("its session was replaced")
-        with long_wait_logged(f"{label}, recovering", coordinator.descriptions):
+        with LongWaitLog(f"{label}, recovering", coordinator.descriptions):
             await coordinator.end_tasks(0, self.grace_secs, reason, "recovering")
         try:
             await session.aclose()
@@ -850,7 +850,7 @@ class Lifecycle(TasksOwner):
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
 
-    def _long_wait_logged(self, part: str) -> contextlib.AbstractContextManager[None]:
+    def _long_wait_logged(self, part: str) -> LongWaitLog:
         """Return a block whose long wait is logged: for calls of hooks, or else tasks, or else
         `part`.
         """
@@ -868,7 +868,7 @@ class Lifecycle(TasksOwner):
                     calls[hook] = f"{pending} background calls of {hook.name}"
             return calls or self.coordinator.descriptions() or {part: part}
 
-        return long_wait_logged(f"{self.requests.label}, closing", awaited)
+        return LongWaitLog(f"{self.requests.label}, closing", awaited)
 
     # -- what the session can be used for
 

@@ -4,9 +4,8 @@ here waits.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -102,8 +101,11 @@ class Merger:
         for owner, wanted in zip(self._names, fetches[1:], strict=True):
             build: Build = _nothing
             if wanted is not None:
-                with _noting(f"fetched by {owner}"):
+                try:
                     build = leaves.build(wanted)
+                except FetchError as error:
+                    add_note(error, f"fetched by {owner}")
+                    raise
             builds.append(build)
         return RunRequest(
             leaves.nodes, None, build=partial(_build_parts, caller, builds, self._names)
@@ -157,16 +159,6 @@ def _build_parts(
     return [caller(values), *parts]
 
 
-@contextlib.contextmanager
-def _noting(note: str) -> Generator[None]:
-    """Add a note to the error of a fetch or a feed in the block."""
-    try:
-        yield
-    except FetchError as error:
-        add_note(error, note)
-        raise
-
-
 def _has_request(requests: Sequence[SessionRunArgs | None]) -> bool:
     # Not `requests.count(None)`: that compares, and arrays do so in their own way.
     for added in requests:  # noqa: SIM110 - a generator takes longer, in each run
@@ -182,8 +174,11 @@ def _merge_feeds(
     merged: dict[Node, Any] = {}
     owners: dict[Node, list[str]] = {}
     for owner, feed_dict in requests:
-        with _noting(f"fed by {owner}"):
+        try:
             feeds = canonical_feeds(graph, feed_dict)
+        except FetchError as error:
+            add_note(error, f"fed by {owner}")
+            raise
         merged.update(feeds)
         for node in feeds:
             owners.setdefault(node, []).append(owner)
