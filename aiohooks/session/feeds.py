@@ -35,6 +35,7 @@ from aiohooks._core.validate import checked_int
 from aiohooks._core.waiters import Waiters
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import (
+    AiohooksError,
     FeedsLostError,
     InvalidArgumentError,
     StopRequestedError,
@@ -199,10 +200,33 @@ class SessionFeeds:
 
     def states(self, source: Source) -> States:
         """Return the current states of the objects that count the elements of a source."""
-        objects = self.loaders if source is self.counted else []
+        objects = self._loaders_of(source) if source is self.counted else []
         if source.stateful is not None:
             objects = [source.stateful, *objects]
         return {id(counting): copy.deepcopy(counting.state_dict()) for counting in objects}
+
+    def _loaders_of(self, source: Source) -> list[Stateful]:
+        """Return the loaders from which a source takes, or may take, as nothing was read yet."""
+        if source.loaders is None:
+            return self.loaders
+        known = {id(loader) for loader in source.loaders}
+        return [loader for loader in self.loaders if id(loader) in known]
+
+    def note_loaders(self, element: Element) -> None:
+        """Find the loaders from which a source takes: those that its first read has changed.
+
+        Others, such as an iterable model, are changed by the steps: their state before an element
+        lacks the steps that were made since it was read.
+        """
+        source, before = element.source, element.before
+        read = [loader for loader in self.loaders if id(loader) in before]
+        if source.loaders is not None or element.error is not None or not read:
+            return
+        source.loaders = [
+            loader for loader in read if not _is_same(before[id(loader)], loader.state_dict())
+        ]
+        counting = {id(source.stateful), *map(id, source.loaders)}
+        element.before = {key: state for key, state in before.items() if key in counting}
 
     def state_of(self, stateful: Stateful) -> Any:
         """Return the state of a tracked object: of one that gives elements, the state before the
@@ -351,6 +375,16 @@ def _is_loader(value: Any) -> bool:
     return not hasattr(value, "__getitem__") and isinstance(value, (AsyncIterable, Iterable))
 
 
+def _is_same(state: Any, other: Any) -> bool:
+    """Return whether two states are equal; no checkpoint can hold those that cannot be compared."""
+    from aiohooks.checkpoint.saver import is_same  # seldom needed
+
+    try:
+        return is_same({"state": state}, {"state": other})
+    except (ImportError, AiohooksError):
+        return False
+
+
 def _has_ended(feeds: Any) -> bool:
     """Return whether the feeds are a generator that has ended."""
     return getattr(feeds, "gi_frame", feeds) is None or getattr(feeds, "ag_frame", feeds) is None
@@ -396,6 +430,8 @@ class Source:
 
     stateful: Stateful | None = None
     """The feeds, if they have a state, which counts their elements."""
+    loaders: list[Stateful] | None = None
+    """The tracked objects from which the feeds take elements; None before the first read."""
     ends_at_drain: bool = False
     """Whether a drain ends the wait for an element, as none is lost then."""
 
@@ -641,6 +677,7 @@ class IterableSource(Source):
         else:
             self._read_sync(element)
         if element.use == "unused":
+            self._session.note_loaders(element)
             return element
         self.elements.remove(element)
         self.has_ended = True
@@ -741,6 +778,7 @@ class IterableSource(Source):
         if element.use == "being read":
             self.elements.remove(element)
             return False
+        self._session.note_loaders(element)
         return element.error is None
 
     def _begin_read(self) -> Element:

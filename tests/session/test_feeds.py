@@ -730,6 +730,41 @@ async def test_a_resumed_run_skips_no_element_of_a_wrapped_loader(
     assert used == ([*range(12)] if wrap is around else [*range(1, 12)])
 
 
+@pytest.mark.parametrize(("prefetch", "loops"), [(0, 1), (0, 2), (3, 1), (3, 2)])
+@pytest.mark.parametrize("wrap", [around, lambda loader: map(abs, loader)], ids=["async", "map"])
+async def test_the_state_of_an_iterable_model_has_each_step(
+    tmp_path: Path, wrap: Any, prefetch: int, loops: int
+) -> None:
+    """A tracked object that steps change is saved as the last step has left it, though one could
+    iterate over it, and other elements were taken before that step.
+    """
+    model, loader = Numbers(), Loader() if wrap is around else Numbers()
+
+    async def train(number: int) -> dict[str, int]:
+        await ticks(3)
+        model.position += 1
+        return {"steps": model.position}
+
+    saved: list[tuple[int, int]] = []
+
+    async def look(context: ah.SessionRunContext, values: ah.SessionRunValues) -> None:
+        states = context.session.state_dict()["tracked"]
+        saved.append((states["model"]["position"], states["data"]["position"]))
+
+    creator = ah.ChiefSessionCreator(
+        train,
+        scaffold=ah.Scaffold(tracked={"model": model, "data": loader}),
+        checkpoint_dir=tmp_path,
+    )
+    hooks: list[Any] = [PhaseHook("after_run", look), ah.StopAtStepHook(last_step=6)]
+    async with ah.AsyncMonitoredSession(creator, hooks) as session:
+        steps = session.steps("steps", feeds=wrap(loader), prefetch=prefetch)
+        for _ in range(loops - 1):
+            session.start_soon(use_up, steps)
+        await use_up(steps)
+    assert saved == [(step, step) for step in range(1, 7)]
+
+
 @pytest.mark.parametrize("thread", [False, True])
 async def test_an_element_that_a_stop_leaves_is_not_skipped(tmp_path: Path, thread: bool) -> None:
     """A stop that comes while feeds around a tracked loader take an element leaves that unused: the
