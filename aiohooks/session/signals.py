@@ -175,7 +175,7 @@ class StopOnSignal:
             self.number = number
 
     def begin(self, number: Signals, handlers: LoopSignals) -> None:
-        """Begin in the loop what `advance` has recorded; `handlers` are told when the time for it
+        """Begin in the loop what `advance` has recorded; `handlers` are notified when the time for it
         is over. The session does not keep them: they have the sockets of the wakeup.
         """
         if self._begun is self.escalation:
