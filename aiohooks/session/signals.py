@@ -175,8 +175,10 @@ class StopOnSignal:
             self.number = number
 
     def begin(self, number: Signals, handlers: LoopSignals) -> None:
-        """Begin in the loop what `advance` has recorded; `handlers` are notified when the time for it
-        is over. The session does not keep them: they have the sockets of the wakeup.
+        """Begin in the loop what `advance` has recorded.
+
+        `handlers` are notified when the time for it is over. The session does not keep them: they
+        have the sockets of the wakeup.
         """
         if self._begun is self.escalation:
             return  # opening the session, after the signal and before this call, has begun it
