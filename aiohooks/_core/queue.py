@@ -1,8 +1,7 @@
-"""Bounded queues, whose items are worked off in order.
+"""Bounded queues, whose items are processed in order.
 
-Queue            the queue; a subclass begins the work
-ThreadQueue      a queue with a thread of its own, for work that may block: files, trackers
-raise_failures   raises the failures of several calls or items
+Queue         the queue; a subclass begins the work
+ThreadQueue   a queue with a thread of its own, for work that may block: files, trackers
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Queue(abc.ABC, Generic[T]):
         """The items whose work has not ended, the oldest first."""
         self._max_pending = max_pending
         self._failures: list[BaseException] = []  # that have not been raised
-        # The callers that wait for a place; those that have been woken are the first.
+        # The callers that wait for a place, in order; the first ones may have been woken already.
         self._places: list[asyncio.Future[None]] = []
         self._empty: asyncio.Future[None] | None = None
 

@@ -218,9 +218,12 @@ class SessionFeeds:
         Others, such as an iterable model, are changed by the steps: their state before an element
         lacks the steps that were made since it was read.
         """
-        source, before = element.source, element.before
+        source = element.source
+        before = element.before
+        if source.loaders is not None or element.error is not None:
+            return
         read = [loader for loader in self.loaders if id(loader) in before]
-        if source.loaders is not None or element.error is not None or not read:
+        if not read:
             return
         source.loaders = [
             loader for loader in read if not _is_same(before[id(loader)], loader.state_dict())
@@ -677,7 +680,8 @@ class IterableSource(Source):
         else:
             self._read_sync(element)
         if element.use == "unused":
-            self._session.note_loaders(element)
+            if element.before:  # not so for most feeds
+                self._session.note_loaders(element)
             return element
         self.elements.remove(element)
         self.has_ended = True
