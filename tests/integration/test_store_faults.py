@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from aiohooks.stores import Position
+from tests.fuzz.histories import make_histories
 from tests.fuzz.store_faults.__main__ import run_trials
 from tests.fuzz.store_faults.engines import ENGINES, GROUPS
 from tests.fuzz.store_faults.plans import CLIENT_FAULTS, LINK_FAULTS
@@ -49,6 +50,15 @@ def test_no_law_is_broken(engine: str, tmp_path: Path) -> None:
         *CLIENT_FAULTS,
         *(LINK_FAULTS if engine != "local" else ()),
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "ray"])
+def test_calls_without_faults_are_linearizable(engine: str, tmp_path: Path) -> None:
+    """Calls of three processes on one run have an order that agrees with the order in time."""
+    calls, wrong = asyncio.run(make_histories(engine, range(60), tmp_path, parallel=3))
+    assert wrong == []
+    assert calls > 1000
 
 
 # What the laws find.
