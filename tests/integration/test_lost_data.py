@@ -101,7 +101,8 @@ class Training:
 
         @graph.operation
         async def next_step() -> int:
-            return await store.wait_for(store.latest.step + 1)
+            # Not the step after the latest: that may have been reached since the last run.
+            return await store.wait_for(self.seen.get(name, 0) + 1)
 
         async with self.make_store() as store:
             creator = ah.WorkerSessionCreator(graph, global_step=store)
