@@ -83,7 +83,9 @@ class Leaves:
             by_key = {key: self.build(value) for key, value in fetches.items()}
             return lambda values: {key: builder(values) for key, builder in by_key.items()}
         if fetches is None:
-            raise FetchError("None cannot be fetched; leave it out, or give [] to fetch nothing")
+            raise FetchError(
+                "None cannot be fetched; give [] to fetch nothing, or leave it out of a list"
+            )
         container = _split_container(fetches)
         if container is None:
             node = self._graph.node(fetches)
