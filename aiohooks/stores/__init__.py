@@ -28,11 +28,7 @@ goes to Engine.subscribe.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aiohooks.stores._protocol import (
-        Position,
-        StoreStatistics,
-        Term,
-    )
+    from aiohooks.stores._protocol import Position, StoreStatistics, Term
     from aiohooks.stores.base import Changes, StepStore
     from aiohooks.stores.engine import Engine, EngineLink
     from aiohooks.stores.memory import MemoryStepStore
@@ -61,11 +57,7 @@ if not TYPE_CHECKING:  # a session of one process needs no more than the memory 
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "aiohooks.stores._protocol": (
-                "Position",
-                "StoreStatistics",
-                "Term",
-            ),
+            "aiohooks.stores._protocol": ("Position", "StoreStatistics", "Term"),
             "aiohooks.stores.base": ("Changes", "StepStore"),
             "aiohooks.stores.engine": ("Engine", "EngineLink"),
             "aiohooks.stores.memory": ("MemoryStepStore",),
