@@ -152,7 +152,7 @@ class StoreStatistics:
         wanted: the lowest step that a `wait_for` is parked for; None if none is parked.
         watching: how many iterations of `changes` wait for the next position.
         publishers: the names of the registered publishers, in order.
-        waiting_secs: for how many seconds there has always been a wait; None without a wait.
+        waiting_secs: for how many seconds at least one wait has been pending; None without a wait.
     """
 
     latest: Position

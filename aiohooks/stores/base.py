@@ -1,4 +1,4 @@
-"""The contract of a step store, its waits, and what is the same on every engine."""
+"""StepStore, the contract of all step stores, and WaitRegistry, the waits of a store."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class WaitRegistry:
         self.snapshot: Snapshot = Snapshot(position, revision=-1)
         """The latest snapshot of the run. Its position may be older than `latest`."""
         self.waiting_since: float | None = None
-        """The time since which there has always been a wait for a step or a change."""
+        """The time since which at least one wait for a step or a change has been pending."""
         self._clock = current_clock()
         self._subscribe = subscribe
         self._on_publisher_changed = on_publisher_changed

@@ -399,10 +399,10 @@ def explain(error: Exception, path: Path, run: str) -> EngineError:
             expected=f"a database of version {_VERSION}",
             delete=f"remove the directory {path}",
         )
-    error_class = StoreUnavailableError
+    error_type = StoreUnavailableError
     if code == sqlite3.SQLITE_READONLY:
-        error_class = StoreRefusedError
-    return error_class(
+        error_type = StoreRefusedError
+    return error_type(
         f"the files of run {run!r} in {path} cannot be used: {error}; make room on the disk, close"
         " other files, or let this user write there"
     )

@@ -43,10 +43,13 @@ class StepActor:
 
     # Remote calls.
 
-    async def connect(self, known: Snapshot) -> Snapshot:
-        """Return the run to a process that knows this snapshot, which has no id if it is new."""
-        if known.run_id not in ("", self.incarnation):
-            self._state.follow(known)
+    async def connect(self, known_run: Snapshot) -> Snapshot:
+        """Return the run, to a process with the latest snapshot that it knows.
+
+        The snapshot of a process that has not connected before has no id.
+        """
+        if known_run.run_id not in ("", self.incarnation):
+            self._state.follow(known_run)
             self._answer_satisfied()
         return self._state.snapshot(self.incarnation)
 
