@@ -321,7 +321,7 @@ class Writes:
         self.term = 0
         """The term of this process while it is the chief, otherwise 0."""
         self._connection = connection
-        self._seq = 0  # of the latest request
+        self._seq = 0
         self._queue: list[_PendingWrite] = []
         self._send_task: asyncio.Task[None] | None = None
         enter(self)
