@@ -1,38 +1,35 @@
 """Step stores: where a global step is kept, advanced and waited for. They work without any session.
 
-    _protocol       what stores, engines and users exchange: Position, Snapshot, requests and
-                    answers
+    _protocol       the values that stores, engines and users exchange: Position, Snapshot, requests
+                    and answers
     _run_state      RunState: the effect of each request on the state of a run, without I/O
-    publishers      Publisher: what may advance a store, and how the last one left
-    base            StepStore: the contract, and what is the same on every engine; WaitRegistry:
-                    waiters by threshold, the publishers, and how waits end
+    publishers      Publisher: a party that may advance a store
+    base            StepStore: the contract of all stores; WaitRegistry: the waits and the
+                    publishers of a store, and the errors of waits
     memory          MemoryStepStore, for one process
-    engine          Engine: what an engine provides, and EngineLink: what its store offers to it
+    engine          Engine: the contract of all engines; EngineLink: the parts of the store that an
+                    engine uses
     _connection     Connection: outages, repeated calls; Writes: combined advances
     _members        Members: the members of this process and of the others, and their leases
-    shared          SharedStepStore: a store of several processes, over an engine
+    shared          SharedStepStore: a store for several processes, over an engine
     local/          LocalEngine, for the processes of one machine: SQLite
     redis/          RedisEngine: Redis or Valkey
     ray/            RayEngine: an actor on a Ray cluster
     open            open_step_store, by URL
 
-Each imports only from those above it; an engine is imported when it is asked for. Write your own as
-an `Engine`, and give it to a `SharedStepStore`.
+Each module imports only from those above it; `open` imports an engine when it is used. Write your
+own engine as an `Engine`, and give it to a `SharedStepStore`.
 
-An advance goes store.advance -> Writes.write -> Connection.call -> Engine.request ->
-WaitRegistry.observe -> wake; in another process the engine notifies WaitRegistry.observe. A wait
-goes wait_for -> WaitRegistry.wait, which parks it under its step; the lowest step with a waiter
-goes to Engine.subscribe.
+An advance calls store.advance -> Writes.write -> Connection.call -> Engine.request ->
+WaitRegistry.observe -> wake. In another process the engine reports the step to
+WaitRegistry.observe. A wait calls wait_for -> WaitRegistry.wait, which parks it under its step;
+Engine.subscribe gets the lowest step with a waiter.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aiohooks.stores._protocol import (
-        Position,
-        StoreStatistics,
-        Term,
-    )
+    from aiohooks.stores._protocol import Position, StoreStatistics, Term
     from aiohooks.stores.base import Changes, StepStore
     from aiohooks.stores.engine import Engine, EngineLink
     from aiohooks.stores.memory import MemoryStepStore
@@ -61,11 +58,7 @@ if not TYPE_CHECKING:  # a session of one process needs no more than the memory 
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "aiohooks.stores._protocol": (
-                "Position",
-                "StoreStatistics",
-                "Term",
-            ),
+            "aiohooks.stores._protocol": ("Position", "StoreStatistics", "Term"),
             "aiohooks.stores.base": ("Changes", "StepStore"),
             "aiohooks.stores.engine": ("Engine", "EngineLink"),
             "aiohooks.stores.memory": ("MemoryStepStore",),

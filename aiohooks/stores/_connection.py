@@ -1,6 +1,6 @@
-"""The connection of a store to its engine, and what is sent over it.
+"""The connection of a store to its engine, and the writes of a process.
 
-Calls outlast its loss; writes are sent one after the other.
+Calls continue over a new connection when the old one is lost. Writes are sent one after another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from aiohooks.errors import (
     copy_error,
 )
 from aiohooks.stores._protocol import (
-    ENGINE_ERRORS,
     MAX_STEP,
     Answer,
     EngineError,
@@ -42,6 +41,10 @@ from aiohooks.stores.engine import Engine
 T = TypeVar("T")
 _MAX_PAUSE_SECS = 5.0
 
+# The opening of a connection, which calls wait for. It is pending while the engine connects. Its
+# result is None as soon as the connection is open, or the error that ends the calls.
+Opening = asyncio.Future[Exception | None]
+
 
 class StoreTasks:
     """The tasks of a store: they run in no session's context, and end with the store."""
@@ -52,7 +55,7 @@ class StoreTasks:
         self._run = run
 
     def spawn(self, coro: Coroutine[Any, Any, T], purpose: str) -> asyncio.Task[T]:
-        """Start a task; an error that ends it is logged."""
+        """Start a task, and log the error that ends it, if any; `purpose` is in its name."""
         task = new_task(coro, f"step store {self._run}: {purpose}", contextvars.Context())
         self.running[task] = None
         task.add_done_callback(self._on_done)
@@ -72,23 +75,24 @@ class StoreTasks:
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         del self.running[task]
         error = None if task.cancelled() else task.exception()
-        # The errors of an engine end a connection, which is logged there.
-        if error is not None and not isinstance(error, ENGINE_ERRORS):
+        # The connection logs the errors of an engine, which end it.
+        if error is not None and not isinstance(error, EngineError):
             logger.error("%s failed", task.get_name(), exc_info=error)
 
     async def cancel(self, secs: float) -> None:
         """Cancel all tasks, and wait for them, `secs` seconds at most."""
-        late = tuple(self.running)
-        for task in late:
+        tasks = tuple(self.running)
+        for task in tasks:
             task.cancel()
-        await wait_done(late, secs)
+        await wait_done(tasks, secs)
 
 
 class Connection:
     """Connects an engine when it is first needed, and again whenever the connection is lost.
 
-    If the first connection fails, the next call tries again. A lost one is made again until that
-    succeeds, or until the run is found damaged. An engine that is not `remote` is connected once.
+    If the first connection cannot be made in time, calls raise the error, and the next call tries
+    again. A lost connection is made again until that succeeds, or until the run is found damaged.
+    An engine that is not `remote` is connected once.
     """
 
     def __init__(
@@ -105,30 +109,34 @@ class Connection:
             engine: the engine.
             tasks: starts the tasks of the connection.
             connect: connects the engine, and processes its first snapshot.
-            lease_secs: the time in which leases run out unless there is a connection.
+            lease_secs: the time after which a lease that is not renewed runs out.
         """
-        self.engine: Engine = engine
-        self.tasks: StoreTasks = tasks
-        self.is_open: bool = False
-        """Whether waits may begin: the engine has been connected, and has not failed since."""
+        self.engine = engine
+        self.tasks = tasks
+        self.is_open = False
+        """Whether waits may begin: the engine has been connected, and has not failed since.
+
+        It stays true during an outage.
+        """
         self.lost_at: float | None = None
-        """Since when the connection has been lost; None while it is there."""
+        """The time since which the connection has been lost; None without an outage."""
         self._connect = connect
         # No lease runs out in a pause.
         max_pause_secs = min(_MAX_PAUSE_SECS, lease_secs / 4)
         self._backoff = Backoff(initial_secs=0.05, max_secs=max_pause_secs)
-        self._keeping: asyncio.Task[None] | None = None
-        self._reporting: asyncio.Task[None] | None = None
-        # The current connection, which callers wait for. It is pending while it is made. Its result
-        # is None when it is there, and otherwise the error that ends the calls.
-        self._current: asyncio.Future[Exception | None] | None = None
+        self._connect_task: asyncio.Task[None] | None = None
+        self._report_task: asyncio.Task[None] | None = None
+        self._opening: Opening | None = None  # of the current connection
 
     # Calls.
 
     async def call(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Await `request()`, again over a new connection each time the engine is unavailable."""
+        """Return the result of `await request()`.
+
+        While the engine is unavailable, call `request` again over each new connection.
+        """
         while True:
-            used = await self.wait()
+            used_opening = await self.wait()
             try:
                 return await request()
             except (StoreRefusedError, StoreResetError):
@@ -139,27 +147,27 @@ class Connection:
             except StoreUnavailableError as error:
                 if not self.engine.remote:
                     raise  # there is no connection that could be made again
-                if used is self._current:
-                    self._lose(error)
+                if used_opening is self._opening:  # otherwise a newer connection is being made
+                    self._begin_outage(error)
 
-    async def wait(self) -> asyncio.Future[Exception | None]:
-        """Wait until there is a connection and return it, or raise the error that ends the calls.
+    async def wait(self) -> Opening:
+        """Wait until there is a connection, and return its opening.
 
-        If a session is being opened here, a stop of it ends the wait.
+        Raise the error if no connection can be made. A stop of the current session ends the wait.
         """
         while True:
-            current = self._current or self._begin()
-            if not current.done():
+            opening = self._opening or self._begin_connecting()
+            if not opening.done():
                 with active("wait", "connection", self.awaited):
-                    await wait_for_others(wait_done([current], None))
-            error = current.result()
+                    await wait_for_others(wait_done([opening], None))
+            error = opening.result()
             if error is not None:
-                raise copied(error)
-            if current is self._current:  # otherwise it has been lost again
-                return current
+                raise copy_for_caller(error)
+            if opening is self._opening:  # otherwise the connection has been lost again
+                return opening
 
     def awaited(self) -> Awaited:
-        """Describe the engine as something that is waited for, in reports such as `why`."""
+        """Describe a wait for the engine, for reports such as `why`."""
         detail = "no answer yet"
         if self.lost_at is not None:
             detail = f"away for {secs_text(monotonic_now()() - self.lost_at)}"
@@ -168,29 +176,22 @@ class Connection:
 
     # The connection.
 
-    def _begin(self) -> asyncio.Future[Exception | None]:
-        """Start the task that connects, and return what its callers wait for."""
-        self._current = get_running_loop().create_future()
-        self._keeping = self.tasks.spawn(self._keep(), "connection")
-        return self._current
+    def _begin_connecting(self) -> Opening:
+        """Start the task that connects, and return the opening to wait for."""
+        self._opening = get_running_loop().create_future()
+        self._connect_task = self.tasks.spawn(self._stay_connected(), "connection")
+        return self._opening
 
-    async def _keep(self) -> None:
+    async def _stay_connected(self) -> None:
         """Connect, in several attempts if need be, and again whenever the connection is lost."""
         link = self.engine.link
         gives_up_at = link.clock.now() + link.connect_timeout
         attempt = 0
         while True:
             began = link.clock.now()
-            try:
-                await self._connect()
-                self._open()
-                if not self.engine.remote:
-                    return
-                await self._watch()
-            except Exception as raised:
-                # Errors that no engine should raise are caught as well: without this task all
-                # callers would wait indefinitely.
-                error = raised
+            error = await self._connect_once()
+            if error is None:
+                return
             await self._disconnect()
             now = link.clock.now()
             # A connection that has lasted is made again soon, others less and less often.
@@ -201,61 +202,78 @@ class Connection:
             if self.is_open:
                 if isinstance(error, StoreDamagedError):
                     return self.fail(error)
-                self._lose(error)
+                self._begin_outage(error)
             elif type(error) is not StoreUnavailableError or now + pause_secs >= gives_up_at:
-                self._settle(error)
-                self._current = None  # the next call tries again
+                self._end_opening(error)
+                self._opening = None  # the next call tries again
                 return
             logger.info("run %s: %s; trying again", link.run, error)
             await sleep(pause_secs, link.clock)
 
-    def _open(self) -> None:
+    async def _connect_once(self) -> Exception | None:
+        """Connect, and let the engine report until the connection is lost; return the error.
+
+        Return None once an engine is connected that is not `remote`.
+        """
+        try:
+            await self._connect()
+            self._note_connected()
+            if not self.engine.remote:
+                return None
+            await self._watch()
+        except Exception as error:
+            # Also an error that no engine should raise: without the task all callers would wait
+            # indefinitely.
+            return error
+
+    def _note_connected(self) -> None:
+        """End the outage, if there was one, and let the calls continue."""
         link = self.engine.link
         if self.lost_at is not None:
             secs = link.clock.now() - self.lost_at
             logger.info("run %s: connected again after %.1f s", link.run, secs)
             self.lost_at = None
-        self._settle(None)
+        self._end_opening(None)
 
     async def _watch(self) -> NoReturn:
         """Let the engine report until the connection is lost, and raise the error."""
         # In a task of its own: a report runs through no other file than the engine's.
-        self._reporting = self.tasks.spawn(self.engine.watch(), "reports")
-        await wait_done([self._reporting], None)
-        if not self._reporting.cancelled():
-            self._reporting.result()
+        self._report_task = self.tasks.spawn(self.engine.watch(), "reports")
+        await wait_done([self._report_task], None)
+        if not self._report_task.cancelled():
+            self._report_task.result()
         raise StoreUnavailableError("the engine has ended the connection")
 
     async def _disconnect(self) -> None:
-        """Disconnect the engine, and log an error of that: it ends nothing else."""
+        """Disconnect the engine; log an error of that, as it must not end anything else."""
         try:
             await self.engine.disconnect()
         except Exception:
             logger.exception("run %s: disconnecting has failed", self.engine.link.run)
 
-    def _lose(self, error: Exception) -> None:
-        """Let calls wait for another connection; harmless if this one is lost already."""
+    def _begin_outage(self, error: Exception) -> None:
+        """Make calls wait for another connection; harmless during an outage."""
         if self.lost_at is not None:
             return
         link = self.engine.link
         logger.warning("run %s: the connection is lost, trying again: %s", link.run, error)
         self.lost_at = link.clock.now()
-        self._current = get_running_loop().create_future()
-        if self._reporting is not None:
-            self._reporting.cancel()
+        self._opening = get_running_loop().create_future()
+        if self._report_task is not None:
+            self._report_task.cancel()
 
-    def _settle(self, result: Exception | None) -> None:
-        """Let callers continue: None if there is a connection, or the error that they raise."""
+    def _end_opening(self, result: Exception | None) -> None:
+        """Set the result of the opening: None for a connection, or the error of the calls."""
         self.is_open = result is None
-        if self._current is None or self._current.done():
-            self._current = get_running_loop().create_future()
-        self._current.set_result(result)
+        if self._opening is None or self._opening.done():
+            self._opening = get_running_loop().create_future()
+        self._opening.set_result(result)
 
     # The end.
 
     def fail(self, error: EngineError) -> None:
-        """End all calls and waits with an error, for good."""
-        if self._keeping is None:
+        """End all calls and waits with an error, and fail later calls."""
+        if self._connect_task is None:
             return
         logger.error("run %s: %s", self.engine.link.run, error)
         self.stop(error)
@@ -263,25 +281,25 @@ class Connection:
         self.tasks.spawn(self._disconnect(), "closing the connection")
 
     def stop(self, error: Exception) -> None:
-        """Let all calls end with an error, and make no connection any more.
+        """End all calls with an error, fail later calls, and never connect again.
 
-        The engine stays connected.
+        The engine itself stays connected.
         """
-        for task in (self._keeping, self._reporting):
+        for task in (self._connect_task, self._report_task):
             if task is not None:
                 task.cancel()
-        self._keeping = None
+        self._connect_task = None
         self.lost_at = None
-        self._settle(error)
+        self._end_opening(error)
 
 
-def copied(error: Exception) -> Exception:
-    """Return an error for another caller, which collects its own traceback."""
+def copy_for_caller(error: Exception) -> Exception:
+    """Return a copy of an error that several callers raise: each collects its own traceback."""
     return copy_error(error) if isinstance(error, AiohooksError) else error
 
 
 class _PendingWrite:
-    """One caller's write, until it is answered."""
+    """The write of a caller, until it is answered."""
 
     __slots__ = ("amount", "answer", "kind", "task")
 
@@ -289,95 +307,101 @@ class _PendingWrite:
         self.task = asyncio.current_task()
         self.kind: WriteKind = kind
         self.amount = amount
-        # An error is a result, too: a cancelled caller does not fetch it.
+        # An error is a result of it, too: a caller that was cancelled would not fetch an exception,
+        # and asyncio would log that.
         self.answer: asyncio.Future[Position | Exception] = get_running_loop().create_future()
 
 
 class Writes:
-    """Sends the writes of a process, in their order."""
+    """Queues the writes of a process, and sends them in their order."""
 
     def __init__(self, connection: Connection) -> None:
         self.loss: StoreResetError | None = None
-        """The loss of the run that was not acknowledged yet: it ends all writes."""
-        self.term: int = 0
-        """The term of this process while it is the chief."""
+        """The error of a loss of the run that is not acknowledged yet: all writes raise it."""
+        self.term = 0
+        """The term of this process while it is the chief, otherwise 0."""
         self._connection = connection
         self._seq = 0
-        self._pending: list[_PendingWrite] = []
-        self._sending: asyncio.Task[None] | None = None
+        self._queue: list[_PendingWrite] = []
+        self._send_task: asyncio.Task[None] | None = None
         enter(self)
 
     @property
-    def may_overtake(self) -> bool:
-        """Whether a write may be made without waiting: there is none before it, and no loss."""
-        is_free = self._sending is None or self._sending.done()
-        return is_free and self.loss is None
+    def can_skip_queue(self) -> bool:
+        """Whether a write may be made directly: no other write is pending, and no loss."""
+        is_idle = self._send_task is None or self._send_task.done()
+        return is_idle and self.loss is None
 
     def check_loss(self) -> None:
-        """Raise the error of a loss that was not acknowledged yet."""
+        """Raise the error of a loss of the run that is not acknowledged yet."""
         if self.loss is not None:
             raise copy_error(self.loss)
 
     async def write(self, kind: WriteKind, amount: int) -> Position:
-        """Return the position that a write has led to."""
+        """Send a write, and return the position that it has led to."""
         if not self._connection.is_open:
-            await self._connection.wait()  # here, and not in the task that sends: a stop can end it
+            # Here and not in the task that sends: a stop of the session can end this wait.
+            await self._connection.wait()
         write = _PendingWrite(kind, amount)
-        self._pending.append(write)
-        self._sending = self._connection.tasks.ensure_running(
-            self._sending, self._send_all, "writing"
+        self._queue.append(write)
+        self._send_task = self._connection.tasks.ensure_running(
+            self._send_task, self._send_all, "writing"
         )
         try:
             answer = await wait_for_others(write.answer)
         finally:
-            write.answer.cancel()  # a stop has ended the wait
+            write.answer.cancel()  # where a stop has ended the wait
         if isinstance(answer, Position):
             return answer
         raise answer
 
     def parked(self) -> list[Parked]:
-        return [Parked(write.task, self._connection.awaited) for write in self._pending]
+        """Return an entry for each task that waits for its write, for reports."""
+        return [Parked(write.task, self._connection.awaited) for write in self._queue]
 
     def close(self) -> None:
-        """End the writes that have not been answered."""
-        for write in self._pending:
+        """End the pending writes with the error of a closed store."""
+        for write in self._queue:
             wake(write.answer, closed_error(self._connection.engine.link.run))
-        self._pending.clear()
+        self._queue.clear()
 
     async def _send_all(self) -> None:
-        while self._pending:
+        """Send the queue, a batch after another, until it is empty."""
+        while self._queue:
             batch = self._next_batch()
+            # The callers of the others were cancelled.
             waiting = [write for write in batch if not write.answer.done()]
             if waiting:
                 await self._send(waiting)
-            # Only now: closing the store answers what is in the queue.
-            del self._pending[: len(batch)]
+            # After the answer: `close` ends all writes that are in the queue.
+            del self._queue[: len(batch)]
 
     def _next_batch(self) -> list[_PendingWrite]:
-        """Return the next write, and if it is an advance, the advances behind it."""
-        first = self._pending[0]
+        """Return the first write of the queue; an advance with the advances right behind it."""
+        first = self._queue[0]
         if first.kind != "advance":
             return [first]
-        return list(itertools.takewhile(lambda write: write.kind == "advance", self._pending))
+        return list(itertools.takewhile(lambda write: write.kind == "advance", self._queue))
 
     async def _send(self, batch: list[_PendingWrite]) -> None:
-        """Send writes in one request, and answer each."""
+        """Send writes in one request, and answer each of them."""
         try:
             reached = await self._request(batch)
         except Exception as error:
-            # Errors that no engine should raise are caught as well: otherwise the callers would
-            # wait indefinitely. Each caller gets a copy, which collects its own traceback.
+            # Also an error that no engine should raise: otherwise the callers would wait
+            # indefinitely.
             for write in batch:
-                wake(write.answer, copied(error))
+                wake(write.answer, copy_for_caller(error))
             return
-        # The engine returns where all writes have led to: walk back to the step of each advance.
+        # The last write has led to this position. Go back, by its amount, from each advance to the
+        # one before.
         step = reached.step
         for write in reversed(batch):
             wake(write.answer, Position(reached.epoch, step))
             step -= write.amount
 
     async def _request(self, batch: list[_PendingWrite]) -> Position:
-        """Return the position that the writes lead to together."""
+        """Send one request for all writes of a batch; return the position that it has led to."""
         engine = self._connection.engine
         waits = engine.link.waits
         self._seq += 1
@@ -398,13 +422,13 @@ class Writes:
 
         answer = await self._connection.call(send)
         if answer is None:
-            return request.floor
-        self._check(request, answer)
+            return request.floor  # any position: no caller is left
+        self._check_answer(request, answer)
         waits.observe(answer.position)
         return answer.position
 
-    def _check(self, write: Write, answer: Answer) -> None:
-        """Raise an error if the engine has refused the write."""
+    def _check_answer(self, write: Write, answer: Answer) -> None:
+        """Raise an error if the engine has rejected the write."""
         run = self._connection.engine.link.run
         step = answer.position.step
         if answer.status == "stale":
@@ -420,4 +444,5 @@ class Writes:
                 f"run {run}: the engine has an older copy of it, at step {step}"
             )
         if answer.status == "full":
+            # Raises, with the message for a step that is too high.
             checked_step(MAX_STEP + 1, f"{write.kind} by {write.amount} would lead to step")

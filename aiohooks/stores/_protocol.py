@@ -65,45 +65,46 @@ def checked_timeout(timeout: float | None) -> float | None:
     return timeout
 
 
-# What an engine reports.
+# The state of a run, as an engine reports it.
 
 
 class Member(NamedTuple):
-    """A publisher or a chief in one of the processes.
+    """A publisher or a chief, as all processes of the run see it.
 
-    The engine keeps it for as long as its lease is renewed.
+    The engine keeps a member until it leaves, or until its lease runs out.
     """
 
     id: str
     """`process/number`."""
     name: str
     ttl: float
-    """For how many seconds after its last renewal it counts as alive."""
+    """The seconds after its last renewal for which it counts as alive."""
     waits_for: int = 0
-    """The highest step that it waits for itself; it can advance again once the run is there."""
+    """The highest step that it waits for itself: it cannot advance before the run reaches this."""
     term: int = 0
     """The term of a chief; 0 for a publisher."""
     ready: bool = False
-    """Whether that chief has initialised what the workers need."""
+    """Whether the chief has initialized what the workers need; false for a publisher."""
     heartbeat: int = 0
-    """How often it has been renewed."""
+    """The number of its renewals."""
 
     @property
     def process(self) -> str:
+        """The name of its process."""
         return self.id.rpartition("/")[0]
 
 
 class LastExit(NamedTuple):
-    """How the last member left."""
+    """The exit of the member that left last."""
 
     number: int
-    """Counts the exits, so that an old one can be told from a new one."""
+    """The number of the exit in the run: it distinguishes equal exits."""
     name: str
     step: int
     error: str
-    """What it failed with; empty if it finished."""
+    """The class and the message of the error that it failed with; empty if it has finished."""
     lost: bool
-    """Whether it was found dead instead of leaving by itself."""
+    """Whether the member was found dead instead of leaving by itself."""
 
 
 class Snapshot(NamedTuple):
@@ -114,27 +115,30 @@ class Snapshot(NamedTuple):
     leader: str = ""
     """The process that the term was granted to."""
     ready: bool = False
+    """Whether the chief of the term has initialized what the workers need."""
     revision: int = 0
-    """Grows with every change of a field other than the position."""
+    """A number that grows with every change of a field other than the position."""
     members: tuple[Member, ...] = ()
     last_exit: LastExit | None = None
     run_id: str = ""
-    """A random word made with the run; with another one the engine has lost the run meanwhile."""
+    """A random word made with the run. Another word means that the engine has lost the run."""
 
     @property
     def chief(self) -> Member | None:
+        """The member that leads the run."""
         return next((member for member in self.members if member.term), None)
 
     @property
     def is_initialised(self) -> bool:
-        """Whether the chief has initialised the run, and the run has not ended since.
+        """Whether the chief has initialized the run, and the run has not ended since.
 
-        Without a living member it has ended, or its chief will be restarted.
+        After an exit, a run without members has ended, or waits for a new chief.
         """
-        return self.ready and bool(self.members or self.last_exit is None)
+        has_ended = self.last_exit is not None and not self.members
+        return self.ready and not has_ended
 
 
-# What users see of a store and of a run.
+# Values for users.
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +149,10 @@ class StoreStatistics:
         latest: the latest known position.
         term: the number of the latest known term; 0 before the first one.
         waiting: how many `wait_for` are parked.
-        wanted: the lowest step one of them waits for; None if there is none.
+        wanted: the lowest step that a `wait_for` is parked for; None if none is parked.
         watching: how many iterations of `changes` wait for the next position.
         publishers: the names of the registered publishers, in order.
-        waiting_secs: for how long there has been a wait without a break; None if there is none.
+        waiting_secs: for how many seconds at least one wait has been pending; None without a wait.
     """
 
     latest: Position
@@ -173,65 +177,65 @@ class Term:
     number: int
 
 
-# What an engine is asked for.
+# Requests to an engine, and its answers.
 
 
 WriteKind = Literal["advance", "raise", "reset"]
 
 
 class Write(NamedTuple):
-    """Moves the position."""
+    """A request to move the position."""
 
     kind: WriteKind
     amount: int
+    """The steps to add, or for the other kinds the step to move to."""
     floor: Position
     """The highest position that the writer knows; a run that is behind it has lost data."""
     term: int
-    """The writer's term, 0 without one; refused if it is older than the run's."""
+    """The writer's term, 0 without one; a term that is older than the run's is rejected."""
     writer: str
     seq: int
-    """Numbers the writer's writes: a repeated one gets its first answer again and changes
-    nothing.
+    """The number of the write among those of the writer. A write that is sent again gets its first
+    answer again, and changes nothing.
     """
 
-    def target(self, position: Position) -> tuple[int, int]:
-        """Return the epoch and the step that it leads to from `position`."""
+    def target(self, position: Position) -> Position:
+        """Return the position that the write leads to from this one."""
         epoch, step = position
         if self.kind == "advance":
-            return epoch, step + self.amount
+            return Position(epoch, step + self.amount)
         if self.kind == "raise":
-            return epoch, max(step, self.amount)
-        return epoch + 1, self.amount
+            return Position(epoch, max(step, self.amount))
+        return Position(epoch + 1, self.amount)
 
 
 class Join(NamedTuple):
-    """Registers a member, renews it, or changes what it waits for."""
+    """A request to register a member, to renew its lease, or to change its fields."""
 
     member: Member
 
 
 class Leave(NamedTuple):
-    """Removes a member; without a name the others are not notified."""
+    """A request to remove a member; without a name, no exit is recorded."""
 
     id: str
     name: str = ""
     step: int = 0
     error: str = ""
     writer: str = ""
+    """The process and a slash: exits are numbered separately from the writes of the process."""
     seq: int = 0
-    """Numbers the writer's exits, as that of a `Write`. The writer of the exits of a process is
-    another than that of its writes: `process/`.
-    """
+    """The number of the exit among those of the writer, as for a `Write`."""
 
 
 class Lead(NamedTuple):
-    """Makes the member the chief, in a new term, if there is no chief."""
+    """A request to make the member the chief, in a new term, if there is no chief."""
 
     member: Member
 
 
 class Expire(NamedTuple):
-    """Removes a member that was silent for the time of its lease.
+    """A request to remove a member whose lease has run out.
 
     A member that has been renewed since `heartbeat` stays.
     """
@@ -247,18 +251,17 @@ class Answer(NamedTuple):
     """The result of a request."""
 
     status: Literal["ok", "stale", "busy", "full", "lost"]
-    """"stale": of an older term; "busy": there is another chief; "full": it would pass the highest
-    step; "lost": the writer knows a later position than the run has.
+    """The effect of the request: "ok", or none, as its term is older than the run's ("stale"), as
+    there is another chief ("busy"), as the step would be too high ("full"), or as the run is behind
+    the writer's floor ("lost").
     """
     position: Position
     """The position that a write led to; otherwise the current one."""
     term: int
 
 
-_MAX_TEXT = 2_000
-"""The characters of an error's text that travel: every process of the run reads them each time it
-reads the run.
-"""
+_MAX_ERROR_TEXT = 2_000
+"""The length of an error's text, which every process receives each time it reads the run."""
 
 
 def error_text(exc: BaseException) -> str:
@@ -266,25 +269,32 @@ def error_text(exc: BaseException) -> str:
 
     The middle of a long message is left out.
     """
-    return shortened(f"{type(exc).__name__}: {safe_str(exc)}", _MAX_TEXT)
+    return shortened(f"{type(exc).__name__}: {safe_str(exc)}", _MAX_ERROR_TEXT)
 
 
-# How an engine fails.
+# The errors of an engine.
 
 EngineError = StoreUnavailableError | StoreDamagedError
-ENGINE_ERRORS = (StoreUnavailableError, StoreDamagedError)
-"""The errors of an engine that is unavailable, refuses a request, or holds corrupt data."""
+"""The error of an engine that is unavailable, rejects a request, or has damaged data."""
 
 
 def closed_error(run: str) -> StoreClosedError:
-    """Return the error for an operation that is pending when its store is closed."""
+    """Return the error of a call that is pending when its store is closed, or made afterwards."""
     return StoreClosedError(f"the step store {run} was closed")
 
 
 def damaged_error(
     run: str, path: str, *, found: str, expected: str, delete: str
 ) -> StoreDamagedError:
-    """Return the error for a damaged part of a run; `delete` says how to delete it by hand."""
+    """Return the error for a damaged part of a run.
+
+    Args:
+        run: the name of the run.
+        path: the place of the damaged part.
+        found: a description of its content.
+        expected: a description of the content of an undamaged run.
+        delete: what to do to delete the part by hand.
+    """
     return StoreDamagedError(
         f"{path}: found {found}, expected {expected}. The position of the run {run!r} is unknown"
         " and is not guessed: stop its processes, then restore it, or call forget() of a new"

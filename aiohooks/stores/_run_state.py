@@ -26,35 +26,36 @@ from aiohooks.stores._protocol import (
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _START = Position(1, 0)
-_MOST_WRITERS = 1024  # whose last answers are kept; the least recent one is dropped first
+_MAX_WRITERS = 1024  # with a last answer that is kept; the writer silent for longest is dropped
 
 
 class LastAnswer(NamedTuple):
-    """The number of a writer's last write or exit, and where that led to."""
+    """The answer to the last write or exit of a writer."""
 
     seq: int
+    """The number of the write or exit."""
     position: Position
 
 
 class RunState:
-    """One run, to which one request at a time is applied.
+    """The state of a run. An engine applies one request after another to it.
 
-    Engines with a language of their own implement the same in it.
+    An engine with a language of its own implements the same rules in it.
     """
 
     def __init__(self) -> None:
-        self.position: Position = _START
-        self.term: int = 0
-        self.leader: str = ""  # the process that the term was granted to
-        self.ready: int = 0  # the latest term whose chief has initialised the run
-        self.revision: int = 0
+        self.position = _START
+        self.term = 0
+        self.leader = ""  # the process that the term was granted to
+        self.ready = 0  # the latest term whose chief has initialized the run
+        self.revision = 0
         self.members: dict[str, Member] = {}
         self.last_exit: LastExit | None = None
-        self.exits: int = 0
+        self.exits = 0
         self.answers: dict[str, LastAnswer] = {}
 
     def apply(self, request: Request) -> Answer:
-        """Apply the request, or refuse it and change nothing."""
+        """Apply the request, or reject it and change nothing."""
         if isinstance(request, Write):
             return self._write(request)
         if isinstance(request, Join):
@@ -68,12 +69,12 @@ class RunState:
         return self._answer("ok")
 
     def follow(self, lost: Snapshot) -> None:
-        """Follow a run that the engine has lost, as a process knew it.
+        """Continue a run that the engine has lost, from the last snapshot of one of its processes.
 
         The epoch is later than any of the lost run, so that no step falls within an epoch. The
-        first process that knew it decides on the step, unless a chief has decided on it before. The
-        chief of the latest term may lead on, and no other one. The members have the time of their
-        lease to return.
+        first process that calls this decides on the step, unless a new chief has already done so.
+        The chief of the latest term, and no other one, remains the chief. The members have the time
+        of their lease to return.
         """
         epoch, step = self.position
         if self.position == _START and (self.term < lost.term or not self.term):
@@ -84,13 +85,15 @@ class RunState:
             self.leader = lost.leader
             self.members = {id: member for id, member in self.members.items() if not member.term}
         for member in lost.members:
-            # A process that has left something since had announced its members before.
+            # A process announces its members before its exits: after an exit, it has returned, and
+            # its members of before that are missing have left.
             has_returned = f"{member.process}/" in self.answers
             if not has_returned and not self._is_term_over(member.term, member.process):
                 self.members.setdefault(member.id, member)
         self.revision += 1
 
     def snapshot(self, run_id: str = "") -> Snapshot:
+        """Return the state as a value; the engine adds the id of the run."""
         return Snapshot(
             self.position,
             self.term,
@@ -103,72 +106,84 @@ class RunState:
         )
 
     def _answer(self, status: Any) -> Answer:
+        """Return an answer with the current position and term."""
         return Answer(status, self.position, self.term)
 
+    # The effect of each request.
+
     def _write(self, write: Write) -> Answer:
+        """Move the position, once for each number of the writer."""
         last = self._last_answer(write.writer)
         if last is not None and last.seq >= write.seq:
-            return Answer("ok", last.position, self.term)
+            return Answer("ok", last.position, self.term)  # to a write that was sent again
         if write.floor > self.position:
             return self._answer("lost")
-        epoch, step = write.target(self.position)
         if self._is_term_over(write.term, write.writer):
             return self._answer("stale")
-        if step > MAX_STEP:
+        target = write.target(self.position)
+        if target.step > MAX_STEP:
             return self._answer("full")
-        self.position = Position(epoch, step)
-        self._remember(write.writer, write.seq)
+        self.position = target
+        self._keep_answer(write.writer, write.seq)
         return self._answer("ok")
 
     def _last_answer(self, writer: str) -> LastAnswer | None:
+        """Return the last answer to a writer, and note that the writer is not silent."""
         last = self.answers.pop(writer, None)
         if last is not None:
-            self.answers[writer] = last  # moved to the end: it is not silent
+            self.answers[writer] = last  # now at the end of the dict
         return last
 
-    def _remember(self, writer: str, seq: int) -> None:
+    def _keep_answer(self, writer: str, seq: int) -> None:
+        """Keep the current position as the last answer to a writer."""
         self.answers[writer] = LastAnswer(seq, self.position)
-        if len(self.answers) > _MOST_WRITERS:
+        if len(self.answers) > _MAX_WRITERS:
             del self.answers[next(iter(self.answers))]
 
     def _join(self, member: Member) -> None:
-        known = self.members.get(member.id)
+        """Register or renew a member; the revision grows if more than its heartbeat changes."""
         if self._is_term_over(member.term, member.process):
-            # A chief that was taken for dead, and whose successor leads: its lease is gone.
+            # A chief that was taken for dead, and whose successor leads, is no member any more.
             if self.members.pop(member.id, None) is not None:
                 self.revision += 1
             return
         if member.ready and self.ready != member.term:
             self.ready = member.term
             self.revision += 1
-        heartbeat = 0 if known is None else known.heartbeat + 1
-        self.members[member.id] = member._replace(heartbeat=heartbeat)
-        if known is None or known._replace(heartbeat=heartbeat) != self.members[member.id]:
+        registered = self.members.get(member.id)
+        heartbeat = 0 if registered is None else registered.heartbeat + 1
+        renewed = member._replace(heartbeat=heartbeat)
+        self.members[member.id] = renewed
+        if registered is None or registered._replace(heartbeat=heartbeat) != renewed:
             self.revision += 1
 
     def _leave(self, leave: Leave) -> None:
+        """Remove a member, and record its exit if it has a name, once for each number."""
         last = self._last_answer(leave.writer)
         if last is not None and last.seq >= leave.seq:
             return  # its answer was lost, and it was sent again
-        self._remember(leave.writer, leave.seq)
-        known = self.members.pop(leave.id, None)
+        self._keep_answer(leave.writer, leave.seq)
+        removed = self.members.pop(leave.id, None)
         if leave.name:
             self._record_exit(leave.name, leave.step, leave.error, lost=False)
-        elif known is not None:
+        elif removed is not None:
             self.revision += 1
 
     def _expire(self, expire: Expire) -> None:
+        """Remove a member that was not renewed since the heartbeat, and record that it is lost."""
         member = self.members.get(expire.id)
         if member is not None and member.heartbeat == expire.heartbeat:
             del self.members[expire.id]
             self._record_exit(member.name, self.position.step, "", lost=True)
 
     def _record_exit(self, name: str, step: int, error: str, *, lost: bool) -> None:
+        """Record an exit as the last one of the run."""
         self.exits += 1
         self.last_exit = LastExit(self.exits, name, step, error, lost)
         self.revision += 1
 
     def _lead(self, member: Member) -> Answer:
+        """Begin a term of the member, unless there is another chief."""
         if any(other.term and other.id != member.id for other in self.members.values()):
             return self._answer("busy")
         if member.id not in self.members:  # otherwise its answer was lost, and it is sent again
@@ -179,10 +194,13 @@ class RunState:
         return self._answer("ok")
 
     def _is_term_over(self, term: int, process: str) -> bool:
-        """Return whether this process leads no more in a term that it had; 0 is none."""
+        """Return whether `term`, which the process had, has ended; false for 0, no term."""
         return term > 0 and (term, process) != (self.term, self.leader)
 
+    # The state as bytes.
+
     def dump(self) -> bytes:
+        """Return the state as JSON."""
         return _ENCODER.encode({**vars(self), "members": list(self.members.values())}).encode()
 
     @classmethod
@@ -204,26 +222,26 @@ class RunState:
                 state.last_exit = _decoded(LastExit, fields["last_exit"])
             for writer, answer in fields["answers"].items():
                 state.answers[writer] = _decoded(LastAnswer, answer)
-        except Exception as error:  # whatever is wrong: `data` comes from outside
+        except Exception as error:  # any error: `data` comes from outside
             raise ValueError(f"{data[:100]!r}, which is not the state of a run") from error
         return state
 
 
 def _decoded(kind: Any, value: Any) -> Any:
-    """Return JSON as a value of this kind: an int, a float, a string, a bool or a named tuple.
+    """Return a JSON value as one of this kind: an int, float, str, bool or named tuple.
 
     All ints are steps or counts, and the only floats are the times of leases.
 
     Raises:
-        ValueError: it is of another kind, or out of range.
-        TypeError: it cannot be iterated over, as the fields of a named tuple are.
+        ValueError: the value is of another kind, or out of range.
+        TypeError: the value for a named tuple is no list.
     """
     if hasattr(kind, "_fields"):  # a named tuple
-        hints = _field_types(kind)
-        return kind(*(_decoded(hint, field) for hint, field in zip(hints, value, strict=True)))
+        types = _field_types(kind)
+        return kind(*(_decoded(type_, field) for type_, field in zip(types, value, strict=True)))
     if kind is float and type(value) is int:
         value = float(value)
-    is_valid = type(value) is kind  # True is no int here
+    is_valid = type(value) is kind  # stricter than isinstance: True is no int here
     if kind is int:
         is_valid = is_valid and 0 <= value <= MAX_STEP
     if kind is float:
@@ -235,4 +253,5 @@ def _decoded(kind: Any, value: Any) -> Any:
 
 @functools.cache
 def _field_types(kind: Any) -> tuple[Any, ...]:
+    """Return the types of the fields of a named tuple."""
     return tuple(get_type_hints(kind).values())

@@ -1,4 +1,4 @@
-"""The contract of a step store, its waits, and what is the same on every engine."""
+"""StepStore, the contract of all step stores, and WaitRegistry, the waits of a store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import functools
 import socket
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 from aiohooks._core.activity import Awaited, Parked, active, enter
 from aiohooks._core.clock import current_clock, monotonic_now, wake
@@ -59,7 +59,6 @@ OPEN_BY_URL = (
     " AIOHOOKS_STEP_STORE and AIOHOOKS_RUN"
 )
 
-E = TypeVar("E", bound=BaseException)
 
 # An error that ends a wait is a result of its future, too: a future's exception that is never
 # fetched, because the task was cancelled in the same tick, would be reported as never retrieved.
@@ -70,9 +69,9 @@ class Changes:
     """An iterator over a store's positions, from the current one to the newest.
 
     Positions that came and went between two steps of the iteration are left out; there is never a
-    backlog. It ends when the publishers have finished and no change can follow; when they failed,
-    or the store was closed, it raises what a `wait_for` would raise. It holds nothing while no task
-    waits on it, so it may be dropped at any time.
+    backlog. The iteration ends when the publishers have finished and no change can follow. When
+    they failed, or the store was closed, it raises the error that a `wait_for` would raise. You may
+    drop it at any time: it holds nothing while no task waits on it.
 
     Created by `StepStore.changes`.
     """
@@ -109,45 +108,53 @@ class WaitRegistry:
         on_publisher_changed: Callable[[Publisher], None],
         on_unreachable: Callable[[], None],
     ) -> None:
-        """Start with no waits; the callbacks are the methods of these names of `StepStore`."""
-        self.run: str = run
+        """Start with no waits.
+
+        Args:
+            run: the name of the run, for messages.
+            position: the position to start from.
+            subscribe: notifies the engine of the lowest step with a waiter; 0 for any change, None
+                without a waiter.
+            on_publisher_changed: called when a publisher has begun or ended a wait.
+            on_unreachable: called when there are waits and, as far as this process knows, none can
+                succeed.
+        """
+        self.run = run
         self.latest: Position = position
         self.waiters: ThresholdWaiters[AiohooksError] = ThresholdWaiters(none=MAX_STEP + 1)
         """The waits for a step, and those for any change."""
         self.registered: dict[Publisher, None] = {}
         """The publishers of this process, in order of registration."""
         self.others: tuple[Member, ...] = ()
-        """Those of other processes."""
+        """The publishers of other processes."""
         self.last_exit: PublisherExit | None = None
-        """How the last publisher left."""
+        """The exit of the publisher that left last, in any process."""
         self.has_left: bool = False
         """Whether a publisher of this process has left."""
         self.watcher: PublisherWatcher | None = None
-        """What depends on the publishers."""
+        """The object to notify when the session of a publisher waits between its runs."""
         self.closed: bool = False
         self.forked: bool = False
         """Whether the store came into this process by a fork."""
         self.registration_open: bool = False
-        """Whether publishers that are not known here may still register: no wait ends for want of
-        one.
-        """
+        """Whether further publishers will register soon: no wait ends for lack of a publisher."""
         self.snapshot: Snapshot = Snapshot(position, revision=-1)
-        """The latest one of the run; only `latest` has the latest position."""
+        """The latest snapshot of the run. Its position may be older than `latest`."""
         self.waiting_since: float | None = None
-        """Since when there has been a wait for a step or a change, without a break."""
+        """The time since which at least one wait for a step or a change has been pending."""
         self._clock = current_clock()
         self._subscribe = subscribe
         self._on_publisher_changed = on_publisher_changed
         self._on_unreachable = on_unreachable
         self.vacancies: Waiters = Waiters()
         """The waits for the lead."""
-        self._reset_waiters: dict[Waiter, None] = {}  # waits for a step that a reset ends
+        self._reset_waiters: dict[Waiter, None] = {}  # waits with `on_reset="raise"`
         self.tasks: dict[Waiter, tuple[asyncio.Task[Any] | None, int]] = {}
         """The task of each wait for a step or a change, and the step, for reports."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._subscribed = self.waiters.lowest  # the threshold that the store was notified of
-        # Without it, advances of one turn that each wake a waiter schedule as many updates, and
-        # cost 1.8 times as much.
+        self._subscribed_threshold = self.waiters.lowest
+        # Without this flag, advances in the same turn of the loop that each wake a waiter schedule
+        # as many threshold updates, and cost 1.8 times as much.
         self._update_scheduled = False
 
     def after_fork(self) -> None:
@@ -159,31 +166,31 @@ class WaitRegistry:
     async def wait(
         self, threshold: int, secs: float | None = None, *, raise_on_reset: bool = False
     ) -> int:
-        """Wait until a step that is not reached yet, or for `ANY_CHANGE`.
+        """Park the current task until the step reaches `threshold`, which it has not reached yet.
 
         Args:
-            threshold: the step, or `ANY_CHANGE`.
-            secs: how long at most; None for no limit.
+            threshold: the step, or `ANY_CHANGE` for the next change of the run.
+            secs: the limit of the wait; None for no limit.
             raise_on_reset: whether a reset ends the wait with `StepResetError`.
 
         Returns:
-            The step seen.
+            The step seen when the task was woken.
         """
-        wanted: int | None = threshold
-        blocked_step = threshold
+        awaited_step = threshold
         if threshold == ANY_CHANGE:
-            wanted = None
-            blocked_step = self.latest.step + 1
-        waiter = self._new_waiter(wanted)
+            awaited_step = self.latest.step + 1
+        waiter = self._new_waiter(threshold)
         if secs == 0:
             raise self._timeout_error(threshold, 0.0)
         self.waiters.park(threshold, waiter)
-        self.tasks[waiter] = (asyncio.current_task(self._loop), blocked_step)
+        self.tasks[waiter] = (asyncio.current_task(self._loop), awaited_step)
         if raise_on_reset:
             self._reset_waiters[waiter] = None
-        # While it waits in a run of a session, the publisher of that run cannot advance.
+        publishers: list[Publisher] = []
         run = current_run()
-        publishers = [] if run is None else self._park_publishers(waiter, blocked_step, run)
+        if run is not None:
+            # The publisher of a session cannot advance while a run of the session waits here.
+            publishers = self._park_publishers(waiter, awaited_step, run)
         timer = None
         try:
             self._update_threshold()
@@ -192,10 +199,7 @@ class WaitRegistry:
                 timer = self._clock.call_later(secs, on_timeout)
             if publishers:
                 self.check_reachable()
-            session = None if run is None else run.session
-            # A stop of the session ends the wait. The waiter is parked by now, so that no advance
-            # is missed.
-            result = await (waiter if session is None else session.until(waiter))
+            result = await _or_stop(waiter, run)
         finally:
             # Many waits may end at the same time, so each skips the cleanup that it does not need.
             del self.tasks[waiter]
@@ -211,39 +215,37 @@ class WaitRegistry:
             return result
         raise result  # an error is a result of a waiter, see `Waiter`
 
-    def _new_waiter(self, wanted: int | None = None) -> Waiter:
-        """Return a future for a wait, or raise why the wait cannot succeed."""
-        if (reason := self.unreachable) is not None:
-            raise _error_of_wait(reason, wanted)
+    def _new_waiter(self, threshold: int) -> Waiter:
+        """Return a future for a wait; raise an error if the wait cannot succeed."""
+        error = self.unreachable_error
+        if error is not None:
+            raise _error_of_wait(error, threshold)
         self._loop = asyncio.get_running_loop()
         return self._loop.create_future()
 
     @property
     def known_run(self) -> Snapshot:
-        """The run as this process knows it."""
+        """The latest snapshot of the run that this process knows, with the latest position."""
         return self.snapshot._replace(position=self.latest)
 
     @property
     def threshold(self) -> int | None:
-        """The lowest threshold: 0 while any change is waited for, None without a waiter."""
+        """The lowest step with a waiter: 0 if a wait is for any change, None without a waiter."""
         return self.waiters.lowest if self.waiters.count else None
 
     @property
     def waiting_secs(self) -> float | None:
-        """For how long there has been a wait without a break; None if there is none."""
+        """The seconds since `waiting_since`; None without a wait."""
         if self.waiting_since is None:
             return None
-        # In any thread, where no loop may be running.
+        # Not the registry's clock: reports may come from a thread, where no loop is running.
         now = monotonic_now()
         return max(0.0, now() - self.waiting_since)
 
-    # What happens: each of these wakes the waits that it concerns.
+    # Events: each method wakes the waits that it concerns.
 
     def observe(self, position: Position) -> None:
-        """Take note of a position, and wake its waiters.
-
-        One that is older than the latest is dropped.
-        """
+        """Record a position and wake its waiters; ignore a position that is not newer."""
         old = self.latest
         if position <= old:
             return
@@ -256,10 +258,10 @@ class WaitRegistry:
                 wake(waiter, StepResetError(message, old=old, new=position))
 
     def wake(self) -> None:
-        """End the waits that the latest position answers.
+        """End the waits for the latest step and below, and those for any change.
 
-        What else follows waits until their tasks have run: woken tasks often wait again
-        immediately.
+        The threshold is updated one turn of the loop later: woken tasks often wait again
+        immediately, for the next step.
         """
         self.waiters.wake(self.latest.step)
         if not self.waiters.count:
@@ -269,14 +271,14 @@ class WaitRegistry:
             self._loop.call_soon(self._update_threshold)
 
     def observe_run(self, snapshot: Snapshot) -> None:
-        """Take note of a snapshot, also of the chief that has initialised the run."""
+        """Record a snapshot; if the run has just been initialized, wake the waits for that."""
         was_initialised = self.snapshot.is_initialised
         self.snapshot = snapshot
         if snapshot.is_initialised and not was_initialised:
-            self.wake()  # those that wait for any change
+            self.wake()  # `wait_initialised` waits for any change
 
     def leave(self, publisher: Publisher, exc: BaseException | None) -> None:
-        """Remove a publisher, and keep how it left."""
+        """Remove a publisher and record its exit, with the error that it failed with, if any."""
         del self.registered[publisher]
         self.has_left = True
         error = None if exc is None or is_clean_end(exc) else exc
@@ -284,101 +286,107 @@ class WaitRegistry:
         self.check_reachable()
 
     def close(self) -> None:
-        """End all waits for good."""
+        """End all waits with `StoreClosedError`, and fail later ones."""
         self.closed = True
         self.fail_unreachable()
 
-    # How waits fail.
+    # Waits that cannot succeed.
 
     @property
-    def unreachable(self) -> AiohooksError | None:
-        """The error that a wait would raise that began now, as far as is known here.
+    def unreachable_error(self) -> AiohooksError | None:
+        """The error of a wait that begins now; None if it could succeed, or may later.
 
-        None if it would not fail.
+        It depends on what this process knows: another process may have changed the run since.
         """
         if self.closed:
             return closed_error(self.run)
-        left = self.last_exit
-        if left is None or self.registration_open:  # a publisher may still register
+        last_exit = self.last_exit
+        if last_exit is None or self.registration_open:  # a publisher may still register
             return None
         if not self._all_waiting():
             return None
-        if left.error is None:
-            return PublisherFinishedError(f"{left.name} finished at step {left.step}")
-        reason = PublisherFailedError(f"{left.name} failed at step {left.step}")
-        reason.__cause__ = left.error
-        return reason
+        if last_exit.error is None:
+            return PublisherFinishedError(f"{last_exit.name} finished at step {last_exit.step}")
+        error = PublisherFailedError(f"{last_exit.name} failed at step {last_exit.step}")
+        error.__cause__ = last_exit.error
+        return error
 
     def _all_waiting(self) -> bool:
-        """Return whether no publisher can advance the run.
+        """Return whether every publisher itself waits for a later step, or there is none.
 
-        That is so if each one waits itself, for a later step, or if there is none.
-
-        Waits of this process end as soon as their step is reached, so their steps need no look.
-        The publishers that have registered last are asked first: where many begin to wait in the
-        order of their registration, each time only one is asked.
+        Then no publisher can advance the run.
         """
+        # From the last to the first: where many begin to wait in the order of their registration,
+        # each call looks at one publisher only.
+        for publisher in reversed(self.registered):
+            if not publisher.waiting:
+                return False
+        # A publisher of this process is woken with its step. The waits of others are reported, and
+        # their steps may have been reached meanwhile.
         step = self.latest.step
-        return all(publisher.waiting for publisher in reversed(self.registered)) and all(
-            member.waits_for > step for member in self.others
-        )
+        return all(member.waits_for > step for member in self.others)
 
     def fail_unreachable(self) -> None:
-        """End all waits, if none can succeed."""
-        reason = self.unreachable
-        if reason is not None:
-            self.abort(reason)
+        """End all waits with `unreachable_error`, if there is one."""
+        error = self.unreachable_error
+        if error is not None:
+            self.abort(error)
 
-    def abort(self, reason: AiohooksError) -> None:
-        """End all waits; those for the lead ask the engine again, and get the error from it."""
+    def abort(self, error: AiohooksError) -> None:
+        """End all waits for a step or a change with an error, and wake those for the lead.
+
+        A task that waits for the lead then asks the engine again, and gets the error from it.
+        """
         self.vacancies.wake()
-        for threshold, parked in self.waiters.pop_all():
-            wake(parked, _error_of_wait(reason, threshold or None))
+        for threshold, waiter in self.waiters.pop_all():
+            wake(waiter, _error_of_wait(error, threshold))
         self._update_threshold()
 
-    def _time_out(self, step: int, waiter: Waiter, since: float) -> None:
-        wake(waiter, self._timeout_error(step, self._clock.now() - since))
+    def _time_out(self, step: int, waiter: Waiter, began: float) -> None:
+        wake(waiter, self._timeout_error(step, self._clock.now() - began))
 
     def _timeout_error(self, step: int, secs: float) -> StepTimeoutError:
         problem = f"step {step} of {self.run} was not reached"
         error = step_timeout_error(
             problem, wanted=step, seen=self.latest.step, secs=secs, publishers=self.names
         )
-        return self._with_why(error)
+        self._add_why(error)
+        return error
 
     def not_ready_error(self, secs: float | None) -> SessionNotReadyError:
         summary = publisher_summary(self.names)
         message = f"the chief of {self.run} has not initialised it within {secs:g} s, {summary}"
-        return self._with_why(SessionNotReadyError(message))
-
-    def _with_why(self, error: E) -> E:
-        """Return `error`, with a note on what keeps publishers of this process from advancing."""
-        # A publisher that waits for a step itself is held up by another one.
-        busy = [publisher for publisher in self.registered if not publisher.waiting]
-        if not busy:
-            return error
-        from aiohooks._why.builder import why  # seldom needed
-
-        note = why(*(publisher.awaited() for publisher in busy))
-        if note:
-            add_note(error, note)
+        error = SessionNotReadyError(message)
+        self._add_why(error)
         return error
 
+    def _add_why(self, error: BaseException) -> None:
+        """Add a note to an error: the reasons why publishers of this process do not advance."""
+        # Not the publishers that wait for a step themselves: that step needs another publisher.
+        advancing = [publisher for publisher in self.registered if not publisher.waiting]
+        if not advancing:
+            return
+        from aiohooks._why.builder import why  # seldom needed
+
+        note = why(*(publisher.awaited() for publisher in advancing))
+        if note:
+            add_note(error, note)
+
     def check_reachable(self) -> None:
-        """Report waits that cannot succeed any more.
+        """Call `on_unreachable` if there are waits and none can succeed.
 
         Called after a publisher has left or begun to wait.
         """
-        if self.waiters.count and self.unreachable is not None:
+        if self.waiters.count and self.unreachable_error is not None:
             self._on_unreachable()
 
-    # The next threshold.
+    # The lowest threshold.
 
     def _update_threshold(self) -> None:
-        """After waiters have come or left."""
+        """Subscribe to the lowest threshold, after waiters have been added or removed."""
         self._update_scheduled = False
-        if self.waiters.lowest != self._subscribed:
-            self._subscribed = self.waiters.lowest
+        if self.waiters.lowest != self._subscribed_threshold:
+            self._subscribed_threshold = self.waiters.lowest
             self._subscribe(self.threshold)
         if not self.waiters.count:
             self.waiting_since = None
@@ -389,52 +397,63 @@ class WaitRegistry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of those in this process, in order of registration, then of those in others."""
-        here = [publisher.name for publisher in self.registered]
-        return tuple(here + [member.name for member in self.others])
+        """The names of the publishers: of this process, as registered, then of the others."""
+        local_names = [publisher.name for publisher in self.registered]
+        return tuple(local_names + [member.name for member in self.others])
 
     @property
     def all_held_up(self) -> bool:
-        """Whether each publisher waits for something between its runs.
+        """Whether each publisher belongs to a session that waits for something between its runs.
 
-        False if there is no publisher, or one in another process.
+        False without a publisher, or with a publisher in another process, which may advance.
         """
         if self.others or not self.registered:
             return False
         return all(publisher.held_up for publisher in self.registered)
 
     def on_held_up(self) -> None:
-        """Notify the watcher that a publisher begins to wait between its runs."""
+        """Notify the watcher that the session of a publisher begins to wait between its runs."""
         if self.watcher is not None:
             self.watcher.on_held_up()
 
-    def _park_publishers(
-        self, wait: asyncio.Future[Any], step: int, innermost: RunScope
-    ) -> list[Publisher]:
-        """Add the wait to each registered publisher that it blocks; return those publishers."""
-        parked: list[Publisher] = []
+    def _park_publishers(self, waiter: Waiter, step: int, innermost: RunScope) -> list[Publisher]:
+        """Record a wait for `step` in the registered publishers that it blocks, and return these.
+
+        They are the publishers of the run that waits, and of the runs around it.
+        """
+        blocked: list[Publisher] = []
         for publisher, run in publishers_held_up(innermost).items():
             if publisher in self.registered:
-                publisher.parked[wait] = step, run
-                parked.append(publisher)
+                publisher.parked[waiter] = step, run
+                blocked.append(publisher)
                 self._on_publisher_changed(publisher)
-        return parked
+        return blocked
 
-    def _unpark_publishers(self, parked: list[Publisher], wait: asyncio.Future[Any]) -> None:
-        for publisher in parked:
-            del publisher.parked[wait]  # also of a publisher that has left meanwhile
+    def _unpark_publishers(self, blocked: list[Publisher], waiter: Waiter) -> None:
+        """Remove an ended wait from the publishers that it has blocked."""
+        for publisher in blocked:
+            del publisher.parked[waiter]  # also of a publisher that has left meanwhile
             self._on_publisher_changed(publisher)
 
 
-def _error_of_wait(reason: AiohooksError, wanted: int | None = None) -> AiohooksError:
-    """Return a copy of `reason`, why no wait can succeed, for one wait."""
-    return copy_error(reason, None if wanted is None else f"{reason}, wanted {wanted}")
+def _or_stop(waiter: Waiter, run: RunScope | None) -> Awaitable[int | AiohooksError]:
+    """Return an awaitable that ends with the waiter, or with a stop of the run's session."""
+    if run is None or run.session is None:
+        return waiter
+    return run.session.until(waiter)
+
+
+def _error_of_wait(error: AiohooksError, threshold: int) -> AiohooksError:
+    """Return a copy of an error that ends all waits, with the step that this wait is for."""
+    if threshold == ANY_CHANGE:
+        return copy_error(error)
+    return copy_error(error, f"{error}, wanted {threshold}")
 
 
 def step_timeout_error(
     problem: str, *, wanted: int, seen: int, secs: float, publishers: tuple[str, ...]
 ) -> StepTimeoutError:
-    """Return the error of a wait that took too long."""
+    """Return the error of a wait for `wanted` that timed out after `secs` seconds."""
     message = (
         f"{problem} in {round(secs, 3):g} s: seen step {seen}, {publisher_summary(publishers)}"
     )
@@ -449,33 +468,34 @@ class StepStore(abc.ABC):
     anywhere. Steps are whole numbers from 0 to 2**53 - 1.
 
     A wait (`wait_for`, or the next item of `changes`) raises when it cannot succeed. A store knows
-    its publishers: those that registered with `publisher`. When one has left, and none remains or
-    each remaining one is itself waiting, the step cannot advance any more and all waits end: with
-    `PublisherFinishedError` if the last publisher to leave had finished, with
+    its publishers: those that registered with `publisher`. When a publisher has left, and none
+    remains or each remaining one is itself waiting, the step cannot advance any more and all waits
+    end: with `PublisherFinishedError` if the last publisher to leave had finished, with
     `PublisherFailedError` if it had failed. Before the first publisher leaves, waits continue: a
     publisher may still register.
 
-    For engines: report each position to `_observe`; `_subscribe` says which positions are needed.
+    A subclass reports each position to `_observe`; `_subscribe` names the lowest one it must
+    report.
     """
 
     inline: ClassVar[bool] = False
     """Whether `advance_nowait` is available, which advances without suspending."""
 
     def __init__(self, position: Position, *, run: str) -> None:
-        """Start from `position`; `run` names what is counted."""
+        """Start from `position`; `run` is the name of the run whose step this is."""
         self.run: str = _checked_name(run, "run=")
-        """The name of the run whose step this is."""
+        """The name of the run."""
         self._waits = WaitRegistry(
             self.run, position, self._subscribe, self._on_publisher_changed, self._on_unreachable
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         enter(self)
 
-    # What an engine implements.
+    # The contract: implemented by a store for one process, and by one for several.
 
     @abc.abstractmethod
     async def value(self) -> Position:
-        """Return the engine's current position; `latest` is the one this process knows."""
+        """Read the current position of the run; `latest` is the latest one read or reported."""
 
     @abc.abstractmethod
     async def advance(self, by: int = 1) -> int:
@@ -491,7 +511,7 @@ class StepStore(abc.ABC):
 
     @abc.abstractmethod
     async def raise_to(self, step: int) -> int:
-        """Raise the step to `step`; change nothing if it is there already, or further.
+        """Raise the step to `step`; change nothing if the step is as high already.
 
         Returns:
             The step afterwards.
@@ -501,7 +521,7 @@ class StepStore(abc.ABC):
     async def reset(self, step: int) -> Position:
         """Begin a new epoch at `step`, which may be lower or higher than the current step.
 
-        Waiters for a step above it keep waiting, or get `StepResetError` if they asked for that.
+        Waits for a step above it continue, or raise `StepResetError` with `on_reset="raise"`.
         """
 
     @abc.abstractmethod
@@ -510,8 +530,8 @@ class StepStore(abc.ABC):
 
         This waits while there is another chief.
 
-        Writes of this process carry the term: after a newer term has begun, because this process
-        was taken for dead, they are refused with `StaleTermError`.
+        Writes of this process carry the term. They raise `StaleTermError` after a newer term has
+        begun, because this process was taken for dead.
         """
 
     @abc.abstractmethod
@@ -522,12 +542,13 @@ class StepStore(abc.ABC):
         """
 
     def acknowledge_loss(self) -> StoreResetError | None:
-        """Let writes be made again after the engine has lost the data of the run.
+        """Allow writes again after the engine has lost the data of the run.
 
-        Call it before you restore what belongs to the run, as a session does when it recovers.
+        Call it before you restore the data that belongs to the run, as a session does when it
+        recovers.
 
         Returns:
-            The error that writes have raised until now; None if there was no loss.
+            The error that writes have raised since the loss; None if there was no loss.
         """
         return None
 
@@ -551,45 +572,45 @@ class StepStore(abc.ABC):
                 await self._before_wait(MAX_STEP)
             if self._waits.snapshot.is_initialised:
                 return
-            left = None if timeout is None else max(0.0, began + timeout - now())
+            remaining_secs = None
+            if timeout is not None:
+                remaining_secs = max(0.0, began + timeout - now())
             try:
                 with active("wait", f"the chief of {self.run}", self._awaited_chief):
-                    await wait_for_others(self._waits.wait(ANY_CHANGE, left))
+                    await wait_for_others(self._waits.wait(ANY_CHANGE, remaining_secs))
             except StepTimeoutError:
                 raise self._waits.not_ready_error(timeout) from None
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - see below
-        """Wait until the other processes could know the publishers of this one.
+        """Wait until the publishers of this process are announced to the other processes.
 
-        This waits for `timeout` seconds at most.
-
-        If the engine is unavailable this returns after the first attempt, and they are announced
-        later.
+        This waits for `timeout` seconds at most. If the engine is unavailable, it returns after the
+        first attempt, and the store announces the publishers later.
         """
 
-    # Overridden by a store that several processes share: that of one has nothing to do here.
+    # Overridden by a store for several processes. A store for one process has nothing to do here.
 
     async def _before_wait(self, step: int) -> None:  # noqa: B027
         """Called before a wait for `step`, unless the store is `inline`.
 
-        Open the store, and read the run if the wait would fail by what this process knows.
+        It opens the store. If the wait would fail, it reads the run first: another process may have
+        changed it.
         """
 
     def _subscribe(self, step: int | None) -> None:  # noqa: B027
-        """Called with the next threshold whenever it has changed: the lowest step with a waiter.
+        """Called when the lowest step with a waiter has changed.
 
-        After a wake this comes in the next tick.
-
-        It is 0 while any change is waited for, and None without a waiter.
+        `step` is 0 while a wait is for any change, and None without a waiter. After a wake, the
+        call comes one turn of the loop later.
         """
 
     def _on_publisher_changed(self, publisher: Publisher) -> None:  # noqa: B027
         """Called when a publisher has begun or ended a wait."""
 
     def _on_unreachable(self) -> None:
-        """Called when there are waits and none can succeed, as far as is known here.
+        """Called when there are waits and, as far as this process knows, none can succeed.
 
-        When that is certain, fail them.
+        End them as soon as that is certain: here immediately.
         """
         self._waits.fail_unreachable()
 
@@ -609,10 +630,10 @@ class StepStore(abc.ABC):
     ) -> int:
         """Wait until the step is reached.
 
-        A step that is reached already, or is not above 0, never suspends.
+        A wait for a step that is reached already, or is not above 0, never suspends.
 
-        Cancelling it leaves nothing behind. No wake-up can be lost: a waiter compares numbers, it
-        does not catch a signal.
+        Cancelling a wait leaves nothing behind. No wake-up can be lost: a waiter compares numbers,
+        it does not catch a signal.
 
         Args:
             step: the step to wait for.
@@ -625,13 +646,13 @@ class StepStore(abc.ABC):
 
         Raises:
             StepTimeoutError: the time is up.
-            PublisherFinishedError: no publisher is left that could reach it; the last one finished.
-                A clean end of a session.
-            PublisherFailedError: no publisher is left, and the last one failed.
-                Caused by that error.
+            PublisherFinishedError: no publisher is left that could reach the step, and the last one
+                finished. In a session this is a clean end.
+            PublisherFailedError: no publisher is left that could reach the step, and the last one
+                failed, with the error's `__cause__`.
             StepResetError: the step was reset, and `on_reset="raise"`.
             StoreClosedError: the store was closed.
-            StopRequestedError: in a run of a session, to which a stop was requested.
+            StopRequestedError: the wait is in a run of a session, and a stop was requested.
         """
         if type(step) is not int or step > MAX_STEP:
             step = checked_step(step, "wait for step", least=None)
@@ -654,19 +675,23 @@ class StepStore(abc.ABC):
         return Changes(self._next_position)
 
     async def _next_position(self, seen: Position | None) -> Position:
+        """Return the latest position; if it is the one seen last, wait for the next one."""
         self._check_loop()
         if not self.inline:
-            await self._before_wait(self.latest.step + (seen == self.latest))
-        while self.latest == seen:  # a wait for the chief ends with all waits for a change
+            step = self.latest.step
+            if self.latest == seen:
+                step += 1
+            await self._before_wait(step)
+        while self.latest == seen:  # waits for any change also end when the run is initialized
             await self._waits.wait(ANY_CHANGE)
         return self.latest
 
     # Publishing.
 
     def publisher(self, name: str) -> Publisher:
-        """Register a publisher, which may advance the store until it is closed.
+        """Register a publisher, which may advance the store until you close it.
 
-        It counts from now on.
+        From now on, waits take it into account.
         """
         name = _checked_name(name, "publisher ")
         self._check_loop()
@@ -675,6 +700,7 @@ class StepStore(abc.ABC):
         return publisher
 
     def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
+        """Called by a publisher that leaves, with the error that it failed with, if any."""
         if not self._waits.closed:
             self._check_loop()
         self._waits.leave(publisher, exc)
@@ -682,7 +708,7 @@ class StepStore(abc.ABC):
     # Lifetime.
 
     async def aclose(self) -> None:
-        """Close the store: waits end with `StoreClosedError`, and so do later calls.
+        """Close the store: waits and later calls raise `StoreClosedError`.
 
         Harmless when called twice.
         """
@@ -730,36 +756,36 @@ class StepStore(abc.ABC):
         return self.awaited_step(0)._replace(name=f"the chief of {self.run}", key=None)
 
     def awaited_step(self, step: int) -> Awaited:
-        """Describe a step as something that is waited for, in reports such as `why`.
+        """Describe a wait for a step, for reports such as `why`.
 
-        It is reached by any of the publishers that do not wait for a step themselves. If all of
-        them wait, they are in a deadlock, and the report shows them all.
+        Any publisher can reach the step that does not wait for a step itself. If all publishers
+        wait, they are in a deadlock, and the report shows them all.
         """
         seen = self.latest.step
         waits = self._waits
-        here = [publisher for publisher in waits.registered if not publisher.waiting]
+        registered = [publisher for publisher in waits.registered if not publisher.waiting]
         others = [member for member in waits.others if member.waits_for <= seen]
-        if not here and not others:
-            here = list(waits.registered)
+        if not registered and not others:
+            registered = list(waits.registered)
             others = list(waits.others)
 
         def publishers() -> list[Awaited]:
-            awaited = [publisher.awaited() for publisher in here]
+            awaited = [publisher.awaited() for publisher in registered]
             return awaited + [awaited_member(member) for member in others]
 
         return Awaited(
             "step",
             f"step {step} of {self.run}",
-            f"seen {seen}" if here or others else f"seen {seen}, no publisher",
+            f"seen {seen}" if registered or others else f"seen {seen}, no publisher",
             publishers,
-            key=f"{self._identity}: step {step} of {self.run}",
-            secs=self._waits.waiting_secs,
+            key=f"{self._graph_key}: step {step} of {self.run}",
+            secs=waits.waiting_secs,
             needs="any",
         )
 
     @property
-    def _identity(self) -> str:
-        """What the run of this store is known by in the wait-for graph."""
+    def _graph_key(self) -> str:
+        """The key of the run in the wait-for graph, the same in all its stores."""
         return str(id(self))
 
     def __repr__(self) -> str:
@@ -770,13 +796,13 @@ class StepStore(abc.ABC):
         return f"<{type(self).__name__} {self.run!r} {place}, {publisher_summary(waits.names)}>"
 
     def _observe(self, position: Position) -> None:
-        """Take note of a position that the engine has reported; an older one is dropped."""
+        """Record a position and wake its waiters; ignore a position that is not newer."""
         self._waits.observe(position)
 
     def _check_loop(self) -> None:
-        """Check that the store's own loop is running here.
+        """Raise an error unless the store is open and its event loop is running here.
 
-        The first call decides which one that is.
+        The first call makes the running loop that of the store.
         """
         if self._waits.forked:
             raise WrongLoopError(
@@ -805,31 +831,29 @@ class StepStore(abc.ABC):
 
 
 def awaited_member(member: Member) -> Awaited:
-    """Return a member of another process as what is waited for, for reports."""
-    host, _, pid = member.process.rpartition(":")[0].rpartition(":")
-    state = None
+    """Describe a member of another process, for reports such as `why`."""
+    host_and_pid = member.process.rpartition(":")[0]  # a random word follows
+    host, _, pid = host_and_pid.rpartition(":")
+    detail = None
     if host == socket.gethostname() and pid.isdecimal():
-        state = process_state(int(pid))
+        detail = process_state(int(pid))  # None while it can run
     return Awaited(
         "process",
         f"{member.name}, process {pid} on {host}",
-        state or "",
+        detail or "",
         key=f"publisher {member.id}",
     )
 
 
 def publishers_of(store: StepStore) -> WaitRegistry:
-    """Return the waits and the publishers of a store, as far as they are known here.
-
-    This is for the other parts of the library.
-    """
+    """Return the publishers and the waits of a store, for the other parts of the library."""
     return store._waits  # pyright: ignore[reportPrivateUsage]
 
 
-def _checked_name(name: str, what: str) -> str:
-    # It is shown in messages and logs, one line each.
+def _checked_name(name: str, subject: str) -> str:
+    """Return the name of a run or a publisher, which messages and logs show in one line."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 1_000:
         raise InvalidArgumentError(
-            f"{what}{safe_repr(name)}: give a printable name of 1 to 1,000 characters"
+            f"{subject}{safe_repr(name)}: give a printable name of 1 to 1,000 characters"
         )
     return name

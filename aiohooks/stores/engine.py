@@ -9,57 +9,54 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from aiohooks._core.clock import Clock
-from aiohooks.stores._protocol import (
-    Answer,
-    EngineError,
-    Position,
-    Request,
-    Snapshot,
-)
+from aiohooks.stores._protocol import Answer, EngineError, Position, Request, Snapshot
 from aiohooks.stores.base import WaitRegistry
 
 
 class Engine(abc.ABC):
-    """The place where the processes of a run keep it: a server, an actor, files.
+    """The place where a run is kept: a server, an actor, or files.
 
-    Each store has an engine of its own.
+    An engine belongs to one store.
 
-    Each method does one thing once, and what takes effect twice where it is repeated is recognized
-    (`RunState` does that). The store repeats, waits, renews leases, combines advances and
-    reconnects. A method raises `StoreUnavailableError` if the connection fails or the engine
-    refuses for now: the store repeats it over a new connection. It raises `StoreRefusedError` if
-    the engine would refuse again, and `StoreDamagedError` if what it finds is no run: after that
-    nothing is repeated.
+    Each method makes one attempt. The store repeats requests, waits, renews leases, combines
+    advances and reconnects. So the engine must recognize a request that it has carried out already,
+    as `RunState` does.
+
+    A method raises `StoreUnavailableError` if the connection fails, or if the engine rejects the
+    call for now: the store calls the method again over a new connection. It raises
+    `StoreRefusedError` if the engine would reject the call again, and `StoreDamagedError` if the
+    data is not that of a run: the store does not call the method again.
     """
 
     remote: ClassVar[bool] = True
-    """Whether it is behind a connection, which may be lost and is made again, and where the dead
-    are found by leases. Otherwise nothing is tried again, and the engine removes the members of
-    dead processes by itself.
+    """Whether the engine is behind a connection, which the store makes again when it is lost, and
+    finds dead processes by leases. Otherwise the store connects once, and the engine itself removes
+    the members of dead processes.
     """
     connect_timeout: ClassVar[float] = 10.0
-    """How many seconds the first connection may take, unless the store is given another limit."""
+    """How many seconds the first connection may take, unless the store has the option."""
     link: EngineLink
-    """What the store offers; set by `attach`."""
+    """The parts of the store that the engine uses; set by `attach`."""
 
     def attach(self, link: EngineLink) -> None:
         """Called once, when the store is made.
 
-        An option that does not fit raises `InvalidArgumentError` here.
+        Raises:
+            InvalidArgumentError: an option of the engine does not fit the store, or its run.
         """
         self.link = link
 
     @abc.abstractmethod
     async def connect(self) -> Snapshot:
-        """Connect, subscribe, and then read the run; make the run if it is not there.
+        """Connect, subscribe to reports, and then read the run; make the run if there is none.
 
-        Report from then on.
+        The engine has lost data if the run is missing that this process knows, if it has another
+        `Snapshot.run_id`, or if it is an older copy. Then the engine applies `RunState.follow` with
+        the known run (`link.waits.known_run`), and gives the run another id than the lost one.
 
-        If there is no run any more, another one than before (`Snapshot.run_id`), or an older copy,
-        the engine has lost data. Then it applies `RunState.follow` with what this process knows
-        (`waits.known_run` of its link), and the run has another id than the lost one. Requests and
-        reports of a run with another id than the known one must fail, and end the connection; so
-        must a request that `RunState` has answered with "lost".
+        Requests and reports of a run with another id than the known one must raise
+        `StoreUnavailableError`, and so must a request that `RunState` has answered with "lost": the
+        store connects again.
         """
 
     async def watch(self) -> None:  # noqa: B027 - only if it is `remote`
@@ -69,7 +66,7 @@ class Engine(abc.ABC):
     async def request(self, request: Request) -> Answer:
         """Send a request.
 
-        One that was sent before, and whose answer was lost, gets the same answer.
+        A request that is sent again, as its answer was lost, gets the same answer again.
         """
 
     @abc.abstractmethod
@@ -77,37 +74,37 @@ class Engine(abc.ABC):
         """Read the run."""
 
     def advance_nowait(self, by: int, floor: Position, term: int) -> Position | None:
-        """Advance without suspending, as the `Write` with these values.
+        """Advance without suspending, as a `Write` with these values does.
 
-        Return None if a request is needed for that.
+        Return None if that is not possible: the store sends a request then.
         """
         return None
 
     def subscribe(self, step: int | None) -> None:  # noqa: B027 - an engine may report every step
-        """Report from `step` on, the lowest one with a waiter.
+        """Report positions from `step` on, the lowest step with a waiter.
 
-        It is 0 for any change, and None without a waiter.
+        It is 0 while a wait is for any change, and None without a waiter.
         """
 
     @abc.abstractmethod
     async def delete(self) -> None:
-        """Delete the run, whatever it holds, also without `connect`."""
+        """Delete the run, even if it is damaged, connected or not."""
 
     @abc.abstractmethod
     async def disconnect(self) -> None:
-        """Release what `connect` took, also after a failed one.
+        """Release the resources of `connect`, also after it has failed.
 
         Never raise for a broken connection.
         """
 
     async def close(self) -> None:
-        """`disconnect` for the last time; the store bounds the time."""
+        """`disconnect` for the last time; the store limits the time."""
         await self.disconnect()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLink:
-    """Made by a store for its engine. Everything is called in the store's event loop."""
+    """The parts of a store that its engine uses, in the store's event loop only."""
 
     run: str
     """The name of the run."""
@@ -115,17 +112,18 @@ class EngineLink:
     """The name of this process, different for each store; the `writer` of its requests."""
     clock: Clock
     heartbeat: float
-    """After how many seconds of silence a connection is to be tested."""
+    """After how many seconds of silence the engine tests its connection."""
     connect_timeout: float
+    """How many seconds the first connection may take."""
     waits: WaitRegistry
-    """What this process waits for: `latest` is the latest position that it knows, `threshold` the
+    """The waits of this process. `latest` is the latest position that it knows, and `threshold` the
     lowest step with a waiter, as for `Engine.subscribe`.
     """
     observe: Callable[[Snapshot], None]
-    """Reports the state of the run; `waits.observe` reports the position alone. Older reports than
-    the latest are ignored.
+    """Reports the state of the run; `waits.observe` reports the position alone. A report that is
+    older than the latest one is ignored.
     """
     fail: Callable[[EngineError], None]
-    """Ends all calls and waits with an error, for good."""
+    """Ends all calls and waits with an error; later ones raise it, too."""
     spawn: Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
-    """Starts a task of the store's, with what it is for; it is cancelled before `close`."""
+    """Starts a task of the store, with its purpose in the name. It is cancelled before `close`."""

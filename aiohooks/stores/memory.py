@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import ClassVar
 
 from aiohooks.stores._protocol import MAX_STEP, Position, Snapshot, Term, checked_step
 from aiohooks.stores.base import StepStore
@@ -14,18 +13,18 @@ from aiohooks.stores.base import StepStore
 class MemoryStepStore(StepStore):
     """A step kept in memory, for the sessions and tasks of one event loop.
 
-    Only the waits ever suspend.
+    Only waits suspend.
     """
 
-    inline: ClassVar[bool] = True
+    inline = True
 
     def __init__(self, step: int = 0, *, run: str = "default") -> None:
         """Start at `step`, in epoch 1; `run` is the name in messages."""
         super().__init__(Position(1, checked_step(step, "step")), run=run)
-        self._lead = asyncio.Lock()
+        self._lead_lock = asyncio.Lock()
 
     async def value(self) -> Position:
-        """Return the position; the same as `latest`."""
+        """See `StepStore.value`; the same as `latest`, and does not suspend."""
         self._check_loop()
         return self._waits.latest
 
@@ -52,19 +51,19 @@ class MemoryStepStore(StepStore):
     @contextlib.asynccontextmanager
     async def lead(self) -> AsyncGenerator[Term]:
         self._check_loop()
-        async with self._lead:
+        async with self._lead_lock:
             term = self._waits.snapshot.term + 1
             self._waits.observe_run(Snapshot(self.latest, term))
             yield Term(term)
 
     async def mark_initialised(self) -> None:
         self._check_loop()
-        if not self._lead.locked():
+        if not self._lead_lock.locked():
             raise self._not_leading_error()
         self._waits.observe_run(self._waits.snapshot._replace(ready=True))
 
     def advance_nowait(self, by: int = 1) -> int:
-        # Once per step of every session: written to be quick.
+        # Each session calls this once per step, so it is optimized: calls only where needed.
         if type(by) is not int or by < 1:
             by = checked_step(by, "advance by", least=1)
         if self._loop is None:  # not in use yet, or closed
@@ -72,12 +71,13 @@ class MemoryStepStore(StepStore):
         waits = self._waits
         epoch, step = waits.latest
         step += by
+        # The lowest threshold is never above MAX_STEP + 1, so this includes the check of the step.
         if step < waits.waiters.lowest:
-            # What Position(...) does, in half the time.
+            # The same as Position(epoch, step), in half the time.
             new = tuple.__new__(Position, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
             waits.latest = new
-        elif step > MAX_STEP:  # the lowest threshold is never above MAX_STEP + 1
-            checked_step(step, f"advance by {by} would lead to step")
+        elif step > MAX_STEP:
+            checked_step(step, f"advance by {by} would lead to step")  # raises
         else:
             waits.latest = Position(epoch, step)
             waits.wake()

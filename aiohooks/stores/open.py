@@ -1,4 +1,4 @@
-"""open_step_store: the step store of a URL, by which the processes of a run find each other."""
+"""open_step_store: the step store of a URL, which all processes of a run use."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from aiohooks.stores.shared import SharedStepStore
 URL_VARIABLE = "AIOHOOKS_STEP_STORE"
 RUN_VARIABLE = "AIOHOOKS_RUN"
 
+# The module and the name of the engine of each kind of URL; it is imported when it is used.
 _ENGINES = {
     "local": ("aiohooks.stores.local", "LocalEngine"),
     "redis": ("aiohooks.stores.redis", "RedisEngine"),
@@ -24,35 +25,30 @@ _ENGINES = {
     "ray": ("aiohooks.stores.ray", "RayEngine"),
 }
 _KINDS = ("memory", *_ENGINES)
-_SHARED_OPTIONS = (
-    "on_lost",
-    "lease_secs",
-    "heartbeat",
-    "connect_timeout",
-)
+_SHARED_OPTIONS = ("on_lost", "lease_secs", "heartbeat", "connect_timeout")
 
 
 def open_step_store(url: str | None = None, *, run: str | None = None, **options: Any) -> StepStore:
-    """Return the step store that a URL names.
+    """Return the step store of a URL.
 
     It connects when it is first used, or by `async with`.
 
-    `memory://` is a new one for the tasks of one process, `local:///directory` is for the processes
-    of one machine; for several machines there are `redis://host:6379` (`rediss://` with TLS,
-    `unix:///socket`) and `ray://namespace/run`. The packages for these are installed by `pip
-    install 'aiohooks[redis]'` and `[ray]`.
+    `memory://` is a new store for the tasks of one process, `local:///directory` is for the
+    processes of one machine. For several machines there are `redis://host:6379` (`rediss://` with
+    TLS, `unix:///socket`) and `ray://namespace/run`. Their packages are installed by `pip install
+    'aiohooks[redis]'` and `[ray]`.
 
     Args:
-        url: the address; if left out, that in the environment variable AIOHOOKS_STEP_STORE, which
-            launchers set for workers.
-        run: the name of the run, the same in all its processes; if left out, that in AIOHOOKS_RUN,
-            or else "default".
+        url: the address; by default the value of the environment variable AIOHOOKS_STEP_STORE,
+            which launchers set for workers.
+        run: the name of the run, the same in all its processes; by default the value of
+            AIOHOOKS_RUN, or else "default".
         options: keyword arguments of the engine, and of `SharedStepStore`.
 
     Raises:
         InvalidArgumentError: there is no such kind of store, the URL is invalid, or an option is
             unknown.
-        ImportError: the package for it is not installed; the message names it.
+        ImportError: the package of the engine is not installed; the message names it.
     """
     if url is None:
         url = os.environ.get(URL_VARIABLE)
@@ -62,31 +58,32 @@ def open_step_store(url: str | None = None, *, run: str | None = None, **options
             )
     check_instance(url, str, "url")
     kind = _kind_of(url)
-    address, named = _address_of(kind, url)
-    if named and run and named != run:
-        raise InvalidArgumentError(f"run={run!r}, but the URL names {named!r}; give one of them")
+    address, url_run = _address_of(kind, url)
+    if url_run and run and url_run != run:
+        raise InvalidArgumentError(f"run={run!r}, but the URL names {url_run!r}; give one of them")
     if run is None:
         run = os.environ.get(RUN_VARIABLE) or "default"
-    run = named or run
+    run = url_run or run
     if kind == "memory":
         _check_options(kind, options, ())
         return MemoryStepStore(run=run)
-    module, name = _ENGINES[kind]
-    engine_class = getattr(importlib.import_module(module), name)
-    shared = {name: options.pop(name) for name in _SHARED_OPTIONS if name in options}
-    if kind in ("local", "ray"):  # the others pass options on, which are checked there
+    module, class_name = _ENGINES[kind]
+    engine_class = getattr(importlib.import_module(module), class_name)
+    shared_options = {name: options.pop(name) for name in _SHARED_OPTIONS if name in options}
+    if kind in ("local", "ray"):  # Redis checks its options itself, which are those of redis-py
         _check_options(kind, options, _SHARED_OPTIONS)
-    return SharedStepStore(engine_class(*address, **options), run=run, **shared)
+    return SharedStepStore(engine_class(*address, **options), run=run, **shared_options)
 
 
 def _kind_of(url: str) -> str:
+    """Return the part of a URL before `://`, if there is such a kind of step store."""
     kind, is_url, _ = url.partition("://")
     if kind in _KINDS and is_url:
         return kind
     if is_url:
         advice = did_you_mean(kind, _KINDS)
         raise InvalidArgumentError(f"unknown kind of step store {kind!r}; {advice}")
-    # Not the part after a colon: it may hold a password.
+    # Only the part before a colon: a password may follow.
     raise InvalidArgumentError(
         f"{kind.partition(':')[0]!r} is not the beginning of a step store's URL; give one like"
         " local:///directory or redis://host:6379"
@@ -94,7 +91,7 @@ def _kind_of(url: str) -> str:
 
 
 def _address_of(kind: str, url: str) -> tuple[tuple[str, ...], str]:
-    """Return the arguments for an engine, and the run if the URL names it."""
+    """Return the arguments of the engine, and the name of the run: empty if the URL has none."""
     rest = url.partition("://")[2]
     if kind == "memory" or (kind == "local" and not rest):
         return (), ""
@@ -116,8 +113,9 @@ def _address_of(kind: str, url: str) -> tuple[tuple[str, ...], str]:
     return (url,), ""
 
 
-def _check_options(kind: str, options: dict[str, Any], known: Sequence[str]) -> None:
+def _check_options(kind: str, options: dict[str, Any], valid: Sequence[str]) -> None:
+    """Raise an error for an option that is not valid."""
     for option in options:
-        if option not in known:
-            advice = did_you_mean(option, known) if known else "it takes none"
+        if option not in valid:
+            advice = did_you_mean(option, valid) if valid else "it takes none"
             raise InvalidArgumentError(f"a {kind} step store has no option {option!r}; {advice}")

@@ -1,10 +1,10 @@
-"""Publishers: what may advance a store, and how the last one left."""
+"""Publishers: the parties that may advance a store, and the exit of the last one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from aiohooks._core.activity import Awaited
@@ -38,20 +38,26 @@ class Publisher:
         leave: Callable[[Publisher, BaseException | None], None],
         on_held_up: Callable[[], None],
     ) -> None:
-        """Called by the store."""
+        """Called by the store, whose waits the callbacks update.
+
+        Args:
+            name: the name for messages and reports.
+            leave: called by `close`, with the error that the publisher failed with, if any.
+            on_held_up: called when its session begins to wait between its runs.
+        """
         self.name: str = name
         self.closed: bool = False
         """Whether it has left."""
         self.member_id: str = ""
         """Its id among the members of a shared run; empty in the store of one process."""
         self.session: Callable[[], Awaited] | None = None
-        """Returns the session that it stands for, for reports."""
+        """Describes the session that it stands for, for reports."""
         self.parked: dict[asyncio.Future[Any], tuple[int, RunScope]] = {}
-        """The step of each of its own waits, and the run in which the wait began. The store keeps
-        them; a resolved wait stays until its task has run.
+        """The waits that block it, with the step and the run of each. The store adds and removes
+        them; an ended wait stays until its task has run.
         """
         self.held_up: int = 0
-        """How many waits of its session last between the session's runs, for whatever."""
+        """The number of pending waits of its session between its runs, of any kind."""
         self._leave = leave
         self._on_held_up = on_held_up
 
@@ -61,43 +67,42 @@ class Publisher:
         return f"publisher {self.member_id}" if self.member_id else self
 
     def awaited(self) -> Awaited:
-        """Return its session, or itself, as what is waited for, for reports."""
+        """Describe a wait for this publisher, or for its session, for reports such as `why`."""
         if self.session is None:
             return Awaited("publisher", f"publisher {self.name!r}", key=self.key)
         return self.session()
 
     def hold_up(self) -> None:
-        """Note that its session begins no run until `let_go` was called as often.
-
-        It does not matter what the session waits for.
-        """
+        """Called by its session when a wait begins between its runs; `let_go` ends that."""
         self.held_up += 1
         self._on_held_up()
 
     def let_go(self) -> None:
-        """Undo a `hold_up`."""
+        """Called by its session when the wait has ended; once for each `hold_up`."""
         self.held_up -= 1
 
     @property
     def waiting(self) -> int:
-        """The number of its waits that are parked and hold up the run in which they began."""
-        return len(self._pending_steps())
+        """The number of pending waits that block the publisher: it cannot advance meanwhile."""
+        return len(self._blocking_steps())
 
     @property
     def waits_for(self) -> int:
-        """The highest step that holds up its run; 0 while nothing does."""
-        return max(self._pending_steps(), default=0)
+        """The highest step of the pending waits that block the publisher; 0 without any."""
+        return max(self._blocking_steps(), default=0)
 
-    def _pending_steps(self) -> list[int]:
-        return [step for wait, (step, run) in self.parked.items() if not wait.done() and run.active]
+    def _blocking_steps(self) -> list[int]:
+        """Return the steps of its pending waits whose runs have not ended."""
+        return [step for wait, (step, run) in self.parked.items() if run.active and not wait.done()]
 
     def close(self, exc: BaseException | None = None) -> None:
         """Leave the store; harmless if it has left already.
 
-        If no other publisher could advance the store then, all its waits end immediately.
+        If no other publisher can advance the store, all waits end immediately.
 
         Args:
-            exc: what it failed with. None, or an error that is a clean end: it has finished.
+            exc: the error that it failed with. With None, or with an error that is a clean end,
+                the publisher has finished.
         """
         if not self.closed:
             self._leave(self, exc)
@@ -117,12 +122,10 @@ class Publisher:
 
 
 def current_publisher() -> Publisher | None:
-    """Return the publisher on whose behalf the current code runs.
+    """Return the publisher of the session in whose run the current code is called, or None.
 
-    A wait in a session's run keeps it from advancing.
-
-    It is that of the innermost run, wherever the run's context has reached: also in tasks that a
-    hook has started.
+    While this code waits, the publisher cannot advance. Of nested sessions it is the innermost one.
+    Tasks that a hook starts have the publisher of their run, too.
     """
     run = current_run()
     publisher = None if run is None else run.publisher
@@ -130,9 +133,9 @@ def current_publisher() -> Publisher | None:
 
 
 def publishers_held_up(innermost: RunScope) -> dict[Publisher, RunScope]:
-    """Return the publishers that a wait in a run holds up.
+    """Return the publishers that a wait in a run blocks, with their runs.
 
-    They are those of the runs in progress that it is part of.
+    They are the publishers of this run and of the runs around it, as far as these are in progress.
     """
     held_up: dict[Publisher, RunScope] = {}
     run: RunScope | None = innermost
@@ -145,31 +148,36 @@ def publishers_held_up(innermost: RunScope) -> dict[Publisher, RunScope]:
 
 @dataclass(frozen=True, slots=True)
 class PublisherExit:
-    """How a publisher left: at which step, and with which error if it failed."""
+    """The exit of a publisher from its store."""
 
     name: str
     step: int
-    error: BaseException | None
+    error: BaseException | None = field(default=None, compare=False)
+    """The error that it failed with; None if it has finished."""
     is_remote: bool = False
-    """Whether it was in another process."""
+    """Whether the publisher was in another process."""
 
 
 class PublisherWatcher(Protocol):
-    """Something that depends on the publishers of a store."""
+    """An object that depends on the publishers of a store, such as a version gate."""
 
     def on_held_up(self) -> None:
-        """Called when a publisher begins to wait between its runs.
+        """Called when the session of a publisher begins to wait between its runs.
 
-        It may advance the store no more until that ends.
+        The publisher may not advance the store until the wait ends.
         """
 
 
 def publisher_summary(names: tuple[str, ...]) -> str:
-    """Return the names of publishers for a message, or that there are none."""
-    return f"published by {shortened(names)}" if names else "no publisher"
+    """Describe the publishers of a store in a message: their names, or that there is none."""
+    if not names:
+        return "no publisher"
+    return f"published by {shortened(names)}"
 
 
 def shortened(names: tuple[str, ...]) -> str:
-    """Return a few of the names, and how many more there are."""
-    few = ", ".join(names[:5])
-    return f"{few} and {len(names) - 5} more" if len(names) > 5 else few
+    """Return the first five names for a message, and the number of the others."""
+    first_names = ", ".join(names[:5])
+    if len(names) <= 5:
+        return first_names
+    return f"{first_names} and {len(names) - 5} more"

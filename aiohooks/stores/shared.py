@@ -36,22 +36,22 @@ from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.publishers import Publisher
 
 _CLOSE_SECS = 5.0
-"""How long closing waits for the engine; leases that could not be given back run out."""
+"""The time that closing gives the engine. Leases of members that could not leave run out later."""
 
-_NO_CONNECTION = (10.0, 15.0, None)
-"""The options of a connection, where they are left out."""
+_LEASE_SECS = 10.0
+_HEARTBEAT = 15.0
 
 
 class SharedStepStore(StepStore):
     """A store that several processes share, over an engine.
 
-    Each process opens its own, by the same address and run.
+    Each process opens its own store, with the same address and run.
 
-    It is opened by the first call that needs it, or by `async with`; closing it lets the others
-    know that its publishers have left. Publishers and the chief hold leases: when their process
-    dies, the waiters of all processes are notified.
+    The first call that needs the engine opens the store, or `async with` does. Closing the store
+    announces to the other processes that its publishers have left. Publishers and the chief hold
+    leases: when their process dies, the waiters of all processes are notified.
 
-    A lost connection is made again, after growing pauses with jitter; waits continue meanwhile, and
+    A lost connection is made again, after growing pauses with jitter. Waits continue meanwhile, and
     requests are repeated until they are answered: each takes effect exactly once.
     """
 
@@ -61,25 +61,26 @@ class SharedStepStore(StepStore):
         *,
         run: str = "default",
         on_lost: OnLost = "raise",
-        lease_secs: float = 10.0,
-        heartbeat: float = 15.0,
+        lease_secs: float = _LEASE_SECS,
+        heartbeat: float = _HEARTBEAT,
         connect_timeout: float | None = None,
     ) -> None:
         """Check the options; connect later.
 
-        Those from `lease_secs` on are for an engine behind a connection.
+        `lease_secs`, `heartbeat` and `connect_timeout` are for an engine behind a connection.
 
         Args:
-            engine: where the run is; of this store alone.
+            engine: the place where the run is kept; an engine belongs to one store.
             run: the name of the run; stores of different runs never meet.
-            on_lost: what happens to waiters when a publisher was found dead and no other could
+            on_lost: how waits end when a publisher was found dead and no other publisher could
                 reach their step: "raise" `PublisherFailedError`, or "keep" waiting for its
                 successor.
-            lease_secs: for how long a process that has stopped renewing its leases counts as alive,
-                or a quarter longer. They are renewed by the event loop, so give more than the
-                longest time for which the loop is blocked; a longer one is logged at WARNING.
+            lease_secs: the time, or up to a quarter more, after which a process that does not renew
+                its leases counts as dead. The event loop renews them, so give more than the longest
+                time for which the loop is blocked; a longer block is logged at WARNING.
             heartbeat: after how many seconds of silence the connection for notifications is tested:
-                one that is dead without a signal is detected within this time and a second more.
+                a connection that is dead without a signal is detected within this time and a second
+                more.
             connect_timeout: how many seconds the first connection may take, with all its attempts;
                 10 by default, 60 on Ray.
         """
@@ -89,14 +90,13 @@ class SharedStepStore(StepStore):
         check_secs(heartbeat, "heartbeat", positive=True)
         check_secs(connect_timeout, "connect_timeout", optional=True, positive=True)
         if not engine.remote:
-            if (lease_secs, heartbeat, connect_timeout) != _NO_CONNECTION:
+            if (lease_secs, heartbeat, connect_timeout) != (_LEASE_SECS, _HEARTBEAT, None):
                 raise InvalidArgumentError(
                     "lease_secs, heartbeat and connect_timeout are for an engine behind a"
                     f" connection: leave them out for {engine!r}"
                 )
-            lease_secs = math.inf  # it finds the dead by itself
+            lease_secs = math.inf  # the engine itself removes the members of dead processes
         process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._clock = current_clock()
         self._engine = engine
         self._connection = Connection(
             engine, StoreTasks(self.run), connect=self._connect, lease_secs=lease_secs
@@ -105,10 +105,11 @@ class SharedStepStore(StepStore):
             EngineLink(
                 run=self.run,
                 process=process,
-                clock=self._clock,
+                clock=current_clock(),
                 heartbeat=heartbeat,
                 connect_timeout=connect_timeout or engine.connect_timeout,
                 waits=self._waits,
+                # `Members` needs the link, so it does not exist yet.
                 observe=lambda snapshot: self._members.observe(snapshot),
                 fail=self._connection.fail,
                 spawn=self._connection.tasks.spawn,
@@ -116,7 +117,7 @@ class SharedStepStore(StepStore):
         )
         self._members = Members(self._connection, lease_secs=lease_secs, on_lost=on_lost)
         self._writes = Writes(self._connection)
-        self._closing: asyncio.Future[None] | None = None
+        self._shutdown_done: asyncio.Future[None] | None = None  # made when closing begins
         call_after_fork(self._waits)
 
     # The position.
@@ -128,14 +129,14 @@ class SharedStepStore(StepStore):
 
     async def advance(self, by: int = 1) -> int:
         """See `StepStore.advance`; waits while the engine is unavailable."""
-        # Once per step of every session, so this is kept fast.
+        # Each session calls this once per step, so it is optimized: calls only where needed.
         if type(by) is not int or by < 1:
             by = checked_step(by, "advance by", least=1)
         waits = self._waits
         if self._loop is not get_running_loop() or waits.forked:
             self._check_loop()
         writes = self._writes
-        if not self._engine.remote and writes.may_overtake:
+        if not self._engine.remote and writes.can_skip_queue:
             try:
                 position = self._engine.advance_nowait(by, waits.latest, writes.term)
             except StoreDamagedError as error:
@@ -144,12 +145,14 @@ class SharedStepStore(StepStore):
             if position is not None:
                 waits.observe(position)
                 return position.step
-        return (await writes.write("advance", by)).step
+        position = await writes.write("advance", by)
+        return position.step
 
     async def raise_to(self, step: int) -> int:
         step = checked_step(step, "raise to step")
         self._check_loop()
-        return (await self._writes.write("raise", step)).step
+        position = await self._writes.write("raise", step)
+        return position.step
 
     async def reset(self, step: int) -> Position:
         step = checked_step(step, "reset to step")
@@ -168,25 +171,25 @@ class SharedStepStore(StepStore):
             await self._connection.wait()
         if self._writes.term:
             self._writes.check_loss()
-        # Nothing is reported while nothing waits: read the run before a wait that would fail.
-        if self._waits.unreachable is not None and step > self._waits.latest.step:
+        # The engine reports nothing while there is no wait: read the run before a wait would fail.
+        if self._waits.unreachable_error is not None and step > self._waits.latest.step:
             await wait_for_others(wait_done([self._members.refresh()], None))
 
     def _subscribe(self, step: int | None) -> None:
         self._engine.subscribe(step)
 
     def _on_unreachable(self) -> None:
-        # Other processes may have moved the step or registered a publisher, which is not known here
-        # yet.
+        # Another process may have moved the step or registered a publisher since the last report.
         self._members.refresh()
 
     # Publishers.
 
     def publisher(self, name: str) -> Publisher:
-        """Like `StepStore.publisher`.
+        """See `StepStore.publisher`.
 
-        The store is opened, and the other processes are notified, in the background; `flush` waits
-        for that. If the store cannot be opened, the call that opens it later notifies them.
+        The store opens, and announces the publisher to the other processes, in the background;
+        `flush` waits for that. If the store cannot be opened, the call that opens it later
+        announces the publisher.
         """
         publisher = super().publisher(name)
         self._members.join(publisher)
@@ -213,27 +216,27 @@ class SharedStepStore(StepStore):
             raise InvalidArgumentError(
                 f"{self!r} leads already, or is about to: leave that block first"
             )
-        member = self._members.new(f"chief {self._members.process}")
+        member = self._members.new_member(f"chief {self._members.process}")
         self._members.candidate = member
         try:
             term = await self._request_lead(member)
             self._writes.term = term
             chief = member._replace(term=term)
-            known = self._waits.snapshot
+            snapshot = self._waits.snapshot
             # With the chief among the members: if the engine loses the run before the chief is
-            # announced, there is no moment in which another process finds the lead free.
+            # announced, this process brings it back, and no other process finds the lead free.
             self._waits.observe_run(
-                known._replace(
+                snapshot._replace(
                     term=term,
                     leader=chief.process,
                     ready=False,
-                    members=(*known.members, chief),
+                    members=(*snapshot.members, chief),
                 )
             )
-            self._members.put(chief)
+            self._members.announce(chief)
             yield Term(term)
         except BaseException as error:
-            # A request that was cancelled before its answer may have been granted as well.
+            # Also if the request was cancelled: the engine may have granted it.
             self._step_down(error)
             raise
         self._step_down(None)
@@ -245,8 +248,8 @@ class SharedStepStore(StepStore):
         """
 
         async def request() -> Answer | None:
-            if not self._members.may_lead:
-                return None  # the run was lost meanwhile
+            if not self._members.may_lead:  # the run was lost before a repeated request
+                return None
             return await self._engine.request(Lead(member))
 
         while True:
@@ -264,19 +267,20 @@ class SharedStepStore(StepStore):
         chief = self._members.chief
         if chief is None:
             raise self._not_leading_error()
-        self._members.put(chief._replace(ready=True))
+        self._members.announce(chief._replace(ready=True))
         await self.flush()
         self._check_loop()  # the store may have been closed meanwhile
         self._writes.check_loss()  # of a loss during the flush: the new run is not initialised
 
     def _step_down(self, failure: BaseException | None) -> None:
-        """Give up the lead, or the request for it, with the error that has ended it."""
+        """Give up the lead, or the request for it, with the error that has ended it, if any."""
         candidate = self._members.candidate
         if candidate is None:
             return
-        name = ""  # others are not notified: the exit of a publisher does that
-        if self._writes.term and not (self._waits.registered or self._waits.has_left):
-            name = "chief"
+        has_led = self._writes.term > 0
+        has_published = self._waits.registered or self._waits.has_left
+        # A name lets the exit end waits in other processes. A publisher's exit does that better.
+        name = "chief" if has_led and not has_published else ""
         self._members.candidate = None
         self._writes.term = 0
         self._members.leave(candidate.id, name, self._waits.latest.step, failure)
@@ -284,18 +288,17 @@ class SharedStepStore(StepStore):
     # The connection.
 
     async def _connect(self) -> None:
-        """Connect the engine, take note of the run, and announce the members of this process."""
-        known_run_id = self._waits.snapshot.run_id
+        """Connect the engine, record the run, and announce the members of this process."""
+        previous_run_id = self._waits.snapshot.run_id
         snapshot = await self._engine.connect()
-        if known_run_id not in ("", snapshot.run_id):
-            self._note_loss(snapshot.position)
-        # What was silent before an outage is not dead because of it.
+        if previous_run_id not in ("", snapshot.run_id):
+            self._record_loss(snapshot.position)
         self._members.begin_leases()
         self._members.observe(snapshot)
         self._members.send_again()
 
-    def _note_loss(self, new: Position) -> None:
-        """Take note that the engine has lost the run: writes fail until that is acknowledged."""
+    def _record_loss(self, new: Position) -> None:
+        """Make writes fail until the loss of the run is acknowledged, and recover the lead."""
         old = self._waits.latest
         message = (
             f"the engine has lost the run {self.run}, which was at step {old.step} of epoch"
@@ -307,9 +310,9 @@ class SharedStepStore(StepStore):
         self._members.reserve_lead()
         chief = self._members.chief
         if chief is not None:
-            # All other processes wait until this one, the chief, has restored the run: it must not
-            # wait for them.
-            self._members.put(chief._replace(ready=False))
+            # All other processes wait until this one, the chief, has restored the run. So it must
+            # not wait for them: its own waits end.
+            self._members.announce(chief._replace(ready=False))
             self._waits.abort(self._writes.loss)
 
     # Opening and closing.
@@ -319,58 +322,60 @@ class SharedStepStore(StepStore):
         try:
             await self._connection.wait()
         except asyncio.CancelledError:
-            await self.aclose()  # the opening would continue, and the caller has nothing to close
+            # The connection would still be made, and the caller has no store that it could close.
+            await self.aclose()
             raise
         return self
 
     async def forget(self) -> None:
         """Delete the run from the engine, even if it is damaged, and close this store.
 
-        Close all other stores of the run before: an open one would bring the run back.
+        Close all other stores of the run before: an open store would make the run again.
 
         Raises:
-            StoreUnavailableError: it could not be deleted.
+            StoreUnavailableError: the run could not be deleted.
         """
         self._check_loop()
         try:
-            with contextlib.suppress(StoreDamagedError):  # what cannot be read is deleted, too
+            with contextlib.suppress(StoreDamagedError):  # a damaged run is deleted, too
                 await self._connection.wait()
             await self._leave_all()
-            await self._end_calls()  # this store must not bring it back, either
+            await self._end_calls()  # none of this store may make the run again
             await self._engine.delete()
         finally:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """See `StepStore.aclose`; lets the engine know within 5 s that this process has left."""
-        if self._closing is not None:
-            await wait_done([self._closing], None)
+        """See `StepStore.aclose`; announces within 5 s that the members of this process leave."""
+        if self._shutdown_done is not None:
+            await wait_done([self._shutdown_done], None)  # closed by another task at the same time
         if self._waits.closed:
             return
         await super().aclose()
-        self._closing = get_running_loop().create_future()
+        self._shutdown_done = get_running_loop().create_future()
         await shielded(
-            self._shut_down(self._closing),
+            self._shut_down(self._shutdown_done),
             grace_secs=_CLOSE_SECS,
             what=f"closing the step store {self.run}",
         )
 
-    async def _shut_down(self, closing: asyncio.Future[None]) -> None:
+    async def _shut_down(self, done: asyncio.Future[None]) -> None:
         """Close all parts of the store, and let other callers of `aclose` continue."""
         try:
-            await self._leave_all()  # while there is a connection
+            await self._leave_all()  # first, while there is a connection
             await self._end_calls()
             await self._engine.close()
         finally:
-            closing.set_result(None)
+            done.set_result(None)
 
     async def _end_calls(self) -> None:
+        """End all calls, writes and tasks with the error of a closed store."""
         self._connection.stop(closed_error(self.run))
         await self._connection.tasks.cancel(_CLOSE_SECS)
         self._writes.close()
 
     async def _leave_all(self) -> None:
-        """Close the publishers of this process, step down, and let the engine know within 5 s."""
+        """Close the publishers of this process, step down, and announce that within 5 s."""
         for publisher in tuple(self._waits.registered):
             publisher.close()
         self._step_down(None)
@@ -383,6 +388,7 @@ class SharedStepStore(StepStore):
     # Reports.
 
     def _awaited_lead(self) -> Awaited:
+        """Describe a wait for the lead, for reports such as `why`."""
         chief = self._waits.snapshot.chief
         return Awaited(
             "lead",
@@ -391,5 +397,5 @@ class SharedStepStore(StepStore):
         )
 
     @property
-    def _identity(self) -> str:
-        return self._waits.snapshot.run_id or super()._identity
+    def _graph_key(self) -> str:
+        return self._waits.snapshot.run_id or super()._graph_key

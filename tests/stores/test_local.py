@@ -114,7 +114,7 @@ async def test_used_up_descriptors_end_no_wait(tmp_path: Path) -> None:
             killed.publisher("trainer")
             await killed.flush()
             await until_true(lambda: other.statistics().publishers)
-            run = engine_of(killed)._run
+            run = engine_of(killed)._database
             assert run is not None
             run.close()  # as the kernel does at the death of a process
             with no_descriptors():
@@ -125,7 +125,7 @@ async def test_used_up_descriptors_end_no_wait(tmp_path: Path) -> None:
                 assert await waiting == 3
             clock.advance(1.0)
             await until_true(lambda: not other.statistics().publishers)
-            engine_of(killed)._run = None
+            engine_of(killed)._database = None
             await killed.aclose()
 
 
@@ -263,7 +263,7 @@ async def test_more_processes_than_are_read_at_first(tmp_path: Path) -> None:
         for _ in stores:
             await stores[0].advance()
         assert [await wait >= number for number, wait in enumerate(waits, 1)] == [True] * 20
-        run = engine_of(stores[1])._run
+        run = engine_of(stores[1])._database
         assert run is not None
         run.write_slot(99)  # as a process leaves it that is killed while it waits
         await stores[1].aclose()
@@ -283,7 +283,7 @@ async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
                     never = await parked(store.wait_for(2))
                     await other.advance()
                     assert await step == 1
-                    assert store._members._renewing is other._members._renewing is None
+                    assert store._members._lease_task is other._members._lease_task is None
             with pytest.raises(ah.errors.PublisherFinishedError, match="one finished at step 1"):
                 await never
 

@@ -10,7 +10,7 @@ import pytest
 import aiohooks as ah
 from aiohooks._core.scope import begin_run
 from aiohooks.stores._members import OnLost
-from aiohooks.stores._protocol import _MAX_TEXT, Answer, Request
+from aiohooks.stores._protocol import _MAX_ERROR_TEXT, Answer, Request
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.base import publishers_of
 from aiohooks.stores.publishers import Publisher
@@ -363,11 +363,11 @@ async def test_a_clean_exit_before_the_waiter_is_back_from_a_loss(
 @pytest.mark.parametrize(("length", "cut"), [(-1, False), (0, False), (1, True)])
 async def test_a_text_that_fits_is_whole(engine: FakeEngine, length: int, cut: bool) -> None:
     """The middle of a longer one is left out, and its length is shown."""
-    error = RuntimeError("x" * (_MAX_TEXT - len("RuntimeError: ") + length))
+    error = RuntimeError("x" * (_MAX_ERROR_TEXT - len("RuntimeError: ") + length))
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
         waiting = await parked(b.wait_for(1))
         await ticks(40)
         a.publisher("trainer").close(error)
         with pytest.raises(ah.PublisherFailedError) as raised:
             await waiting
-    assert (f"({_MAX_TEXT + 1:,} characters)" in str(raised.value.__cause__)) is cut
+    assert (f"({_MAX_ERROR_TEXT + 1:,} characters)" in str(raised.value.__cause__)) is cut

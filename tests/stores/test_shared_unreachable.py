@@ -39,7 +39,7 @@ class Unnotified(FakeConnection):
 class UnnotifiedFiles(LocalEngine):
     """The same in files."""
 
-    def _on_inotify(self, run: RunDatabase, inotify: Inotify) -> None:
+    def _on_inotify(self, database: RunDatabase, inotify: Inotify) -> None:
         inotify.read_events()
 
 

@@ -91,9 +91,7 @@ class KeepsTheCancelled(MemoryStepStore):
 
 
 class _IgnoresPublishers(WaitRegistry):
-    def _park_publishers(
-        self, wait: asyncio.Future[Any], step: int, innermost: RunScope
-    ) -> list[Publisher]:
+    def _park_publishers(self, waiter: Waiter, step: int, innermost: RunScope) -> list[Publisher]:
         return []
 
 

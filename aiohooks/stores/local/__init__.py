@@ -1,9 +1,9 @@
 """A step store in a database of one machine: no server.
 
 store        LocalEngine, and inotify
-_database    a run: its state, the waiting processes, and how they wake each other
-_directory   where a run is kept
-_processes   the files that show which processes are alive
+_database    a run: its state, and the files by which its processes wake each other
+_directory   the directory of a run
+_processes   the files of the processes that have a run open
 """
 
 from aiohooks.stores.local._directory import default_directory

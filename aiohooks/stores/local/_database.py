@@ -6,9 +6,9 @@
     alive/     a locked file for each process that has the run open
 
 A process that changes the run commits first and reads `waiting` second. A process that begins to
-wait writes its number first and reads the position second. So at least one of the two sees the
-other's write, and waiting needs no lock. If a process is killed between the commit and the
-notification, the kernel closes its file in `alive/`, and the others read the database.
+wait writes its number first and reads the position second. So at least one of the two processes
+sees the write of the other, and waiting needs no lock. If a process is killed between the commit
+and the notification, the kernel closes its file in `alive/`, and the others read the database.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from aiohooks.stores._protocol import (
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.local._processes import (
     MAX_SLOTS,
-    check_processes,
     claim_slot,
     file_id,
     no_fork,
+    processes_by_slot,
     release_slot,
 )
 
-if sys.platform != "win32":  # which has none: `LocalEngine` rejects it
+if sys.platform != "win32":  # Windows has no fcntl; `LocalEngine` rejects it
     import fcntl
 
 _VERSION = 2
-# Every change writes pages to the log: small ones, as it has only a few numbers.
+# Each change writes whole pages to the log. A change has only a few numbers, so pages are small.
 _SETTINGS = "PRAGMA page_size = 512; PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF"
 _SCHEMA = (
     "CREATE TABLE run(id INTEGER PRIMARY KEY, epoch INT, step INT, term INT, revision INT)",
     "INSERT INTO run VALUES (1, 1, 0, 0, 0)",
-    # A table of its own: an advance need not write it again.
+    # In a table of its own, which an advance does not write.
     "CREATE TABLE state(text TEXT)",
     f"INSERT INTO state VALUES ('{RunState().dump().decode()}')",
     f"PRAGMA user_version = {_VERSION}",
 )
-# `id = 1`: SQLite collects the rows to update in a file if they are not found by their key.
+# `id = 1`, as SQLite collects the rows to update in a file unless it finds them by their key.
 _ADVANCE = f"""
     UPDATE run SET step = step + ?
     WHERE id = 1 AND (epoch, step) >= (?, ?) AND ? IN (0, term) AND step <= {MAX_STEP} - ?
@@ -71,24 +71,24 @@ _FILES = ("notify", "waiting", "run.db")
 _SLOT_SIZE = 8
 _LOCK_ATTEMPTS = 30
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
-"""SQLITE_ERROR is that of a missing table."""
+"""SQLITE_ERROR is the code for a missing table."""
 SYSTEM_ERRORS = (OSError, sqlite3.Error)
-"""The errors of a `RunDatabase`; see `explain`."""
+"""The errors of a `RunDatabase`; `explain` returns the store's error for them."""
 
 
 class NoRunError(sqlite3.DatabaseError):
-    """The database can be read, and has no run."""
+    """The files can be read, and do not hold a whole run."""
 
 
 class RunDatabase:
-    """The open files of a run, of one store.
+    """The files of a run, which one store has opened.
 
     No method waits for another process: it raises `BlockingIOError` if another process has the lock
     of the run.
 
-    SQLite's own locks are not enough for that: where a process is stopped at the wrong moment, its
-    readers sleep for ten seconds before they give up. So every use of the database is under a
-    `flock` on the file `waiting`, which readers share.
+    The lock is a `flock` on the file `waiting`, which readers share. SQLite's own locks are not
+    enough: if a process is stopped at the wrong moment, SQLite sleeps for ten seconds before it
+    gives up.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,7 +97,7 @@ class RunDatabase:
         self._alive = path / "alive"
         self._slot = -1
         self._waiting_fd = -1
-        # The run's directory itself, and its files: if one of them is replaced, the run is gone.
+        # The directory of the run ("") and its files: if one of them is replaced, the run is gone.
         self._names = ["", "alive", *_FILES]
         self._resources = contextlib.ExitStack()
         call_after_fork(self)
@@ -109,9 +109,9 @@ class RunDatabase:
                 self._db = sqlite3.connect(
                     f"file:{quote(str(path))}/run.db?mode=rw",
                     uri=True,
-                    timeout=0.0,  # `_locked` waits instead
+                    timeout=0.0,  # never wait for a lock in here
                     isolation_level=None,  # `_change` begins transactions
-                    check_same_thread=False,  # `no_fork` lets in one thread at a time
+                    check_same_thread=False,  # `no_fork` admits one thread at a time
                 )
                 self._resources.callback(self._db.close)
         except BaseException:
@@ -119,6 +119,7 @@ class RunDatabase:
             raise
 
     def _open_file(self, name: str) -> int:
+        """Open a file of the run until `close`, and return its descriptor."""
         fd = os.open(self._path / name, os.O_RDWR)
         self._resources.callback(os.close, fd)
         return fd
@@ -126,29 +127,27 @@ class RunDatabase:
     def close(self) -> None:
         """Close everything; harmless when called twice."""
         with no_fork:
-            # SQLite writes when the last process closes a database. If another process has the
-            # lock, it leaves that to the next one.
+            # With the lock, as SQLite writes when the last process closes a database. Without it,
+            # if another process has it, SQLite leaves that to the next process.
             with contextlib.suppress(OSError):
                 self._lock(fcntl.LOCK_EX)
             self.after_fork()
 
     def after_fork(self) -> None:
-        """Close everything without a lock, which a child shares with its parent.
-
-        SQLite remembers which locks a process has: a child that only forgot the connection would
-        believe that it has them, too, once it opens the run itself.
-        """
+        """Close everything, and do not touch the lock, which a child shares with its parent."""
+        # Closed, not only forgotten: SQLite remembers the locks of a process, so a child that opens
+        # the run itself would believe that it has those of its parent.
         self._resources.close()
         self._opened_ids = []
-        # Another file may get the number of the one that is closed.
+        # The system may give the number of the closed descriptor to another file.
         self._waiting_fd = -1
 
     @contextlib.contextmanager
     def _locked(self, kind: int) -> Generator[None]:
-        """Have the lock of the run in the block, in which no thread can fork.
+        """Hold the lock of the run in the block, in which no thread can fork.
 
         Raises:
-            BlockingIOError: another process keeps it.
+            BlockingIOError: another process has the lock.
         """
         with no_fork:
             self._lock(kind)
@@ -158,9 +157,10 @@ class RunDatabase:
                 fcntl.flock(self._waiting_fd, fcntl.LOCK_UN)
 
     def _lock(self, kind: int) -> None:
+        """Take the lock of the run, in a few attempts and without waiting."""
         if self._waiting_fd < 0:
             raise OSError(errno.EBADF, "the files of the run were closed")
-        # Others have it for some microseconds, unless they are stopped.
+        # Other processes have it for some microseconds, unless they are stopped.
         for _ in range(_LOCK_ATTEMPTS):
             try:
                 return fcntl.flock(self._waiting_fd, kind | fcntl.LOCK_NB)
@@ -169,12 +169,13 @@ class RunDatabase:
         raise BlockingIOError(errno.EAGAIN, "another process has the lock of the run")
 
     def _file_ids(self) -> list[tuple[int, int]]:
+        """Return the device and inode of each file as it is now, in the order of `_names`."""
         return [file_id((self._path / name).lstat()) for name in self._names]
 
     def is_gone(self) -> bool:
         """Return whether the files are closed, or were deleted, moved or replaced.
 
-        Other processes would not read what is written to them.
+        No other process would see a change then.
         """
         try:
             return self._file_ids() != self._opened_ids
@@ -182,41 +183,48 @@ class RunDatabase:
             return True
 
     def register(self, process: str) -> Snapshot:
-        """Register this process in a slot, and return the run.
+        """Register this process in a free slot, and return the run.
 
-        The run is begun if it is new, and dead processes are removed.
+        Begin the run if it is new, and remove dead processes.
         """
         with self._locked(fcntl.LOCK_EX):
-            self._db.executescript(_SETTINGS)  # not in a transaction: SQLite would ignore them
+            self._db.executescript(_SETTINGS)  # SQLite ignores these in a transaction
         with self._change() as state:
             self._remove_dead(state)
             self._slot, fd = claim_slot(self._alive, process)
             self._resources.callback(release_slot, fd)
             self._names.append(f"alive/{self._slot}")
             self._opened_ids.append(file_id(os.fstat(fd)))
-            # Both have their place on the disk from now on: no notification fails for lack of it.
+            # The first writes take the space on the disk: no later notification fails for lack of
+            # it.
             self.write_slot(None)
             os.pwrite(self._notify_fd, b"!", 0)
         return state.snapshot()
 
     def has_begun(self) -> bool:
-        """Return whether there is a run; raise `NoRunError` if there was one."""
+        """Return whether the database has a run; false if it is new.
+
+        Raises:
+            NoRunError: the run is of another version, or the database has lost it.
+        """
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        # A new database has version 0, and no process has written to `waiting` yet.
         if version != _VERSION and (version or os.fstat(self._waiting_fd).st_size):
             raise NoRunError(f"version {version}")
         return bool(version)
 
     def leave(self) -> None:
-        """Give up the slot, and those of dead processes.
+        """Free the slot of this process, and those of dead processes.
 
-        Perhaps no other process will be notified of their end.
+        There may be no other process that is notified of their deaths.
         """
         if self._slot >= 0:
             self.remove_dead()
             self._free_slot(self._slot)
 
     def _free_slot(self, slot: int) -> None:
-        # In this order: another process may take the slot as soon as the file is gone.
+        """Delete the number and the file of a slot."""
+        # In this order: another process may claim the slot as soon as the file is gone.
         os.pwrite(self._waiting_fd, bytes(_SLOT_SIZE), _SLOT_SIZE * slot)
         (self._alive / str(slot)).unlink(missing_ok=True)
 
@@ -234,6 +242,7 @@ class RunDatabase:
             return self._load().snapshot()
 
     def _load(self) -> RunState:
+        """Read the state, with the position of the row that an advance writes."""
         epoch, step, text = self._fetch("SELECT epoch, step, text FROM run, state")
         try:
             state = RunState.load(text)
@@ -243,6 +252,7 @@ class RunDatabase:
         return state
 
     def _fetch(self, query: str) -> Any:
+        """Return the row of a query; raise `NoRunError` if the run is not whole."""
         if os.fstat(self._waiting_fd).st_size < _SLOT_SIZE * (self._slot + 1):
             raise NoRunError("the file `waiting` was cut off")
         row = self._db.execute(query).fetchone()
@@ -253,15 +263,15 @@ class RunDatabase:
     # Changes.
 
     def write_slot(self, step: int | None) -> None:
-        """Request a notification when `step` is reached (0: of every change), or none."""
+        """Request a notification when `step` is reached, of each change with 0, or none."""
         number = 0 if step is None else step + 1
         os.pwrite(self._waiting_fd, array("Q", [number]), _SLOT_SIZE * self._slot)
 
     def advance(self, by: int, floor: Position, term: int) -> Position | None:
         """Add `by` to the step, and return the new position.
 
-        Return None, and change nothing, if the run is behind `floor`, `term` is over, or the step
-        would be too high: `apply` of the same write finds out which.
+        Return None, and change nothing, if the run is behind `floor`, if `term` is over, or if the
+        step would be too high: `apply` of the same write returns the reason.
         """
         with self._locked(fcntl.LOCK_EX):
             row = self._db.execute(_ADVANCE, (by, *floor, term, by)).fetchone()
@@ -272,23 +282,24 @@ class RunDatabase:
         return Position(epoch, step)
 
     def apply(self, request: Request) -> tuple[Answer, Snapshot]:
-        """Apply a request."""
+        """Apply a request, and return the answer with the state after it."""
         with self._change() as state:
             answer = state.apply(request)
         return answer, state.snapshot()
 
     def remove_dead(self) -> Snapshot:
-        """Remove the members of processes that have died, and free their slots."""
+        """Remove the members of dead processes, free their slots, and return the new state."""
         with self._change() as state:
             self._remove_dead(state)
         return state.snapshot()
 
     def _remove_dead(self, state: RunState) -> None:
-        processes = check_processes(self._alive)
+        """Remove the members of dead processes from the state, and free their slots."""
+        processes = processes_by_slot(self._alive)
         living = set(processes.values())
         lost = [member for member in state.members.values() if member.process not in living]
-        # The lease of a chief goes first: waiters get the name of the last one, and that of a
-        # publisher says more.
+        # Chiefs first: an error of the waiters names the last member that was removed, and a
+        # publisher is the better reason.
         for member in sorted(lost, key=lambda member: -member.term):
             state.apply(Expire(member.id, member.heartbeat))
         for slot, process in processes.items():
@@ -297,7 +308,7 @@ class RunDatabase:
 
     @contextlib.contextmanager
     def _change(self) -> Generator[RunState]:
-        """Change the state in a transaction, and wake the processes that it concerns."""
+        """Let the block change the state in a transaction; then wake the processes that wait."""
         with self._locked(fcntl.LOCK_EX), self._db:
             self._db.execute("BEGIN IMMEDIATE")
             if not self.has_begun():
@@ -307,7 +318,7 @@ class RunDatabase:
             old = state.position
             revision = state.revision
             yield state
-            state.answers.clear()  # no request is sent twice here
+            state.answers.clear()  # no request is sent again: its answer cannot be lost here
             self._db.execute(
                 "UPDATE run SET epoch = ?, step = ?, term = ?, revision = ?",
                 (*state.position, state.term, state.revision),
@@ -315,16 +326,16 @@ class RunDatabase:
             self._db.execute("UPDATE state SET text = ?", (state.dump().decode(),))
         new = state.position
         has_changed = (new.epoch, state.revision) != (old.epoch, revision)
-        # Also this process itself: the caller may have been cancelled meanwhile.
+        # Also this process itself (-1 is no slot): its caller may have been cancelled meanwhile.
         self._wake_waiting(old.step, new.step, except_slot=-1, state_changed=has_changed)
 
     def _wake_waiting(
         self, old: int, new: int, *, except_slot: int, state_changed: bool = False
     ) -> None:
-        """Wake the processes of the run, if the state has changed or one waits for a new step.
+        """Wake all processes if the state has changed, or if one waits for a step up to `new`.
 
-        The change is committed already, so an error is logged and not raised: the caller would take
-        it for a failed change.
+        Log an error and do not raise it: the change is committed, and the caller would believe that
+        it has failed.
         """
         with no_fork:
             try:
@@ -335,15 +346,17 @@ class RunDatabase:
 
     def _is_awaited(self, old: int, new: int, *, except_slot: int) -> bool:
         """Return whether a process in another slot waits for a step after `old` up to `new`."""
-        numbers = self._waiting()
-        if len(numbers) <= self._slot:  # it was cut off, which reading the run reports
+        numbers = self._slot_numbers()
+        if len(numbers) <= self._slot:  # the file was cut off: the processes report that
             return True
         for slot, number in enumerate(numbers):
+            # A number is 1 more than the step: 1 is for any change.
             if slot != except_slot and (number == 1 or old + 1 < number <= new + 1):
                 return True
         return False
 
-    def _waiting(self) -> array[int]:
+    def _slot_numbers(self) -> array[int]:
+        """Return the numbers in `waiting`, by slot."""
         data = os.pread(self._waiting_fd, _SLOT_SIZE * MAX_SLOTS, 0)
         return array("Q", data[: len(data) // _SLOT_SIZE * _SLOT_SIZE])
 
@@ -360,13 +373,14 @@ def make_files(path: Path) -> None:
             " directory; a chief continues from its newest checkpoint"
         )
     for name in _FILES:
-        # Not opened: closing the database would release the locks that SQLite has on it.
+        # Not opened: to close a descriptor would release the locks that SQLite in this process has
+        # on the file.
         with contextlib.suppress(FileExistsError):
             os.mknod(path / name, 0o600)
 
 
 def delete_run(path: Path) -> None:
-    """Delete a run. Foreign files in its directory stay, and the error names the directory."""
+    """Delete the files of a run and its directory; raise an error if it has any other files."""
     files = [path / name for name in (*_FILES, "run.db-wal", "run.db-shm")]
     for file in (*files, *(path / "alive").iterdir()):
         file.unlink(missing_ok=True)
@@ -375,7 +389,7 @@ def delete_run(path: Path) -> None:
 
 
 def explain(error: Exception, path: Path, run: str) -> EngineError:
-    """Return the error of the store for an error of a `RunDatabase`."""
+    """Return the store's error for an error of a `RunDatabase`."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if isinstance(error, NoRunError) or code in _DAMAGED:
         return damaged_error(
@@ -385,8 +399,10 @@ def explain(error: Exception, path: Path, run: str) -> EngineError:
             expected=f"a database of version {_VERSION}",
             delete=f"remove the directory {path}",
         )
-    kind = StoreRefusedError if code == sqlite3.SQLITE_READONLY else StoreUnavailableError
-    return kind(
+    error_type = StoreUnavailableError
+    if code == sqlite3.SQLITE_READONLY:
+        error_type = StoreRefusedError
+    return error_type(
         f"the files of run {run!r} in {path} cannot be used: {error}; make room on the disk, close"
         " other files, or let this user write there"
     )

@@ -1,4 +1,4 @@
-"""Where a run is kept: a directory of this machine that no other user can write to."""
+"""The directory of a run: on a disk of this machine, and no other user can write to it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError
 
-# File systems, by the number that `statfs` gives them, whose files other machines change as well:
-# inotify does not report such changes, and locks may hold on one machine only. FUSE is among them
-# because anything may be behind it.
+# The file systems whose files other machines may change as well, by the number that `statfs`
+# returns: inotify does not report such changes, and locks may hold on one machine only. Behind FUSE
+# there may be any file system.
 _REMOTE_FILE_SYSTEMS = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -33,7 +33,7 @@ _REMOTE_FILE_SYSTEMS = {
     0x7461636F: "OCFS2",
     0x786F4256: "VirtualBox shared folders",
 }
-_BAD_PATH = (
+_PATH_ERRORS = (
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
@@ -42,17 +42,15 @@ _BAD_PATH = (
     errno.ELOOP,
     errno.ENAMETOOLONG,
 )
-"""Errors that last until another path is given, unlike a full disk."""
+"""Errors that last until the user gives another path, unlike that of a full disk."""
 
 
 def default_directory() -> Path:
     """Return the directory of runs that `LocalEngine` uses by default.
 
-    It is the same for all processes of this user.
-
-    It is `$XDG_RUNTIME_DIR/aiohooks` where a login has set that variable, otherwise
-    `aiohooks-<uid>` in the directory for temporary files. Neither survives a restart of the
-    machine.
+    All processes of a user have the same one: `$XDG_RUNTIME_DIR/aiohooks` where a login has set
+    that variable, otherwise `aiohooks-<uid>` in the directory for temporary files. Both may be
+    deleted when the machine restarts.
     """
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
     if runtime.is_absolute() and runtime.is_dir() and runtime.stat().st_uid == os.geteuid():
@@ -61,9 +59,7 @@ def default_directory() -> Path:
 
 
 def run_file_name(run: str) -> str:
-    """Return the file name of a run, which is different for every run.
-
-    It is never a path that leaves the directory.
+    """Return the name of a run's directory: a different one for every run, and never a path.
 
     Raises:
         InvalidArgumentError: the file name is too long.
@@ -78,26 +74,27 @@ def run_file_name(run: str) -> str:
     return name
 
 
-def make_run_directory(directory: Path | None, run: str) -> Path:
+def make_run_directory(directory: Path | None, run: str) -> None:
     """Make the directory of a run, and its parents, accessible to this user only.
 
-    A directory that exists must be one that no other user can write to.
+    If the directory exists, no other user may be able to write to it.
 
     Raises:
-        InvalidArgumentError: it belongs to another user, is open to others, or is on a file system
-            of several machines.
-        StoreRefusedError: it can never be made there.
-        OSError: it cannot be made now.
+        InvalidArgumentError: the directory belongs to another user, is open to others, or is on a
+            file system of several machines.
+        StoreRefusedError: the directory can never be made there.
+        OSError: the directory cannot be made now.
     """
     base = directory or default_directory()
     _make_directory(base, parents=True)
     base = base.resolve()
     if directory is None:
-        # Its name is known to all users, and the parent is often open to them: one of them could
-        # have made it.
+        # All users can predict its name, and may often write to its parent: another user could have
+        # made it.
         _check_private(base, forbidden_mode=0o077)
     else:
-        # It may be one for many users, such as /dev/shm, if only the root user can replace it.
+        # A directory for many users, such as /dev/shm, is fine if it belongs to the root user, who
+        # alone can replace it.
         _check_private(base, forbidden_mode=0, other_owner=0)
     file_system = remote_file_system(base)
     if file_system is not None:
@@ -110,14 +107,14 @@ def make_run_directory(directory: Path | None, run: str) -> Path:
     for private in (path, path / "alive"):  # `alive` has a file for each process
         _make_directory(private)
         _check_private(private, forbidden_mode=0o022)
-    return path
 
 
 def _make_directory(path: Path, *, parents: bool = False) -> None:
+    """Make a directory unless it exists; raise `StoreRefusedError` if the path is the reason."""
     try:
         path.mkdir(mode=0o700, parents=parents, exist_ok=True)
     except OSError as error:
-        if error.errno not in _BAD_PATH:
+        if error.errno not in _PATH_ERRORS:
             raise
         raise StoreRefusedError(
             f"the directory {path} cannot be made: {error}; give one that user {os.geteuid()} may"
@@ -126,6 +123,10 @@ def _make_directory(path: Path, *, parents: bool = False) -> None:
 
 
 def _check_private(path: Path, *, forbidden_mode: int, other_owner: int = -1) -> None:
+    """Raise an error unless the path is a directory of this user, or of `other_owner`.
+
+    Its mode must have none of the bits of `forbidden_mode`.
+    """
     status = path.lstat()
     problem = ""
     if not stat.S_ISDIR(status.st_mode):
@@ -142,11 +143,11 @@ def _check_private(path: Path, *, forbidden_mode: int, other_owner: int = -1) ->
 
 
 def remote_file_system(path: Path) -> str | None:
-    """Return the kind of the file system of `path` if other machines may change it too.
+    """Return the name of the file system of `path` if other machines may change its files, too.
 
-    Otherwise return None.
+    Return None for a file system of this machine.
     """
-    # `struct statfs`, whose first member is the kind, with room to spare.
+    # For `struct statfs`, with room to spare. Its first member is the number of the file system.
     result = (ctypes.c_long * 64)()
     ctypes.CDLL(None).statfs(os.fsencode(path), ctypes.byref(result))
     return _REMOTE_FILE_SYSTEMS.get(result[0] & 0xFFFFFFFF)

@@ -1,8 +1,8 @@
-"""Which processes have a run open: each keeps a file of its own in `alive/`, locked and open.
+"""The processes that have a run open: each has a file of its own in `alive/`, open and locked.
 
-The file is named by the number of the process's slot, and holds the name of the process. When the
-process ends, in whatever way, the kernel releases the lock and then reports to inotify that a file
-was closed after writing.
+The name of the file is the number of the process's slot, and its content the name of the process.
+When the process ends, in any way, the kernel releases the lock and then reports to inotify that a
+file was closed after writing.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from pathlib import Path
 from aiohooks._core.fork import hold_during_fork
 from aiohooks.errors import StoreUnavailableError
 
-if sys.platform != "win32":  # which has none: `LocalEngine` rejects it
+if sys.platform != "win32":  # Windows has no fcntl; `LocalEngine` rejects it
     import fcntl
 
 MAX_SLOTS = 1024
 
 no_fork = threading.Lock()
-"""Hold it to use the files of a run: a forked child must not get them in the middle of a change,
-and a thread may be using them.
+"""The lock to hold during each use of the files of a run. One thread at a time uses them, and a
+child that is forked does not get them in the middle of a change.
 """
 hold_during_fork(no_fork)
 
-# The lock is a POSIX one: a `flock` is released only after the report, when others may have looked
-# already. But POSIX locks are lost as soon as the process closes *any* descriptor of the file, and
-# never conflict within a process: so a process never opens its own files, but remembers them.
+# The locks are POSIX locks: a `flock` is released only after the report, when other processes may
+# have checked it already. But a process loses a POSIX lock as soon as it closes *any* descriptor of
+# the file, and its own locks never conflict. So a process never opens its own files a second time:
+# it remembers their content.
 _own_files: dict[tuple[int, int], str] = {}
-"""The names in the files of this very process, by device and inode."""
+"""The content of the files of this very process, by device and inode."""
 
 
 def claim_slot(directory: Path, process: str) -> tuple[int, int]:
-    """Make the file of this process in the lowest free slot, and return both.
+    """Make the file of this process in the lowest free slot; return the slot and the descriptor.
 
     The caller has the lock of the run, and has removed dead processes.
     """
-    free = set(range(MAX_SLOTS)).difference(check_processes(directory))
-    if not free:
+    free_slots = set(range(MAX_SLOTS)).difference(processes_by_slot(directory))
+    if not free_slots:
         raise StoreUnavailableError(f"{MAX_SLOTS} processes have this run open: limit reached")
-    slot = min(free)
+    slot = min(free_slots)
     fd = os.open(directory / str(slot), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.lockf(fd, fcntl.LOCK_EX)
     os.write(fd, process.encode())
@@ -51,7 +52,10 @@ def claim_slot(directory: Path, process: str) -> tuple[int, int]:
 
 
 def release_slot(fd: int) -> None:
-    """Close the file, which reports the end of this process; in a forked child only forget it."""
+    """Close the file of this process, which the kernel reports to the others.
+
+    In a forked child that reports nothing: its parent has the file open, too.
+    """
     del _own_files[file_id(os.fstat(fd))]
     os.close(fd)
 
@@ -61,20 +65,21 @@ def file_id(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def check_processes(directory: Path) -> dict[int, str | None]:
+def processes_by_slot(directory: Path) -> dict[int, str | None]:
     """Return the names of the processes by slot; None for a process that has died."""
     processes: dict[int, str | None] = {}
-    for name in os.listdir(directory):  # not `glob`, which takes an error for an empty directory
+    for name in os.listdir(directory):  # not `glob`, which ignores an error of the system
         if not name.isdecimal():
-            continue  # no store has made it
+            continue  # a foreign file
         path = directory / name
-        with contextlib.suppress(FileNotFoundError):  # it has just left
-            own = _own_files.get(file_id(path.lstat()))
-            processes[int(name)] = own or _other_process(path)
+        with contextlib.suppress(FileNotFoundError):  # the process has just left
+            own_name = _own_files.get(file_id(path.lstat()))
+            processes[int(name)] = own_name or _process_with_lock(path)
     return processes
 
 
-def _other_process(path: Path) -> str | None:
+def _process_with_lock(path: Path) -> str | None:
+    """Return the name in the file of another process; None if no process has locked the file."""
     with path.open("rb") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A step store in a SQLite database, for the processes of one machine."""
+"""The engine of a step store in a SQLite database, for the processes of one machine."""
 
 from __future__ import annotations
 
@@ -15,20 +15,15 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, wait
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
 from aiohooks._core.clock import sleep
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.validate import check_directory
 from aiohooks._core.waits import wait_for_others
-from aiohooks.errors import (
-    StoreDamagedError,
-    StoreUnavailableError,
-    UnsupportedSystemError,
-)
+from aiohooks.errors import StoreDamagedError, StoreUnavailableError, UnsupportedSystemError
 from aiohooks.stores._protocol import (
-    ENGINE_ERRORS,
     Answer,
     EngineError,
     Position,
@@ -44,47 +39,45 @@ from aiohooks.stores.local._database import (
     explain,
     make_files,
 )
-from aiohooks.stores.local._directory import (
-    default_directory,
-    make_run_directory,
-    run_file_name,
-)
+from aiohooks.stores.local._directory import default_directory, make_run_directory, run_file_name
 
 T = TypeVar("T")
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 
-# Events of inotify.
+# Kinds of events of inotify, as bits.
 MODIFY = 0x2
 CLOSE_WRITE = 0x8
 _REMOVED = 0x4 | 0x800
-"""ATTRIB, as a file that is removed while it is open has one name less, and MOVE_SELF."""
+"""IN_ATTRIB and IN_MOVE_SELF: a file that is removed while it is open loses a name, which counts as
+a changed attribute.
+"""
 _DELETED = 0x200
 OVERFLOW = 0x4000
-"""Any number of events was lost, of any kind."""
+"""Events of any kind and number were lost."""
 
-_EVENT = struct.Struct("iIII")
+_EVENT = struct.Struct("iIII")  # watch, kinds, cookie, size of the name behind it
 
 
 class LocalEngine(Engine):
     """A run in a directory, for the processes of one machine: a SQLite database.
 
     There is no server. The kernel (inotify) notifies waiters when their step is reached, and when a
-    process that publishes has died; there are no leases, and a process that is merely stopped
-    counts as alive. Any process may be killed at any moment. The step outlives them all, until
-    `forget`; not every restart of the machine, see `default_directory`.
+    process that publishes has died. There are no leases, and a process that is merely stopped
+    counts as alive. Any process may be killed at any moment. The step outlives all processes, until
+    `forget`, but not every restart of the machine: see `default_directory`.
     """
 
     remote = False
-    connect_timeout: ClassVar[float] = 0.0  # an error of the system is raised immediately
+    connect_timeout = 0.0  # the first error is raised immediately
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         """Open nothing yet.
 
         Args:
-            directory: where the runs are kept, a directory for each; made if it is missing,
-                `default_directory()` if left out. It must be on a file system of this machine, and
-                no other user may write to a run's directory.
+            directory: the directory of the runs, which have a directory of their own in it; by
+                default `default_directory()`. It is made if it is missing. It must be on a file
+                system of this machine, and no other user may write to the directory of a run.
 
         Raises:
             InvalidArgumentError: `directory` is not a path.
@@ -95,14 +88,14 @@ class LocalEngine(Engine):
         if directory is not None:
             check_directory(directory, "directory", url="the URL is for open_step_store")
             self._base = Path(directory).absolute()
-        self._run: RunDatabase | None = None
+        self._database: RunDatabase | None = None
         self._inotify: Inotify | None = None
-        self._subscribed: int | None = None
-        self._revision: int | None = None  # that was reported
+        self._subscribed_step: int | None = None
+        self._reported_revision: int | None = None
 
     def attach(self, link: EngineLink) -> None:
         super().attach(link)
-        run_file_name(link.run)  # raises for one that is too long
+        run_file_name(link.run)  # raises an error for a name that is too long
 
     @property
     def directory(self) -> Path:
@@ -114,49 +107,50 @@ class LocalEngine(Engine):
     async def connect(self) -> Snapshot:
         await self.disconnect()
         try:
-            self._run = run = await to_thread(self._open_files, grace_secs=5.0)
-            # Watched first and read second, so that no change is missed.
+            self._database = database = await to_thread(self._open_files, grace_secs=5.0)
+            # Watch first and read second, so that no change is missed.
             self._inotify = Inotify()
             self._inotify.add_run(self.directory)
-            snapshot = await submit(partial(run.register, self.link.process))
-            self._revision = snapshot.revision
+            snapshot = await call_unlocked(partial(database.register, self.link.process))
+            self._reported_revision = snapshot.revision
         except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
-        if run.is_gone():  # it was deleted meanwhile
+        if database.is_gone():  # the run was deleted meanwhile
             return await self.connect()
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._inotify.fd, self._on_inotify, run, self._inotify)
+        loop.add_reader(self._inotify.fd, self._on_inotify, database, self._inotify)
         return snapshot
 
     def _open_files(self) -> RunDatabase:
+        """Make the files of the run, unless they are there, and open them. Blocks."""
         make_run_directory(self._base, self.link.run)
         make_files(self.directory)
         return RunDatabase(self.directory)
 
     async def disconnect(self) -> None:
-        run = self._run
-        self._run = None
-        self._subscribed = None
+        database = self._database
+        self._database = None
+        self._subscribed_step = None
         if self._inotify is not None:
             asyncio.get_running_loop().remove_reader(self._inotify.fd)
             self._inotify.close()
             self._inotify = None
-        if run is None:
+        if database is None:
             return
         try:
-            if not run.is_gone():  # otherwise no other process has these files open
-                leaving = submit(run.leave)
+            if not database.is_gone():  # otherwise no other process would read a change
+                leaving = call_unlocked(database.leave)
                 leaving.add_done_callback(retrieve_exception)
-                # A stopped process may hold the lock. Then the attempts to leave end when the
-                # files are closed, and another process finds that this one has left.
+                # If a stopped process has the lock, closing the files ends the attempts to leave,
+                # and another process finds that this one has ended.
                 await wait_done([leaving], 1.0)
         finally:
-            run.close()
+            database.close()
 
     async def delete(self) -> None:
-        gone = self._gone_error()
-        if gone is not None:
-            raise gone
+        gone_error = self._gone_error()
+        if gone_error is not None:
+            raise gone_error
         await self.disconnect()
         try:
             await to_thread(delete_run, self.directory)
@@ -166,16 +160,16 @@ class LocalEngine(Engine):
     # Requests.
 
     def advance_nowait(self, by: int, floor: Position, term: int) -> Position | None:
-        if self._run is None:
+        if self._database is None:
             return None
         try:
-            return self._run.advance(by, floor, term)
-        except (sqlite3.Error, OSError):
-            return None  # `request` waits for the lock, or explains the error
+            return self._database.advance(by, floor, term)
+        except SYSTEM_ERRORS:
+            return None  # `request` waits for the lock, or raises the error
 
     async def request(self, request: Request) -> Answer:
-        answer, snapshot = await self._call(lambda run: run.apply(request))
-        self._revision = snapshot.revision
+        answer, snapshot = await self._call(lambda database: database.apply(request))
+        self._reported_revision = snapshot.revision
         self.link.observe(snapshot)
         return answer
 
@@ -183,14 +177,13 @@ class LocalEngine(Engine):
         return await self._call(RunDatabase.snapshot)
 
     async def _call(self, work: Callable[[RunDatabase], T]) -> T:
-        """Call `work` with the open run.
+        """Call `work` with the open database; wait while another process has the lock.
 
-        A wait for the lock is one for others, which a stop ends: another process has the lock, and
-        is stopped if that lasts.
+        A stop of the session ends the wait: the other process may be stopped.
         """
-        if self._run is None:
+        if self._database is None:
             raise StoreUnavailableError(f"the files of run {self.link.run!r} are not open")
-        answer = submit(partial(work, self._run))
+        answer = call_unlocked(partial(work, self._database))
         try:
             if not answer.done():
                 await wait_for_others(answer)
@@ -198,51 +191,57 @@ class LocalEngine(Engine):
         except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
         finally:
-            answer.cancel()  # a stop has ended the wait
+            answer.cancel()  # where a stop has ended the wait
 
     # Notifications.
 
     def subscribe(self, step: int | None) -> None:
-        run = self._run
-        if run is None or step == self._subscribed:
+        database = self._database
+        if database is None or step == self._subscribed_step:
             return
-        self._subscribed = step
+        self._subscribed_step = step
         try:
-            run.write_slot(step)
+            database.write_slot(step)
         except OSError as error:
             self.link.fail(self._explain(error))
+        # Written first and read second, so that no change is missed.
         if step is not None:
-            self._observe(run)
+            self._report_change(database)
 
-    def _on_inotify(self, run: RunDatabase, inotify: Inotify) -> None:
+    def _on_inotify(self, database: RunDatabase, inotify: Inotify) -> None:
+        """Read the events, and report a change, a run that is gone, and processes that ended."""
         events = inotify.read_events()
-        if events & ~(MODIFY | CLOSE_WRITE) and run.is_gone():
-            run.close()  # calls fail from now on
+        if events & ~(MODIFY | CLOSE_WRITE) and database.is_gone():
+            database.close()  # calls fail from now on
         if events & ~CLOSE_WRITE:
-            self._observe(run)
-        if events & (CLOSE_WRITE | OVERFLOW):
+            self._report_change(database)
+        if events & (CLOSE_WRITE | OVERFLOW):  # the kernel has closed the file of a process
             self.link.spawn(self._report(RunDatabase.remove_dead), "removing the dead")
 
-    def _observe(self, run: RunDatabase) -> None:
-        """Report the position, and later the state if it has changed.
+    def _report_change(self, database: RunDatabase) -> None:
+        """Report the position now, and if more than that has changed, the state in a task.
 
-        The caller may be about to park a waiter.
+        In a task, as the caller may be about to park a waiter.
         """
         revision = None
-        with contextlib.suppress(*SYSTEM_ERRORS):  # `_report` waits, or finds the error as well
-            position, revision = run.position()
+        # After an error the task waits for the lock, or gets the error again.
+        with contextlib.suppress(*SYSTEM_ERRORS):
+            position, revision = database.position()
             self.link.waits.observe(position)
-        if revision is None or revision != self._revision:
-            self._revision = revision
+        if revision is None or revision != self._reported_revision:
+            self._reported_revision = revision
             self.link.spawn(self._report(RunDatabase.snapshot), "reading the run")
 
     async def _report(self, read: Callable[[RunDatabase], Snapshot]) -> None:
-        """Report the run; after an error that may pass, such as that of a full disk, try again."""
-        while self._run is not None:
+        """Report the state that `read` returns.
+
+        After an error that may pass, such as that of a full disk, try again each second.
+        """
+        while self._database is not None:
             try:
                 self.link.observe(await self._call(read))
                 return
-            except ENGINE_ERRORS as error:
+            except (StoreDamagedError, StoreUnavailableError) as error:
                 if isinstance(error, StoreDamagedError) or self._gone_error():
                     self.link.fail(error)
                     return
@@ -250,8 +249,8 @@ class LocalEngine(Engine):
             await sleep(1.0, self.link.clock)
 
     def _gone_error(self) -> EngineError | None:
-        """Return the error if the files are no longer those of the run."""
-        if self._run is None or not self._run.is_gone():
+        """Return the error of a run whose files were deleted, moved or replaced, if they were."""
+        if self._database is None or not self._database.is_gone():
             return None
         return StoreUnavailableError(
             f"the run {self.link.run!r} was deleted, or its directory {self.directory} was moved:"
@@ -259,10 +258,12 @@ class LocalEngine(Engine):
         )
 
     def _explain(self, error: Exception) -> EngineError:
+        """Return the store's error for an error of the database."""
         return self._gone_error() or explain(error, self.directory, self.link.run)
 
 
 def _check_system() -> None:
+    """Raise an error on a system without inotify, or with an SQLite that is too old."""
     if sys.platform != "linux":
         raise UnsupportedSystemError(
             "the step store local:// needs Linux, whose kernel notifies of changed files (inotify);"
@@ -275,8 +276,8 @@ def _check_system() -> None:
         )
 
 
-def _attempt(work: Callable[[], T], outcome: asyncio.Future[T] | Future[T]) -> bool:
-    """Call `work` and set its outcome; return False if another process has locked the database."""
+def _set_outcome(work: Callable[[], T], outcome: asyncio.Future[T] | Future[T]) -> bool:
+    """Set the outcome of `work()`; return False if another process has locked the database."""
     try:
         result = work()
     except Exception as error:
@@ -289,52 +290,56 @@ def _attempt(work: Callable[[], T], outcome: asyncio.Future[T] | Future[T]) -> b
     return True
 
 
-def submit(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Call `work`, immediately or in a thread as soon as the database is not locked.
+def call_unlocked(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Call `work` now, or if the database is locked, in a thread as soon as it is not.
 
-    Return its result. The thread ends if that is cancelled, or when the database is closed.
-
-    It is a daemon and not one of a pool, whose threads keep the interpreter from exiting: a stopped
-    process may have locked the database for as long as it is stopped.
+    Returns:
+        The outcome of `work`. If you cancel it, or close the database, the thread ends.
     """
-    result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    if _attempt(work, result):
-        return result
-    outcome: Future[T] = Future()
+    outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    if _set_outcome(work, outcome):
+        return outcome
+    late_outcome: Future[T] = Future()
 
-    def run() -> None:
+    def retry() -> None:
         pause_secs = 0.0002
-        with contextlib.suppress(InvalidStateError):  # it is cancelled just now
-            while not (outcome.cancelled() or _attempt(work, outcome)):
-                wait([outcome], pause_secs)
+        with contextlib.suppress(InvalidStateError):  # it was cancelled during the call
+            while not (late_outcome.cancelled() or _set_outcome(work, late_outcome)):
+                wait([late_outcome], pause_secs)
                 pause_secs = min(2 * pause_secs, 0.01)
 
-    threading.Thread(target=run, name="aiohooks step store", daemon=True).start()
-    return asyncio.wrap_future(outcome)
+    # A daemon and no thread of a pool, which would keep the interpreter from exiting: a stopped
+    # process may have locked the database for as long as it is stopped.
+    threading.Thread(target=retry, name="aiohooks step store", daemon=True).start()
+    return asyncio.wrap_future(late_outcome)
 
 
 class Inotify:
-    """One inotify instance; its `fd` becomes readable when there are events."""
+    """An inotify instance; its `fd` becomes readable when there are events."""
 
     def __init__(self) -> None:
-        """Raise `StoreUnavailableError` where the user has reached the limit of instances."""
+        """Make an instance without watches.
+
+        Raises:
+            StoreUnavailableError: the user has reached the limit of instances.
+        """
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.fd: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        _check(self.fd, "inotify")
+        _check_result(self.fd, "inotify")
         call_after_fork(self)
 
     def add(self, path: Path, kinds: int) -> None:
-        """Watch a file, or the files in a directory.
+        """Watch a file, or the files in a directory, for events of these kinds.
 
         Raises:
             StoreUnavailableError: the user has reached the limit of watches.
-            OSError: the system refuses it.
+            OSError: the path cannot be watched.
         """
         watch = self._libc.inotify_add_watch(self.fd, os.fsencode(path), ctypes.c_uint32(kinds))
-        _check(watch, str(path))
+        _check_result(watch, str(path))
 
     def add_run(self, path: Path) -> None:
-        """Watch the files of the run in the directory `path`."""
+        """Watch the files of the run in the directory `path`, and the directory itself."""
         self.add(path / "notify", MODIFY | _REMOVED)
         self.add(path / "alive", CLOSE_WRITE | _DELETED)
         for watched in (path / "run.db", path / "waiting", path, path.parent):
@@ -343,7 +348,7 @@ class Inotify:
     def read_events(self) -> int:
         """Return the kinds of the events since the last call, combined, without waiting."""
         try:
-            data = os.read(self.fd, 8192)  # the next iteration of the loop reads the others
+            data = os.read(self.fd, 8192)  # the event loop calls again for further events
         except BlockingIOError:
             return 0
         kinds = 0
@@ -363,8 +368,8 @@ class Inotify:
     after_fork = close  # a child would keep it alive, and it counts towards the user's limit
 
 
-def _check(result: int, subject: str) -> None:
-    """Raise the error of a call of the system."""
+def _check_result(result: int, subject: str) -> None:
+    """Raise the error of a system call of inotify if its result is -1."""
     if result >= 0:
         return
     number = ctypes.get_errno()

@@ -1,7 +1,7 @@
 """The step store on a Ray cluster.
 
-`store` is the engine of the store, and the only module here that imports Ray. `_actor` is the actor
-that keeps a run: plain Python, with its messages.
+store       RayEngine; the only module that imports Ray
+_actor      the actor that keeps a run, and its messages
 """
 
 from aiohooks.stores.ray.store import RayEngine

@@ -1,4 +1,4 @@
-"""The actor that keeps a run on a Ray cluster: plain Python that runs without Ray."""
+"""The actor that keeps a run on a Ray cluster: plain Python, which also runs without Ray."""
 
 from __future__ import annotations
 
@@ -13,50 +13,57 @@ from aiohooks.stores._run_state import RunState
 
 
 class LongPoll(NamedTuple):
-    """What a process waits for, and what it knows."""
+    """A request for the run that is answered as soon as there is something new in it."""
 
     process: str
     threshold: int | None
-    """The lowest step that the process waits for; None: no step."""
+    """The lowest step that the process waits for; None without a wait."""
     epoch: int
+    """The latest epoch that the process knows."""
     revision: int
+    """The revision of the latest snapshot that the process knows."""
     secs: float
-    """After how long it is answered in any case."""
+    """The seconds after which the poll is answered in any case."""
 
 
 class StepActor:
-    """Keeps one run in memory: its state, and one long poll of each process.
+    """Keeps a run in memory: its state, and a long poll of each process.
 
-    Ray starts the actor again when its process or its node dies; it has lost everything then. Each
-    call but `connect` has the `incarnation` that the process knows. If that is another one, the
-    answer is None: the process connects again, with what it knows of the lost run.
+    Ray starts the actor again when its process or its node dies; its memory is lost then. Each call
+    but `connect` has the `incarnation` that the process knows. The answer to another incarnation is
+    None: the process connects again, and brings the last snapshot of the lost run.
     """
 
     def __init__(self) -> None:
-        self.incarnation: str = secrets.token_hex(8)
-        """A different one after each start; the `run_id` of the snapshots."""
+        self.incarnation = secrets.token_hex(8)
+        """A random word, new after each start; it is the `run_id` of the snapshots."""
         self.polls: dict[str, tuple[LongPoll, asyncio.Future[None]]] = {}
-        """By process, each with the future that answers it."""
+        """The parked polls by process, each with the future that its answer waits for."""
         self._state = RunState()
 
     # Remote calls.
 
-    async def connect(self, known: Snapshot) -> Snapshot:
-        """Return the run, for a process that knows this one; without an id it knows none."""
-        if known.run_id not in ("", self.incarnation):
-            self._state.follow(known)
+    async def connect(self, known_run: Snapshot) -> Snapshot:
+        """Return the run, to a process with the latest snapshot that it knows.
+
+        The snapshot of a process that has not connected before has no id.
+        """
+        if known_run.run_id not in ("", self.incarnation):
+            self._state.follow(known_run)
             self._answer_satisfied()
         return self._state.snapshot(self.incarnation)
 
     async def apply(self, incarnation: str, request: Request) -> Answer | None:
+        """Apply a request to the run, and answer the polls that wait for its effect."""
         if incarnation != self.incarnation:
             return None
         answer = self._state.apply(request)
         if self._answer_satisfied():
-            await asyncio.sleep(0)  # the waiters are answered before the writer
+            await asyncio.sleep(0)  # the polls are answered before the writer
         return answer
 
     async def read(self, incarnation: str) -> Snapshot | None:
+        """Return the run."""
         if incarnation != self.incarnation:
             return None
         return self._state.snapshot(incarnation)
@@ -64,8 +71,8 @@ class StepActor:
     async def long_poll(self, incarnation: str, poll: LongPoll) -> Snapshot | Position | None:
         """Return the run, or only the position if nothing else is new.
 
-        The answer comes when the poll is satisfied, its time is up, or the process sends another
-        one.
+        The answer comes when the poll is satisfied, when its time is up, or when the process sends
+        another poll.
         """
         if incarnation != self.incarnation:
             return None
@@ -84,9 +91,10 @@ class StepActor:
         return self._state.snapshot(incarnation)
 
     async def leave(self, process: str) -> None:
-        """Answer the poll of a process, which is closing its store."""
+        """Answer the parked poll of a process, if there is one, as it is closing its store."""
         if process in self.polls:
-            wake(self.polls[process][1])
+            _, waiter = self.polls[process]
+            wake(waiter)
 
     async def statistics(self) -> dict[str, int]:
         """Return the id of the actor's process, and the number of parked polls."""
@@ -95,6 +103,7 @@ class StepActor:
     # Polls.
 
     def _satisfies(self, poll: LongPoll) -> bool:
+        """Return whether the run has a state, or has reached a step, that the poll waits for."""
         state = self._state
         epoch, step = state.position
         return (

@@ -1,19 +1,13 @@
-"""A step store on a Ray cluster, where a named actor keeps the run."""
+"""The engine of a step store on a Ray cluster, where a named actor keeps the run."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from typing import Any
 
 from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError, missing_extra
-from aiohooks.stores._protocol import (
-    Answer,
-    Position,
-    Request,
-    Snapshot,
-    damaged_error,
-)
+from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, damaged_error
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.ray._actor import LongPoll, StepActor
 
@@ -24,12 +18,12 @@ try:
 except ImportError as _missing:
     raise missing_extra("ray://", "ray") from _missing
 
-_ray: Any = ray  # its own types leave most things open
+_ray: Any = ray  # Ray's own types are incomplete
 _GRACE_SECS = 1.0
-"""How much later than its time a reply may arrive."""
+"""The time after its limit in which a reply may still arrive."""
 _ACTOR_OPTIONS = {
     # The actor outlives the process that has created it. When its own process dies, Ray starts it
-    # again, on another node if need be. Ray does not repeat calls: only their callers know how.
+    # again, on another node if need be. Ray must not repeat calls: the store does.
     "lifetime": "detached",
     "max_restarts": -1,
     "max_task_retries": 0,
@@ -47,22 +41,22 @@ class RayEngine(Engine):
     writes raise `StoreResetError`.
     """
 
-    connect_timeout: ClassVar[float] = 60.0  # a node may have to start a process for the actor
+    connect_timeout = 60.0  # a node may have to start a process for the actor
 
     def __init__(self, namespace: str = "") -> None:
         """Connect later.
 
         Args:
-            namespace: the namespace of the actor in the cluster; "aiohooks", if left out.
+            namespace: the namespace of the actor in the cluster, by default "aiohooks".
         """
         self._namespace = namespace or "aiohooks"
         self._actor: Any = None
         self._incarnation = ""  # of the actor
-        self._revision = 0  # of the snapshot that was reported last
-        self._replies: set[asyncio.Future[Any]] = set()  # of all calls that are not answered
-        # The reply to the poll of `watch`; None if `subscribe` wants another poll.
-        self._poll: asyncio.Future[Any] | None = None
-        self._threshold: int | None = None  # of that poll
+        self._reported_revision = 0
+        self._replies: set[asyncio.Future[Any]] = set()  # to all calls that are not answered yet
+        # The reply to the long poll of `watch`; None if `subscribe` has ended it.
+        self._poll_reply: asyncio.Future[Any] | None = None
+        self._poll_threshold: int | None = None
 
     def attach(self, link: EngineLink) -> None:
         super().attach(link)
@@ -72,25 +66,26 @@ class RayEngine(Engine):
 
     async def connect(self) -> Snapshot:
         actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
-        found: object
+        # A foreign actor may have no such method, or with other arguments, which Ray compares.
+        reply: object
         try:
             call = actor.connect.remote(self.link.waits.known_run)
-        except (AttributeError, TypeError) as error:  # Ray compares the arguments here
-            found = error
+        except (AttributeError, TypeError) as error:
+            reply = error
         else:
-            found = await self._wait_reply(call, self.link.connect_timeout)
-        if not isinstance(found, Snapshot):
+            reply = await self._wait_reply(call, self.link.connect_timeout)
+        if not isinstance(reply, Snapshot):
             raise damaged_error(
                 self.link.run,
                 f"the actor {self._name!r} in the namespace {self._namespace!r}",
-                found=f"{found!r:.100}",
+                found=f"{reply!r:.100}",
                 expected="a step actor of this version of aiohooks",
                 delete="kill that actor",
             )
         self._actor = actor
-        self._incarnation = found.run_id
-        self._revision = found.revision
-        return found
+        self._incarnation = reply.run_id
+        self._reported_revision = reply.revision
+        return reply
 
     def _find_actor(self) -> Any:
         """Return the actor of the run; if there is none, create it on this node. Blocks."""
@@ -104,7 +99,7 @@ class RayEngine(Engine):
                 **_ACTOR_OPTIONS,
             )(StepActor).remote()
         except Exception as error:
-            raise self._explained(error) from error
+            raise self._explain(error) from error
 
     def _existing_actor(self) -> Any:
         """Return the actor of the run, or None if there is none. Blocks."""
@@ -122,7 +117,8 @@ class RayEngine(Engine):
     async def close(self) -> None:
         if self._actor is not None:
             self._send(self._actor.leave.remote(self.link.process))
-        # Ray ends a process in which an answer arrives during `ray.shutdown`.
+        # All replies must have arrived: Ray ends a process in which one arrives during its
+        # `ray.shutdown`.
         await wait_done(self._replies, _GRACE_SECS)
         await self.disconnect()
 
@@ -135,38 +131,39 @@ class RayEngine(Engine):
     # Reports.
 
     async def watch(self) -> None:
-        """Send long polls, and report their results: a snapshot, or a position if only that is new.
+        """Send a long poll after another, and report the replies.
 
-        `subscribe` ends the current poll if a lower step is waited for than the poll asks for.
+        A reply is a snapshot, or a position if only that is new. `subscribe` ends the current poll
+        if a wait for a step below its threshold begins.
         """
         link = self.link
         while True:
-            self._threshold = link.waits.threshold
+            self._poll_threshold = link.waits.threshold
             poll = LongPoll(
                 process=link.process,
-                threshold=self._threshold,
+                threshold=self._poll_threshold,
                 epoch=link.waits.latest.epoch,
-                revision=self._revision,
+                revision=self._reported_revision,
                 secs=link.heartbeat,
             )
             reply = self._send(self._connected_actor().long_poll.remote(self._incarnation, poll))
-            self._poll = reply
+            self._poll_reply = reply
             await wait_done([reply], link.heartbeat + _GRACE_SECS)
-            if self._poll is not reply:  # `subscribe` has ended it: poll with the new threshold
+            if self._poll_reply is not reply:  # ended by `subscribe`
                 continue
-            report: Position | Snapshot = self._result_of(reply)  # or the error of a late reply
+            report: Position | Snapshot = self._result_of(reply)
             if isinstance(report, Snapshot):
-                self._revision = report.revision
+                self._reported_revision = report.revision
                 link.observe(report)
             else:
                 link.waits.observe(report)
 
     def subscribe(self, step: int | None) -> None:
-        if self._poll is None or step is None:
+        if self._poll_reply is None or step is None:
             return
-        if self._threshold is None or step < self._threshold:
-            self._poll.cancel()  # in the actor the next poll replaces it
-            self._poll = None
+        if self._poll_threshold is None or step < self._poll_threshold:
+            self._poll_reply.cancel()  # in the actor, the next poll replaces the poll
+            self._poll_reply = None
 
     # Calls.
 
@@ -183,18 +180,19 @@ class RayEngine(Engine):
         return snapshot
 
     def _connected_actor(self) -> Any:
+        """Return the actor; raise `StoreUnavailableError` without a connection."""
         if self._actor is None:
             raise StoreUnavailableError(f"the actor {self._name!r} is not connected")
         return self._actor
 
     async def _wait_reply(self, call: Any, secs: float | None = None) -> Any:
-        """Return the actor's reply to a call, which may take `secs` seconds."""
+        """Wait for the reply to a call, `secs` seconds at most, and return its result."""
         reply = self._send(call)
         await wait_done([reply], secs)
         return self._result_of(reply)
 
     def _send(self, call: Any) -> asyncio.Future[Any]:
-        """Return the reply to a call; `disconnect` cancels it."""
+        """Return a future for the reply to a call; `disconnect` cancels it."""
         reply = asyncio.wrap_future(call.future())
         self._replies.add(reply)
         reply.add_done_callback(self._replies.discard)
@@ -210,12 +208,13 @@ class RayEngine(Engine):
         try:
             result = reply.result()
         except RayError as error:
-            raise self._explained(error) from error
-        if result is None:
+            raise self._explain(error) from error
+        if result is None:  # the actor has another incarnation
             raise StoreUnavailableError(f"the actor {self._name!r} has lost its memory")
         return result
 
-    def _explained(self, error: Exception) -> StoreUnavailableError:
+    def _explain(self, error: Exception) -> StoreUnavailableError:
+        """Return the store's error for an error of Ray."""
         lines = str(error).strip().splitlines() or [type(error).__name__]
         if isinstance(error, (RayTaskError, RaySystemError)):
             return StoreRefusedError(
@@ -226,7 +225,7 @@ class RayEngine(Engine):
 
 
 def _check_membership() -> None:
-    # Without this check, Ray would start a cluster.
+    """Raise an error unless this process is connected to a cluster: Ray would start one."""
     if not _ray.is_initialized():
         raise StoreRefusedError(
             "this process is not part of a Ray cluster: call ray.init(address=...) before the store"

@@ -1,8 +1,7 @@
 """The step store on a Redis or Valkey server.
 
-`store` waits and sends requests, `_connection` is one connection and what its errors mean,
-`script.lua` does the requests in the server, and `_script` writes its arguments and reads its
-replies.
+store       RedisEngine: its connections, its requests, and the meaning of errors
+script.lua  carries out the requests in the server
 """
 
 from aiohooks.stores.redis.store import RedisEngine

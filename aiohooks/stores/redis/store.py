@@ -1,4 +1,4 @@
-"""A step store on a Redis or Valkey server."""
+"""The engine of a step store on a Redis or Valkey server."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ SCRIPT = pathlib.Path(__file__).with_name("script.lua").read_text(encoding="utf-
 _SCRIPT_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 _GRACE_SECS = 1.0  # for the reply to a blocking read, after its heartbeat
-_RACE_BACKOFF = Backoff(initial_secs=0.004, max_secs=0.1)
-_MOST_ROUNDS = 10  # of finding a run that other processes, or the server, change meanwhile
-_NEVER = 2**64 - 1  # the highest second half of an id: only a later epoch comes after it
+_RACE_BACKOFF = Backoff(initial_secs=0.004, max_secs=0.1)  # after another process was faster
+_CONNECT_ROUNDS = 10  # attempts to read or make a run that other processes change meanwhile
+_MAX_ID_STEP = 2**64 - 1  # of the id of an entry: only an id with a later epoch follows
 
 # The store has its own timeouts, and reconnects by itself: redis-py's timeouts cost a task for each
 # request, and on Python 3.11 they lose cancellations (python/cpython#86296).
-_DEFAULTS: dict[str, Any] = {
+_CLIENT_DEFAULTS: dict[str, Any] = {
     "protocol": 2,
     "single_connection_client": True,
     "socket_timeout": None,
@@ -60,15 +60,16 @@ _DEFAULTS: dict[str, Any] = {
     "retry": None,
 }
 
-# A command, or the script, has found something else than a run.
+# A pattern of the errors of a command, or of the script, that has found foreign or damaged data.
 _DAMAGE = (
     "ResponseError.*(WRONGTYPE|FOREIGN|attempt to |bad argument #|not an integer|Expected "
     "|The ID specified)|is not the state of a run"
 )
 _DATA_LOST = "the data of the run is gone from the server"
 _OTHER_NODE = "the run is on that node of the cluster: give its address, or client= a RedisCluster"
-# The first of these whose pattern is found in the classes of an error, or in its text, tells what
-# it means. Redis 6.2 puts the error of a command into that of the script: it has no class then.
+# For each kind of error a pattern of its classes and its text, the store's error, and a hint. The
+# first match counts. In the text, as Redis 6.2 puts the error of a command into that of the script,
+# which has no class of its own.
 _HINTS = (
     (
         "NoPermissionError|no permissions|can't run this command|can't access at least one",
@@ -117,9 +118,9 @@ class RedisEngine(Engine):
     """A run on a Redis server (6.2 or later) or a Valkey server.
 
     A process has two connections. One waits in a blocking read, which the server ends when the
-    lowest step that this process waits for is reached, and not before; the other sends requests.
-    Each request is one call of one script, done exactly once. docs/guides/engines.md lists the
-    rights that a user needs.
+    lowest step that this process waits for is reached, and not before. The other sends requests:
+    each is a call of the same script, and takes effect exactly once. docs/guides/engines.md lists
+    the rights that a user needs.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class RedisEngine(Engine):
             url: `redis://user:password@host:6379/0`, `rediss://...` with TLS, or
                 `unix:///path/to/socket`.
             client: in place of `url`, a function that returns a new client of `redis.asyncio`: a
-                `RedisCluster`, or that of `Sentinel.master_for`. Create the client with
+                `RedisCluster`, or the client of `Sentinel.master_for`. Create the client with
                 `decode_responses=True, socket_timeout=None`.
             answer_timeout: after how many seconds without an answer the connection counts as dead.
             options: keyword arguments of redis-py's `Redis.from_url`, such as `ssl_ca_certs`.
@@ -152,41 +153,42 @@ class RedisEngine(Engine):
         self._address = "redis"
         self._answer_timeout = answer_timeout
         self._new_client = client or self._client_factory(url, options)
-        self._requests: Any = None
-        self._reads: Any = None
-        self._calls: dict[asyncio.Timeout, None] = {}
-        self._lost_by: StoreUnavailableError | None = None  # the connections, or closed
-        # As found by the latest connection; the one before, while a connection is made.
+        self._request_client: Any = None
+        self._read_client: Any = None
+        self._call_timeouts: dict[asyncio.Timeout, None] = {}  # of all pending calls
+        self._disconnect_error: StoreUnavailableError | None = None  # None while connected
+        # The run as it was when this process connected last.
         self._run = FoundRun("", 0, RunState())
         self._newest_version = 0  # that this process has read or made
         self._threshold: int | None = None
-        # The step that the blocking read waits for; 0 if it is about to end.
+        # The step that the blocking read waits for; 0 without a read, or if it is about to end.
         self._blocked_for = 0
 
     @functools.cached_property
     def _keys(self) -> Keys:
+        """The keys of the run."""
         return run_keys(self.link.run, self.link.process)
 
     # The connections.
 
     async def connect(self) -> Snapshot:
         try:
-            self._requests = self._new_client()
-            self._reads = self._new_client()
+            self._request_client = self._new_client()
+            self._read_client = self._new_client()
         except Exception as error:  # of a `client=`
             raise self._explain(error, "") from error
-        self._lost_by = None
+        self._disconnect_error = None
         secs = min(self._answer_timeout, self.link.connect_timeout)
         # A user without the right to read is rejected now, not at the first wait.
-        await self._execute(self._reads, secs, "XREAD", "STREAMS", self._keys.positions, "$")
+        await self._execute(self._read_client, secs, "XREAD", "STREAMS", self._keys.positions, "$")
         self._run = await self._find_run()
         self._newest_version = self._run.version
         return self._run.state.snapshot(self._run.run_id)
 
     async def _find_run(self) -> FoundRun:
-        """Read the run, or make one if there is none, or an older copy than this process knows."""
-        for attempt in range(1, _MOST_ROUNDS + 1):
-            found = await self._read_state()
+        """Read the run; make a run if there is none, or follow a lost one."""
+        for attempt in range(1, _CONNECT_ROUNDS + 1):
+            found = await self._read_run()
             run_id = found.run_id
             state = copy.deepcopy(found.state)
             if not run_id or self._is_older(found):
@@ -194,52 +196,56 @@ class RedisEngine(Engine):
                 state = RunState()
             elif self._run.run_id in ("", run_id):
                 return found
+            # From here on, the run is new, or it has replaced the one that this process knows.
             if self._run.run_id:
                 state.follow(self.link.waits.known_run)
             if run_id != found.run_id and found.state.position > RunState().position:
-                # A part of a run may be left, which this process does not know.
+                # The rest of a lost run, which may be later than this process knows.
                 state.follow(found.state.snapshot())
-            if version := await self._swap(found, run_id, state):
+            version = await self._swap(found, run_id, state)
+            if version:
                 return FoundRun(run_id, version, state)
             await sleep(_RACE_BACKOFF.pause_secs(attempt), self.link.clock)
         raise StoreUnavailableError(f"{self._address}: the run does not stay as it was written")
 
     def _is_older(self, found: FoundRun) -> bool:
         """Return whether the server has an older copy of the run than this process knows."""
-        return found.run_id == self._run.run_id and (
-            found.version < self._newest_version or found.state.position < self.link.waits.latest
-        )
+        if found.run_id != self._run.run_id:
+            return False
+        is_older_version = found.version < self._newest_version
+        return is_older_version or found.state.position < self.link.waits.latest
 
     def _end_calls(self, reason: str) -> None:
-        """End all calls, and with them `watch`: the store connects again."""
-        self._lost_by = StoreUnavailableError(reason)
-        for call in self._calls:
-            if not call.expired():
-                call.reschedule(0.0)
+        """End all calls, also that of `watch`, with an error: the store connects again."""
+        self._disconnect_error = StoreUnavailableError(reason)
+        for call_timeout in self._call_timeouts:
+            if not call_timeout.expired():
+                call_timeout.reschedule(0.0)
 
     async def disconnect(self) -> None:
         self._end_calls("the connections are closed on this side")
-        # They have been ended, and are over after a few rounds of the loop.
-        while self._calls:  # noqa: ASYNC110
+        # The calls end in the next turns of the event loop.
+        while self._call_timeouts:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        for client in filter(None, (self._requests, self._reads)):
+        for client in filter(None, (self._request_client, self._read_client)):
             with contextlib.suppress(Exception):  # it is broken already
                 await client.aclose()
 
     # The blocking read.
 
     async def watch(self) -> None:
-        # After these entries come the changes since `connect`.
+        # The last entries seen. The changes since `connect` follow.
         seen_ids = {self._keys.changes: f"{self._run.version}-0", self._keys.wake: "0-0"}
         while True:
-            # A waiter that was just woken may wait again: let it, so that this read already blocks
-            # for its next step.
+            # Let a task that was just woken wait again, so that this read already blocks for its
+            # next step.
             await asyncio.sleep(0)
             streams = await self._read_streams(seen_ids)
             for key, entries in streams.items():
                 last: Any = entries[-1]
-                # redis-py puts the entries of RESP3 into one more list.
-                entry_id, fields = last[-1] if isinstance(last[0], tuple) else last
+                if isinstance(last[0], tuple):  # redis-py nests the entries of RESP3 deeper
+                    last = last[-1]
+                entry_id, fields = last
                 if key != self._keys.positions:
                     seen_ids[key] = entry_id
                 elif fields == {"run": self._run.run_id}:
@@ -250,17 +256,20 @@ class RedisEngine(Engine):
                 self.link.observe(await self.read())
 
     async def _read_streams(self, seen_ids: dict[str, str]) -> dict[str, Any]:
-        """Return the streams with a new entry, or none after a heartbeat."""
+        """Block until a stream has a new entry that this process waits for; return these streams.
+
+        After a heartbeat without an entry, return none.
+        """
         secs = self.link.heartbeat
         latest = self.link.waits.latest
-        # `subscribe` ends this read if a lower threshold comes.
-        self._blocked_for = _NEVER if self._threshold is None else self._threshold
-        # The server returns entries behind these ids: no position below the threshold.
+        # `subscribe` ends this read when a wait for a lower step begins.
+        self._blocked_for = _MAX_ID_STEP if self._threshold is None else self._threshold
+        # The server returns entries after these ids: no position below the threshold.
         seen_step = max(self._blocked_for - 1, latest.step)
         ids = {self._keys.positions: f"{latest.epoch}-{seen_step}", **seen_ids}
         block_ms = max(1, round(secs * 1000))  # 0 would block indefinitely
         reply = await self._execute(
-            self._reads,
+            self._read_client,
             secs + _GRACE_SECS,
             "XREAD",
             "BLOCK",
@@ -279,8 +288,8 @@ class RedisEngine(Engine):
             self.link.spawn(self._end_blocking_read(), "waiting for a lower step")
 
     async def _end_blocking_read(self) -> None:
-        # By an entry in a stream that it reads: CLIENT UNBLOCK could arrive before the read, and
-        # would do nothing.
+        """Add an entry to the stream by which this process ends its own blocking read."""
+        # Not CLIENT UNBLOCK: it does nothing if it arrives before the read.
         try:
             await self._call_script("wake")
         except StoreUnavailableError as error:
@@ -297,7 +306,7 @@ class RedisEngine(Engine):
             return answer
         lost_races = 0
         while True:
-            found = await self._read_known()
+            found = await self._read_known_run()
             state = copy.deepcopy(found.state)
             answer = state.apply(request)
             if await self._swap(found, found.run_id, state):
@@ -306,22 +315,23 @@ class RedisEngine(Engine):
             await sleep(_RACE_BACKOFF.pause_secs(lost_races), self.link.clock)
 
     async def read(self) -> Snapshot:
-        found = await self._read_known()
+        found = await self._read_known_run()
         return found.state.snapshot(found.run_id)
 
-    async def _read_known(self) -> FoundRun:
-        """Read the run that this process knows."""
+    async def _read_known_run(self) -> FoundRun:
+        """Read the run; raise an error if it is not the one that this process knows."""
+        # The version before the read: another request may make a newer one meanwhile.
         newest_version = self._newest_version
-        found = await self._read_state()
+        found = await self._read_run()
         if found.run_id != self._run.run_id or found.version < newest_version:
             raise StoreUnavailableError(_DATA_LOST)
         self._newest_version = max(self._newest_version, found.version)
         return found
 
     async def _swap(self, found: FoundRun, run_id: str, state: RunState) -> int:
-        """Replace the state of the run that was found.
+        """Replace the state of a run that was read.
 
-        Return its new version, or 0 if another process was faster.
+        Return the new version, or 0 if another process was faster.
         """
         arguments = swap_arguments(found, run_id, state)
         version: int = await self._call_script("swap", *arguments)
@@ -332,51 +342,56 @@ class RedisEngine(Engine):
         async with contextlib.aclosing(self._new_client()) as client:
             await self._execute(client, self._answer_timeout, "DEL", *self._keys)
 
-    async def _read_state(self) -> FoundRun:
-        """Read the run, whichever it is."""
+    async def _read_run(self) -> FoundRun:
+        """Read the run, also if it is not the one that this process knows."""
         reply = await self._call_script("read")
         try:
             return parse_read(reply)
-        except Exception as error:  # whatever is wrong: the reply comes from outside
+        except Exception as error:  # any error: the reply comes from outside
             raise self._explain(error, "") from error
 
     async def _call_script(self, request: str, *arguments: Any) -> Any:
-        # redis-py takes 2 µs for each argument.
+        """Return the script's reply to a request: "read", "write", "swap" or "wake"."""
+        # One string for both, as redis-py takes 2 µs for each argument.
         head = f"{request} {self._run.run_id}"
         command = (len(self._keys), *self._keys, head, *arguments)
-        within = self._answer_timeout
+        client = self._request_client
+        secs = self._answer_timeout
         try:
-            return await self._execute(self._requests, within, "EVALSHA", _SCRIPT_SHA, *command)
+            return await self._execute(client, secs, "EVALSHA", _SCRIPT_SHA, *command)
         except NoScriptError:  # the server is new, or has lost the script
-            return await self._execute(self._requests, within, "EVAL", SCRIPT, *command)
+            return await self._execute(client, secs, "EVAL", SCRIPT, *command)
 
-    async def _execute(self, client: Any, within: float, *command: Any) -> Any:
-        """Return the reply to a command.
+    async def _execute(self, client: Any, secs: float, *command: Any) -> Any:
+        """Return the reply to a command, which may take `secs` seconds.
 
         If the caller is cancelled, redis-py closes the connection, and opens one for the next call.
         """
-        is_shared = client in (self._requests, self._reads)
+        is_own = client in (self._request_client, self._read_client)  # and not that of `delete`
         try:
-            if is_shared and self._lost_by is not None:
-                raise self._lost_by
-            async with asyncio.timeout(within) as call:
-                self._calls[call] = None
+            if is_own and self._disconnect_error is not None:
+                raise self._disconnect_error
+            async with asyncio.timeout(secs) as call_timeout:
+                self._call_timeouts[call_timeout] = None
                 try:
                     return await client.execute_command(*command)
                 finally:
-                    del self._calls[call]
+                    del self._call_timeouts[call_timeout]
         except NoScriptError:
             raise
         except Exception as error:
-            if is_shared and self._lost_by is not None:
-                raise copy_error(self._lost_by) from error
-            raise self._explain(error, f"no answer within {within:g} s") from error
+            if is_own and self._disconnect_error is not None:
+                raise copy_error(self._disconnect_error) from error
+            raise self._explain(error, f"no answer within {secs:g} s") from error
 
-    def _explain(self, error: Exception, timed_out: str) -> EngineError:
-        """Return the store's error for one of redis-py's, or of `RunState.load`."""
-        text = str(error).rstrip(".") or timed_out
-        signs = f"{type(error).__mro__} {text}"
-        if re.search(_DAMAGE, signs):
+    def _explain(self, error: Exception, default_text: str) -> EngineError:
+        """Return the store's error for an error of redis-py, or of `RunState.load`.
+
+        `default_text` describes an error without a text: that of a timeout.
+        """
+        text = str(error).rstrip(".") or default_text
+        classes_and_text = f"{type(error).__mro__} {text}"
+        if re.search(_DAMAGE, classes_and_text):
             keys = f"{self._keys.positions}*"
             return damaged_error(
                 self.link.run,
@@ -385,16 +400,18 @@ class RedisEngine(Engine):
                 expected="the keys of a run, of layout 3",
                 delete=f"delete the keys {keys}",
             )
-        kind, hint = next(
-            (kind, hint) for pattern, kind, hint in _HINTS if re.search(pattern, signs)
+        error_class, hint = next(
+            (error_class, hint)
+            for pattern, error_class, hint in _HINTS
+            if re.search(pattern, classes_and_text)
         )
-        explained = kind(f"{self._address}: {text}: {hint}")
+        explained = error_class(f"{self._address}: {text}: {hint}")
         if hint == _OTHER_NODE and self._run.run_id:
-            self.link.fail(explained)
+            self.link.fail(explained)  # the waits, too: the run has moved to another node
         return explained
 
     def _client_factory(self, url: Any, options: dict[str, Any]) -> Callable[[], Any]:
-        """Return a function that returns a new client for the URL."""
+        """Return a function that returns a new client for the URL; check the options now."""
         check_instance(url, str, "url")
         options["socket_connect_timeout"] = self._answer_timeout
         options = {name: value for name, value in options.items() if value is not None}
@@ -402,14 +419,14 @@ class RedisEngine(Engine):
         if is_tls:
             options.setdefault("ssl_check_hostname", True)  # redis-py 5 does not
         client_class: Any = Redis
-        new_client = functools.partial(client_class.from_url, url, **(_DEFAULTS | options))
+        new_client = functools.partial(client_class.from_url, url, **(_CLIENT_DEFAULTS | options))
         try:
-            # Find unknown and invalid options, and missing files, now.
+            # These raise for unknown and invalid options, and for missing files.
             connection = new_client().connection_pool.make_connection()
             if is_tls:
                 connection.ssl_context.get()
         except (TypeError, ValueError, OSError, RedisError) as error:
-            # Not the URL itself: there may be a password in it.
+            # Without the URL itself: there may be a password in it.
             raise InvalidArgumentError(
                 f"this URL or an option is not one for Redis: {error}; give redis://host:6379,"
                 " rediss:// for TLS, or unix:///path/to/socket, and files that exist"
@@ -423,19 +440,21 @@ class Keys(NamedTuple):
     """The keys of a run, in the order in which the script expects them."""
 
     positions: str
-    """A stream with one entry, whose id is the position of the run; see the script."""
+    """A stream with a single entry, whose id is the position of the run; see the script."""
     changes: str
-    """A stream that gets an entry with each change of anything but the position."""
+    """A stream that gets an entry with each change of a field other than the position."""
     state: str
+    """A hash with the other fields of the run."""
     answers: str
+    """A hash with the last answer to each writer."""
     wake: str
     """A stream by which a process ends its own blocking read."""
 
 
 def run_keys(run: str, process: str) -> Keys:
     """Return the keys of a run for a process."""
-    # A brace in the name would end the hash tag, and the keys could come to lie on different nodes
-    # of a cluster.
+    # A brace in the name would end the hash tag, and a cluster could put the keys on different
+    # nodes.
     tag = run.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
     positions = f"aiohooks:{{{tag}}}"
     names = ("changes", "state", "answers", f"wake:{process}")
@@ -443,12 +462,12 @@ def run_keys(run: str, process: str) -> Keys:
 
 
 class FoundRun(NamedTuple):
-    """A run as it was read."""
+    """A run as it was read from the server."""
 
     run_id: str
-    """Empty if the run is missing, or a part of it. The state then has the part that is left."""
+    """Empty if the run is missing, or a part of it; the state has the part that is left then."""
     version: int
-    """Grows with each change of anything but the step; 0 without a state."""
+    """A number that grows with each change but that of the step; 0 without a state."""
     state: RunState
 
 
@@ -459,9 +478,9 @@ def write_argument(write: Write) -> str:
 
 
 def swap_arguments(found: FoundRun, run_id: str, state: RunState) -> tuple[Any, ...]:
-    """Return the arguments of the script to replace the state of a run that was found.
+    """Return the arguments of the script to replace the state of a run that was read.
 
-    With another id, they replace the run as well.
+    With another id, a new run replaces the old one.
     """
     return (
         found.run_id,
@@ -476,13 +495,13 @@ def swap_arguments(found: FoundRun, run_id: str, state: RunState) -> tuple[Any, 
 
 
 def parse_answer(reply: Any) -> Answer:
-    """Read the script's reply to a write."""
+    """Return the answer in the script's reply to a write."""
     status, epoch, step, term = reply.split()
     return Answer(status, Position(int(epoch), int(step)), int(term))
 
 
 def parse_read(reply: Any) -> FoundRun:
-    """Read the script's reply to "read"."""
+    """Return the run in the script's reply to "read"."""
     run_id, version, data, epoch, step, term, leader = reply
     state = RunState.load(data.encode()) if data else RunState()
     state.position = Position(epoch, step)
