@@ -183,14 +183,18 @@ class Connection:
         return self._opening
 
     async def _stay_connected(self) -> None:
-        """Connect, in several attempts if need be, and again whenever the connection is lost."""
+        """Keep a connection until the store is closed, or the run is found damaged.
+
+        Until the first success, give up after `connect_timeout`, or at an error that stays; later,
+        try again without a limit.
+        """
         link = self.engine.link
         gives_up_at = link.clock.now() + link.connect_timeout
         attempt = 0
         while True:
             began = link.clock.now()
-            error = await self._connect_once()
-            if error is None:
+            error = await self._run_connection()
+            if error is None:  # the engine needs no connection that stays
                 return
             await self._disconnect()
             now = link.clock.now()
@@ -203,6 +207,7 @@ class Connection:
                 if isinstance(error, StoreDamagedError):
                     return self.fail(error)
                 self._begin_outage(error)
+            # The subclasses are errors that stay.
             elif type(error) is not StoreUnavailableError or now + pause_secs >= gives_up_at:
                 self._end_opening(error)
                 self._opening = None  # the next call tries again
@@ -210,7 +215,7 @@ class Connection:
             logger.info("run %s: %s; trying again", link.run, error)
             await sleep(pause_secs, link.clock)
 
-    async def _connect_once(self) -> Exception | None:
+    async def _run_connection(self) -> Exception | None:
         """Connect, and let the engine report until the connection is lost; return the error.
 
         Return None once an engine is connected that is not `remote`.

@@ -119,10 +119,32 @@ class WaitRegistry:
             on_unreachable: called when there are waits and, as far as this process knows, none can
                 succeed.
         """
+        # The run.
         self.run = run
         self.latest: Position = position
+        self.snapshot: Snapshot = Snapshot(position, revision=-1)
+        """The latest snapshot of the run. Its position may be older than `latest`."""
+        self.closed: bool = False
+        self.forked: bool = False
+        """Whether the store came into this process by a fork."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._clock = current_clock()
+        # Waits.
         self.waiters: ThresholdWaiters[AiohooksError] = ThresholdWaiters(none=MAX_STEP + 1)
         """The waits for a step, and those for any change."""
+        self.tasks: dict[Waiter, tuple[asyncio.Task[Any] | None, int]] = {}
+        """The task of each of these waits, and the step, for reports."""
+        self.waiting_since: float | None = None
+        """The time since which at least one of them has been pending."""
+        self._reset_waiters: dict[Waiter, None] = {}  # waits with `on_reset="raise"`
+        self.vacancies: Waiters = Waiters()
+        """The waits for the lead."""
+        self._subscribe = subscribe
+        self._subscribed_threshold = self.waiters.lowest
+        # Without this flag, advances in the same turn of the loop that each wake a waiter schedule
+        # as many threshold updates, and cost 1.8 times as much.
+        self._update_scheduled = False
+        # Publishers.
         self.registered: dict[Publisher, None] = {}
         """The publishers of this process, in order of registration."""
         self.others: tuple[Member, ...] = ()
@@ -133,29 +155,10 @@ class WaitRegistry:
         """Whether a publisher of this process has left."""
         self.watcher: PublisherWatcher | None = None
         """The object to notify when the session of a publisher waits between its runs."""
-        self.closed: bool = False
-        self.forked: bool = False
-        """Whether the store came into this process by a fork."""
         self.registration_open: bool = False
         """Whether further publishers will register soon: no wait ends for lack of a publisher."""
-        self.snapshot: Snapshot = Snapshot(position, revision=-1)
-        """The latest snapshot of the run. Its position may be older than `latest`."""
-        self.waiting_since: float | None = None
-        """The time since which at least one wait for a step or a change has been pending."""
-        self._clock = current_clock()
-        self._subscribe = subscribe
         self._on_publisher_changed = on_publisher_changed
         self._on_unreachable = on_unreachable
-        self.vacancies: Waiters = Waiters()
-        """The waits for the lead."""
-        self._reset_waiters: dict[Waiter, None] = {}  # waits with `on_reset="raise"`
-        self.tasks: dict[Waiter, tuple[asyncio.Task[Any] | None, int]] = {}
-        """The task of each wait for a step or a change, and the step, for reports."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._subscribed_threshold = self.waiters.lowest
-        # Without this flag, advances in the same turn of the loop that each wake a waiter schedule
-        # as many threshold updates, and cost 1.8 times as much.
-        self._update_scheduled = False
 
     def after_fork(self) -> None:
         """Note that the store is in a forked child; see `call_after_fork`."""
@@ -417,14 +420,15 @@ class WaitRegistry:
             self.watcher.on_held_up()
 
     def _park_publishers(self, waiter: Waiter, step: int, innermost: RunScope) -> list[Publisher]:
-        """Record a wait for `step` in the registered publishers that it blocks, and return these.
+        """Record a wait for `step` in the registered publishers that it blocks; return these.
 
-        They are the publishers of the run that waits, and of the runs around it.
+        A wait in the run `innermost` blocks the publisher of this run, and those of the runs that
+        enclose it.
         """
         blocked: list[Publisher] = []
-        for publisher, run in publishers_held_up(innermost).items():
+        for publisher, scope in publishers_held_up(innermost).items():
             if publisher in self.registered:
-                publisher.parked[waiter] = step, run
+                publisher.parked[waiter] = step, scope
                 blocked.append(publisher)
                 self._on_publisher_changed(publisher)
         return blocked

@@ -157,13 +157,18 @@ class RunDatabase:
                 fcntl.flock(self._waiting_fd, fcntl.LOCK_UN)
 
     def _lock(self, kind: int) -> None:
-        """Take the lock of the run, in a few attempts and without waiting."""
+        """Take the lock of the run: `LOCK_EX`, or `LOCK_SH` to read.
+
+        Raises:
+            BlockingIOError: another process holds it, also after some attempts.
+        """
         if self._waiting_fd < 0:
             raise OSError(errno.EBADF, "the files of the run were closed")
-        # Other processes have it for some microseconds, unless they are stopped.
+        # Another process holds the lock for some microseconds, unless it is stopped.
         for _ in range(_LOCK_ATTEMPTS):
             try:
-                return fcntl.flock(self._waiting_fd, kind | fcntl.LOCK_NB)
+                fcntl.flock(self._waiting_fd, kind | fcntl.LOCK_NB)
+                return
             except BlockingIOError:
                 pass
         raise BlockingIOError(errno.EAGAIN, "another process has the lock of the run")
@@ -202,16 +207,18 @@ class RunDatabase:
         return state.snapshot()
 
     def has_begun(self) -> bool:
-        """Return whether the database has a run; false if it is new.
+        """Return whether the database has a run, which a new one does not have.
 
         Raises:
             NoRunError: the run is of another version, or the database has lost it.
         """
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        # A new database has version 0, and no process has written to `waiting` yet.
-        if version != _VERSION and (version or os.fstat(self._waiting_fd).st_size):
+        if version == _VERSION:
+            return True
+        # No process has used a new database, whose version is 0.
+        if version or os.fstat(self._waiting_fd).st_size:
             raise NoRunError(f"version {version}")
-        return bool(version)
+        return False
 
     def leave(self) -> None:
         """Free the slot of this process, and those of dead processes.

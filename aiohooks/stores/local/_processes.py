@@ -36,9 +36,10 @@ _own_files: dict[tuple[int, int], str] = {}
 
 
 def claim_slot(directory: Path, process: str) -> tuple[int, int]:
-    """Make the file of this process in the lowest free slot; return the slot and the descriptor.
+    """Make and lock the file of this process in the lowest free slot; return slot and descriptor.
 
-    The caller has the lock of the run, and has removed dead processes.
+    The process counts as alive as long as it has the descriptor. The caller has the lock of the
+    run, and has removed the files of dead processes.
     """
     free_slots = set(range(MAX_SLOTS)).difference(processes_by_slot(directory))
     if not free_slots:

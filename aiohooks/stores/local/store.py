@@ -72,10 +72,10 @@ class LocalEngine(Engine):
     connect_timeout = 0.0  # the first error is raised immediately
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
-        """Open nothing yet.
+        """Open no file yet.
 
         Args:
-            directory: the directory of the runs, which have a directory of their own in it; by
+            directory: the parent directory, in which each run has a directory of its own; by
                 default `default_directory()`. It is made if it is missing. It must be on a file
                 system of this machine, and no other user may write to the directory of a run.
 
@@ -249,7 +249,7 @@ class LocalEngine(Engine):
             await sleep(1.0, self.link.clock)
 
     def _gone_error(self) -> EngineError | None:
-        """Return the error of a run whose files were deleted, moved or replaced, if they were."""
+        """Return the error to raise if the run's files were deleted, moved or replaced."""
         if self._database is None or not self._database.is_gone():
             return None
         return StoreUnavailableError(

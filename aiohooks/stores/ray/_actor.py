@@ -44,9 +44,10 @@ class StepActor:
     # Remote calls.
 
     async def connect(self, known_run: Snapshot) -> Snapshot:
-        """Return the run, to a process with the latest snapshot that it knows.
+        """Connect a process, and return the snapshot of the run.
 
-        The snapshot of a process that has not connected before has no id.
+        If an earlier actor lost the run, this one first catches up with the latest snapshot that
+        the process knows. A process that has not connected before has a snapshot without an id.
         """
         if known_run.run_id not in ("", self.incarnation):
             self._state.follow(known_run)

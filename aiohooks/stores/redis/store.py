@@ -186,27 +186,39 @@ class RedisEngine(Engine):
         return self._run.state.snapshot(self._run.run_id)
 
     async def _find_run(self) -> FoundRun:
-        """Read the run; make a run if there is none, or follow a lost one."""
+        """Return the run on the server.
+
+        Replace it first if it is missing, or older than the run that this process knows. If another
+        process has replaced it already, add what this process knows.
+        """
         for attempt in range(1, _CONNECT_ROUNDS + 1):
             found = await self._read_run()
-            run_id = found.run_id
-            state = copy.deepcopy(found.state)
-            if not run_id or self._is_older(found):
-                run_id = secrets.token_hex(8)
-                state = RunState()
-            elif self._run.run_id in ("", run_id):
+            is_lost = not found.run_id or self._is_older(found)
+            if not is_lost and self._run.run_id in ("", found.run_id):
                 return found
-            # From here on, the run is new, or it has replaced the one that this process knows.
-            if self._run.run_id:
-                state.follow(self.link.waits.known_run)
-            if run_id != found.run_id and found.state.position > RunState().position:
-                # The rest of a lost run, which may be later than this process knows.
-                state.follow(found.state.snapshot())
+            run_id, state = self._merged(found, is_lost)
             version = await self._swap(found, run_id, state)
             if version:
                 return FoundRun(run_id, version, state)
             await sleep(_RACE_BACKOFF.pause_secs(attempt), self.link.clock)
-        raise StoreUnavailableError(f"{self._address}: the run does not stay as it was written")
+        raise StoreUnavailableError(
+            f"{self._address}: another process was faster in each of {_CONNECT_ROUNDS} attempts to"
+            " write the run"
+        )
+
+    def _merged(self, found: FoundRun, is_lost: bool) -> tuple[str, RunState]:
+        """Return the id and the state of a run that continues both the known and the found run."""
+        run_id = found.run_id
+        state = copy.deepcopy(found.state)
+        if is_lost:
+            run_id = secrets.token_hex(8)
+            state = RunState()
+        if self._run.run_id:
+            state.follow(self.link.waits.known_run)
+        if is_lost and found.state.position > RunState().position:
+            # The rest of the lost run, which may be later than this process knows.
+            state.follow(found.state.snapshot())
+        return run_id, state
 
     def _is_older(self, found: FoundRun) -> bool:
         """Return whether the server has an older copy of the run than this process knows."""
