@@ -26,12 +26,11 @@ prefetching of a feed, the write of a checkpoint, a wait that a stop ends, or a 
 class Observation(Protocol):
     """One activity, as one observer sees it. Its methods must not raise.
 
-    An observation with a method `resumed(error)` is notified of each suspension of a call, and of
-    the error that is raised at its end. If its `suspended` raises an error, the call gets it. If it
-    returns a number, the suspension lasts for so many more iterations of the event loop.
+    An observation that has a method `resumed()`, too, is notified of each suspension of a call and
+    of the end of each suspension, and not only of the first suspension.
     """
 
-    def suspended(self) -> Any:
+    def suspended(self) -> None:
         """Note that a hook's method or an operation suspends for the first time."""
 
     def ended(self, error: BaseException | None) -> object:
@@ -103,10 +102,10 @@ def observed_call(
 
 
 def _resumed_by_hand(coro: Any, observation: Observation) -> Generator[Any, Any, Any]:
-    """Await a coroutine, and notify `observation` when it suspends. No other code does so."""
+    """Await a coroutine step by step, and notify `observation` when it suspends."""
+    resumed: Callable[[], object] | None = getattr(observation, "resumed", None)
+    has_suspended = False
     error: BaseException | None = None
-    has_waited = False
-    resumed: Callable[[BaseException | None], object] | None = None
     while True:
         try:
             awaited = coro.send(None) if error is None else coro.throw(error)
@@ -115,21 +114,15 @@ def _resumed_by_hand(coro: Any, observation: Observation) -> Generator[Any, Any,
         finally:
             # The traceback of the error refers to this frame.
             error = None
+        if not has_suspended or resumed is not None:
+            has_suspended = True
+            observation.suspended()
         try:
-            more_iterations: int | None = None
-            if not has_waited or resumed is not None:
-                more_iterations = observation.suspended()
-            if not has_waited:
-                has_waited = True
-                resumed = getattr(observation, "resumed", None)
             yield awaited
-            if resumed is not None:
-                for _ in range(more_iterations or 0):
-                    yield
         except GeneratorExit:
             coro.close()
             raise
         except BaseException as thrown:
             error = thrown
         if resumed is not None:
-            resumed(error)
+            resumed()
