@@ -57,9 +57,6 @@ class LoopClock:
     def call_later(self, secs: float, callback: Callable[[], object]) -> TimerHandle:
         return asyncio.get_running_loop().call_later(secs, callback)
 
-    def __repr__(self) -> str:
-        return "<LoopClock>"
-
 
 # A mutable default would be shared by all contexts; this one has no state.
 _current: ContextVar[Clock] = ContextVar("aiohooks_clock", default=LoopClock())  # noqa: B039

@@ -612,7 +612,7 @@ class Coordinator(RequestMethods):
         A future that was given still has its result.
         """
         lost = wait.results[0]
-        if wait.keeps_result and lost is not None and not asyncio.isfuture(awaitable):
+        if wait.has_result() and lost is not None and not asyncio.isfuture(awaitable):
             logger.warning(
                 "%s: a wait was cancelled as its result came, which is lost: %s",
                 self.requests.label,
