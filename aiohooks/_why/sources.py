@@ -38,7 +38,6 @@ _GROUPS = {
     "_wait": "fs",  # asyncio.wait
     "wait_for": "fut",  # before Python 3.12
     "TaskGroup.__aexit__": "self._tasks",  # of asyncio and of anyio
-    "_AsCompletedIterator._wait_for_one": "self._todo",  # from Python 3.13 on
     "AsyncIOBackend.run_sync_in_worker_thread": "worker",
     "Thread.join": "self",
     "Future.result": "self",
@@ -66,7 +65,7 @@ def group_of(frames: Frames) -> tuple[list[Any], Needs]:
             continue
         needs: Needs = "all"
         returns = frame.f_locals.get("return_when", asyncio.ALL_COMPLETED)
-        if returns != asyncio.ALL_COMPLETED or attribute == "_todo":
+        if returns != asyncio.ALL_COMPLETED:
             needs = "any"
         return ([*group] if isinstance(group, set | list) else [group]), needs
     return [], "all"

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import os
 import types
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Container
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import anyio
@@ -173,17 +172,24 @@ def frames_of_links(links: list[Link]) -> Frames:
 
 
 def user_location(frames: Frames) -> str | None:
-    """Return the innermost line of the user's own code, and the innermost line of all.
+    """Return the line of `written_frame`, and the innermost line of all.
 
     `frames` begins with the outermost.
     """
     if not frames:
         return None
     innermost = location(frames[-1])
-    written = [frame for frame in frames if not is_library(frame)]
-    if not written or written[-1] is frames[-1]:
+    written = written_frame(frames)
+    if written in (None, frames[-1]):
         return innermost
-    return f"{location(written[-1])}, in {innermost}"
+    return f"{location(written)}, in {innermost}"
+
+
+def written_frame(frames: Frames) -> Frame | None:
+    """Return the innermost frame of the user's own code, or else of an installed package."""
+    written = [frame for frame in frames if not is_library(frame)]
+    own = [frame for frame in written if is_users(frame)]
+    return next(reversed(own or written), None)
 
 
 def is_users(frame: Frame) -> bool:
@@ -204,11 +210,11 @@ def location(frame: Frame) -> str:
     return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
 
-def frames_of(innermost: Frame | None) -> Frames:
-    """Return the frames of a thread, the outermost first."""
+def frames_of(innermost: Frame | None, callers: Container[str] = ()) -> Frames:
+    """Return the frames of a thread up to those functions, the outermost first."""
     frames: deque[Frame] = deque()
     frame = innermost
-    while frame is not None:
+    while frame is not None and frame.f_code.co_qualname not in callers:
         frames.appendleft(frame)
         frame = frame.f_back
     return tuple(frames)
@@ -219,11 +225,7 @@ def loop_frames(innermost: Frame | None) -> Frames:
 
     There are none if the loop waits for events.
     """
-    inner_first = itertools.takewhile(
-        lambda frame: frame.f_code.co_qualname not in _LOOP_FUNCTIONS,
-        reversed(frames_of(innermost)),
-    )
-    frames = tuple(inner_first)[::-1]
+    frames = frames_of(innermost, _LOOP_FUNCTIONS)
     if frames and frames[0].f_code.co_name == "select":
         return ()
     return frames
