@@ -3,8 +3,7 @@
 An activity checks whether there are observers before it begins. The observers of a run are in its
 scope (`RunScope.observers`), and those of other activities of a session in `Coordinator.observers`.
 
-    started         notifies observers of the start; a block does so with `active(observers=...)`
-    observed_call   observes a call that is awaited
+    observed_call   observes a call that is awaited; for a block, `active` has observers
 """
 
 from __future__ import annotations
@@ -52,30 +51,6 @@ class RunObserver(Observer, Protocol):
         """Note the end of the attempt. Called once, in the caller's context."""
 
 
-class _Observations:
-    """One activity, as several observers see it."""
-
-    __slots__ = ("_observations",)
-
-    def __init__(self, observations: Sequence[Observation]) -> None:
-        self._observations = observations
-
-    def suspended(self) -> None:
-        for observation in self._observations:
-            observation.suspended()
-
-    def ended(self, error: BaseException | None) -> None:
-        for observation in self._observations:
-            observation.ended(error)
-
-
-def started(observers: Sequence[Observer], kind: Kind, what: str) -> Observation:
-    """Notify `observers` of the start of an activity, and return their observation of it."""
-    if len(observers) == 1:
-        return observers[0].started(kind, what)
-    return _Observations([observer.started(kind, what) for observer in observers])
-
-
 @types.coroutine
 def observed_call(
     call: Callable[..., Awaitable[Any]],
@@ -87,24 +62,27 @@ def observed_call(
     **keywords: Any,
 ) -> Generator[Any, Any, Any]:
     """Await `call(*args, **keywords)`, and notify `observers` of it."""
-    observation = started(observers, kind, what)
+    observations = [observer.started(kind, what) for observer in observers]
+    error: BaseException | None = None
     try:
         coro: Any = call(*args, **keywords)
         made: Any = type(coro)  # pyright: ignore[reportUnknownVariableType]
         if made is not types.CoroutineType:
             coro = as_coroutine(coro)
-        result = yield from _resumed_by_hand(coro, observation)
-    except BaseException as failure:
-        observation.ended(failure)
+        return (yield from _resumed_by_hand(coro, observations))
+    except BaseException as raised:
+        error = raised
         raise
-    observation.ended(None)
-    return result
+    finally:
+        for observation in observations:
+            observation.ended(error)
+        # The traceback of the error refers to this frame.
+        del error
 
 
-def _resumed_by_hand(coro: Any, observation: Observation) -> Generator[Any, Any, Any]:
-    """Await a coroutine step by step, and notify `observation` when it suspends."""
-    resumed: Callable[[], object] | None = getattr(observation, "resumed", None)
-    has_suspended = False
+def _resumed_by_hand(coro: Any, observations: list[Observation]) -> Generator[Any, Any, Any]:
+    """Await a coroutine step by step, and notify `observations` when it suspends."""
+    notified: list[Any] = observations
     error: BaseException | None = None
     while True:
         try:
@@ -114,8 +92,7 @@ def _resumed_by_hand(coro: Any, observation: Observation) -> Generator[Any, Any,
         finally:
             # The traceback of the error refers to this frame.
             error = None
-        if not has_suspended or resumed is not None:
-            has_suspended = True
+        for observation in notified:
             observation.suspended()
         try:
             yield awaited
@@ -124,5 +101,7 @@ def _resumed_by_hand(coro: Any, observation: Observation) -> Generator[Any, Any,
             raise
         except BaseException as thrown:
             error = thrown
-        if resumed is not None:
-            resumed()
+        # The others are notified of the first suspension alone.
+        notified = [observation for observation in notified if hasattr(observation, "resumed")]
+        for observation in notified:
+            observation.resumed()
