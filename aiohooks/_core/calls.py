@@ -20,6 +20,7 @@ import sys
 import threading
 import types
 from asyncio import CancelledError
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextvars import Context, ContextVar, Token, copy_context
 from operator import is_
@@ -657,15 +658,8 @@ class RunWaits:
         """The calls that the run's own task waits for. Their tasks may wait for other calls."""
         self.began: float | None = None
         """When the run waited first. The time before costs nothing to note, and is short."""
-        self.own_contexts: dict[Any, OwnContext] = {}
-        """The contexts of hooks that are called several times in an attempt."""
-
-    def own_context(self, key: Any) -> OwnContext:
-        """Return the context for the calls of a hook, the same until `end_attempt`."""
-        context = self.own_contexts.get(key)
-        if context is None:
-            context = self.own_contexts[key] = OwnContext()
-        return context
+        self.own_contexts: defaultdict[Any, OwnContext] = defaultdict(OwnContext)
+        """The contexts of hooks that are called several times in an attempt, by hook."""
 
     def reset(self) -> None:
         """Prepare for the next run."""
@@ -674,8 +668,7 @@ class RunWaits:
 
     def end_attempt(self) -> None:
         """Discard the contexts of an attempt."""
-        if self.own_contexts:
-            self.own_contexts = {}
+        self.own_contexts.clear()
 
     def end(self, cause: BaseException) -> None:
         """End the run with `cause`: in its current wait, or in the next one."""
