@@ -12,27 +12,27 @@ import random
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from aiohooks._core.clock import NO_TIMER, current_clock
 from aiohooks._core.validate import check_secs
 
 T = TypeVar("T")
 
-_wait_or_stop: ContextVar[Callable[[Awaitable[Any]], Awaitable[Any]] | None] = ContextVar(
-    "aiohooks_opening",
-    default=None,
-)
+Until: TypeAlias = Callable[[Awaitable[Any]], Awaitable[Any]]
+"""Awaits something, and may end the wait earlier: `Coordinator.until`."""
+_until: ContextVar[Until | None] = ContextVar("aiohooks_opening", default=None)
+"""The `until` of the session that is being opened in this context."""
 
 
 @contextlib.contextmanager
-def opening_until(until: Callable[[Awaitable[Any]], Awaitable[Any]]) -> Generator[None]:
+def opening_until(until: Until) -> Generator[None]:
     """Let `wait_for_others` await with `until` in this block, so that a stop ends the wait."""
-    token = _wait_or_stop.set(until)
+    token = _until.set(until)
     try:
         yield
     finally:
-        _wait_or_stop.reset(token)
+        _until.reset(token)
 
 
 def wait_for_others(waiter: Awaitable[T]) -> Awaitable[T]:
@@ -41,8 +41,8 @@ def wait_for_others(waiter: Awaitable[T]) -> Awaitable[T]:
     Examples are the answer of an engine, and a new chief. If a session is being opened here, a stop
     of it ends the wait with `StopRequestedError`.
     """
-    wait_or_stop = _wait_or_stop.get()
-    return waiter if wait_or_stop is None else wait_or_stop(waiter)
+    until = _until.get()
+    return waiter if until is None else until(waiter)
 
 
 class WaitLog:

@@ -181,7 +181,8 @@ class _Builder:
         if is_task(awaited.key) and not awaited.key.done():
             # The call stands for its task.
             node = self._add_task(awaited.key)
-            self._nodes[node].update(kind=awaited.kind, name=name, secs=awaited.secs)
+            fields = self._nodes[node]
+            fields.update(kind=awaited.kind, name=name, secs=awaited.secs)
             return node
         key = awaited if awaited.key is None else awaited.key
         node, is_new = self._add_node(
@@ -258,9 +259,10 @@ class _Builder:
 
     def _add_entries(self, node: str, task: Task, frames: Frames) -> str | None:
         """Add the entries of a task, and return the innermost; None if its wait is known."""
-        descriptions = [entry.awaited() for entry in self._entries[task]]
+        waits = [wait for entry in self._entries[task] if (wait := entry.awaited())]
         # A task that makes a run waits for its session, and the session for the rest.
-        for awaited in sorted(filter(None, descriptions), key=lambda wait: wait.kind != "session"):
+        waits.sort(key=lambda wait: wait.kind != "session")
+        for awaited in waits:
             if awaited.kind == "calls":
                 self._connect(node, self._add(awaited.by()), awaited.needs)
                 return None
@@ -271,8 +273,9 @@ class _Builder:
             if awaited.kind == "session":
                 # The session stands for the task.
                 self._place(target, frames)
-                if self._nodes[node]["kind"] == "task":
-                    self._nodes[node]["kind"] = HIDDEN
+                fields = self._nodes[node]
+                if fields["kind"] == "task":
+                    fields["kind"] = HIDDEN
             node = target
         return node
 

@@ -24,6 +24,7 @@ from aiohooks._why.tasks import (
     Frames,
     Task,
     frames_of,
+    frames_of_links,
     is_library,
     is_users,
     links_of,
@@ -67,7 +68,8 @@ def group_of(frames: Frames) -> tuple[list[Any], Needs]:
         returns = frame.f_locals.get("return_when", asyncio.ALL_COMPLETED)
         if returns != asyncio.ALL_COMPLETED:
             needs = "any"
-        return ([*group] if isinstance(group, set | list) else [group]), needs
+        group = [*group] if isinstance(group, set | list) else [group]
+        return group, needs
     return [], "all"
 
 
@@ -189,9 +191,10 @@ def holders_among(tasks: Iterable[Task]) -> Holders:
 def held_by(task: Task) -> Iterator[Any]:
     """Yield the objects whose `with` blocks a suspended task is in."""
     links = [link for link in links_of(task) if link[0] is not None]
-    for (_, link), (inner, _) in itertools.pairwise([*links, (None, None)]):
+    called: list[Frame | None] = [*frames_of_links(links[1:]), None]
+    for (_, link), function in zip(links, called, strict=True):
         owners = _entered_by(link)
-        if inner is not None and inner.f_code.co_name == "__aenter__":
+        if function is not None and function.f_code.co_name == "__aenter__":
             # This block is not entered yet.
             del owners[-1:]
         while owners:

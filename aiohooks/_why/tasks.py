@@ -68,10 +68,10 @@ def task_wait(task: Task) -> TaskWait:
     while True:
         links = links_of(task)
         frames += frames_of_links(links)
-        descriptions = [entry.awaited() for entry in entries() if entry.task is task]
-        wait = next((awaited for awaited in descriptions if awaited and awaited.ends), None)
+        wait = _entered_wait(task)
         if wait is None:
-            return TaskWait(frames, _task_name(links[-1][1]) if links else None, None)
+            end = links[-1][1] if links else None
+            return TaskWait(frames, _task_name(end), None)
         if wait.kind != "calls":
             return TaskWait(frames, wait.name, wait.kind)
         inner = _first_task(wait)
@@ -79,6 +79,16 @@ def task_wait(task: Task) -> TaskWait:
         if inner is None or len(frames) > _MAX_FRAMES:
             return TaskWait(frames, None, None)
         task = inner
+
+
+def _entered_wait(task: Task) -> Awaited | None:
+    """Return the outermost wait of a task in the registry inside of which there is no other."""
+    for entry in entries():
+        if entry.task is task:
+            awaited = entry.awaited()
+            if awaited is not None and awaited.ends:
+                return awaited
+    return None
 
 
 def _first_task(calls: Awaited) -> Task | None:
