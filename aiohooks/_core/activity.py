@@ -174,7 +174,12 @@ class active:
             observer.started(self.kind, self.name) for observer in self._observers
         ]
 
-    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(
+        self,
+        _: object,
+        error: BaseException | None,
+        traceback: object,
+    ) -> None:
         del ENTRIES[id(self)]
         for observation in self._observations:
             observation.ended(error)

@@ -60,15 +60,6 @@ _MISSING: Any = object()
 class _Ending:
     """How calls end other than by returning: made at the first time limit, failure or cancel."""
 
-    __slots__ = (
-        "caller_cancel",
-        "cause",
-        "errors",
-        "left_behind",
-        "timeouts",
-        "timers",
-    )
-
     def __init__(self) -> None:
         self.errors: dict[int, BaseException] = {}
         self.caller_cancel: CancelledError | None = None
@@ -218,10 +209,9 @@ class Calls(abc.ABC):
         self.pending += 1
         make_task: Any = cancel.make_task or asyncio.Task
         task: asyncio.Task[None]
-        nested_starts = _eager_starts.depth
-        if _HAS_EAGER_TASKS and nested_starts < _MAX_NESTED_STARTS:
+        if _HAS_EAGER_TASKS and (depth := _eager_starts.depth) < _MAX_NESTED_STARTS:
             coro = self._report(number, call, args)
-            _eager_starts.depth = nested_starts + 1
+            _eager_starts.depth = depth + 1
             try:
                 task = make_task(
                     coro,
@@ -231,7 +221,7 @@ class Calls(abc.ABC):
                     eager_start=True,
                 )
             finally:
-                _eager_starts.depth = nested_starts
+                _eager_starts.depth = depth
             if task.done() and not task.cancelled():
                 return
             self._tasks[number] = task
@@ -241,7 +231,12 @@ class Calls(abc.ABC):
             coro = self._report(number, call, args, True, secs)
             # Up to its pause: a coroutine that is cancelled before its first step reports nothing.
             coro.send(None)
-            task = make_task(coro, loop=self._loop, name=name, context=context)
+            task = make_task(
+                coro,
+                loop=self._loop,
+                name=name,
+                context=context,
+            )
             self._tasks[number] = task
         if self.cancelling:
             # By the call itself, when its task was not in `_tasks` yet.
@@ -612,7 +607,11 @@ async def _outcome(future: asyncio.Future[T]) -> T:
     return future.result()
 
 
-async def limited(coro: Coroutine[Any, Any, T], secs: float | None, what: str) -> T:
+async def limited(
+    coro: Coroutine[Any, Any, T],
+    secs: float | None,
+    what: str,
+) -> T:
     """Await `coro` for at most `secs`.
 
     Raises:
@@ -631,16 +630,6 @@ async def limited(coro: Coroutine[Any, Any, T], secs: float | None, what: str) -
 
 class RunWaits:
     """The calls that a run waits for, one group at a time, and the error that ends the run."""
-
-    __slots__ = (
-        "began",
-        "cause",
-        "now",
-        "outermost",
-        "own_contexts",
-        "owner",
-        "scope",
-    )
 
     def __init__(
         self,
@@ -695,12 +684,12 @@ class RunWaits:
 
 # -- the contexts of calls
 
-Changes: TypeAlias = list[tuple[ContextVar[Any], Any]]
-"""Variables with their new values; `_MISSING` for a variable that is unset."""
 
+def changes(before: Context, after: Context) -> list[tuple[ContextVar[Any], Any]]:
+    """Return the variables that differ between two states of a context, with their new values.
 
-def changes(before: Context, after: Context) -> Changes:
-    """Return the variables that differ between two states of a context."""
+    The value is `_MISSING` for a variable that is unset.
+    """
     # Asked for each hook of each run, so it is written out.
     if (
         len(before) == len(after)
@@ -807,7 +796,11 @@ class OwnContext:
         return None if self._context is None else self._context.copy()
 
 
-def _set(variable: ContextVar[Any], value: Any, tokens: dict[ContextVar[Any], Token[Any]]) -> None:
+def _set(
+    variable: ContextVar[Any],
+    value: Any,
+    tokens: dict[ContextVar[Any], Token[Any]],
+) -> None:
     """Set a variable, or unset it with the token of its first `_set` unless others have set it."""
     if value is not _MISSING:
         was_set = variable.get(_MISSING) is not _MISSING

@@ -22,8 +22,6 @@ class TimerHandle(Protocol):
 
 
 class _NoTimer:
-    __slots__ = ()
-
     def cancel(self) -> None: ...
 
 
@@ -48,8 +46,6 @@ class LoopClock:
 
     The loop is looked up at each call, so you can take the clock before there is a loop.
     """
-
-    __slots__ = ()
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()

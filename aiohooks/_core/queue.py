@@ -130,7 +130,12 @@ class Queue(abc.ABC, Generic[T]):
 class ThreadQueue(Queue[T]):
     """A queue with a daemon thread, which starts with the first item, in its event loop."""
 
-    def __init__(self, name: str, max_pending: int, max_batch: int = sys.maxsize) -> None:
+    def __init__(
+        self,
+        name: str,
+        max_pending: int,
+        max_batch: int = sys.maxsize,
+    ) -> None:
         """Start no thread yet.
 
         Args:

@@ -48,8 +48,6 @@ class ThresholdWaiters(Generic[T]):
     the same one. Reading the lowest threshold costs nothing.
     """
 
-    __slots__ = ("_futures", "_thresholds", "count", "lowest")
-
     def __init__(self, none: int) -> None:
         """Make an empty collection. `none`, above all thresholds, is its lowest threshold then."""
         self._futures: dict[int, dict[Waiter[T], None]] = {}

@@ -51,10 +51,6 @@ class WaitLog:
     As a block, it is itself the only wait.
     """
 
-    # `contextlib.contextmanager` would set the traceback of an error that the block raises, which
-    # fails for a frozen dataclass.
-    __slots__ = ("_clock", "_report", "_reported_at", "_secs", "_since", "_timer")
-
     def __init__(self, secs: float, report: Callable[[float], object]) -> None:
         """Start with no waits. `report` gets the seconds that the oldest wait has lasted."""
         self._secs = secs
@@ -76,6 +72,8 @@ class WaitLog:
         if not self._since:
             self._timer.cancel()
 
+    # `contextlib.contextmanager` would set the traceback of an error that the block raises, which
+    # fails for a frozen dataclass.
     def __enter__(self) -> None:
         self.begin(self)
 

@@ -9,6 +9,7 @@ import asyncio
 import concurrent.futures
 import functools
 import itertools
+import math
 import sys
 import threading
 import types
@@ -38,7 +39,8 @@ _MAX_TASKS_OF_NOTE = 100
 
 Others may end with an error in the same tick.
 """
-_note_times: deque[float] = deque(maxlen=20)
+_note_times: deque[float] = deque([-math.inf] * 20, maxlen=20)
+"""When the last notes were made."""
 _Future: Any = asyncio.Future
 _first_seen: WeakKeyDictionary[Task, tuple[ref[Any], float]] = WeakKeyDictionary()
 """The future that each task awaits, and when that was found first.
@@ -69,8 +71,7 @@ def why(*waiting: object) -> str:
     If thousands of errors are raised together, the first of each second have the note.
     """
     now = monotonic()
-    is_full = len(_note_times) == _note_times.maxlen
-    if is_full and now < _note_times[0] + 1.0:
+    if now < _note_times[0] + 1.0:
         return ""
     _note_times.append(now)
     try:
@@ -132,7 +133,12 @@ class _Builder:
             self._nodes[node] = {"kind": kind, "name": name, **fields}
         return node, is_new
 
-    def _connect(self, waiter: str, awaited: Sequence[str], needs: Needs = "all") -> None:
+    def _connect(
+        self,
+        waiter: str,
+        awaited: Sequence[str],
+        needs: Needs = "all",
+    ) -> None:
         if needs == "any" and len(awaited) == 1:
             needs = "all"
         for node in awaited:
@@ -249,7 +255,12 @@ class _Builder:
             self._time(node, task, end)
         self._add_end(innermost, frames, end)
 
-    def _time(self, node: str, task: Task, future: Any) -> None:
+    def _time(
+        self,
+        node: str,
+        task: Task,
+        future: Any,
+    ) -> None:
         """Note for how long a task has awaited a future, if it was found to do so before."""
         awaited, since = _first_seen.get(task, (None, 0.0))
         if awaited is None or awaited() is not future:
@@ -257,7 +268,12 @@ class _Builder:
         else:
             self._nodes[node].setdefault("secs", monotonic() - since)
 
-    def _add_entries(self, node: str, task: Task, frames: Frames) -> str | None:
+    def _add_entries(
+        self,
+        node: str,
+        task: Task,
+        frames: Frames,
+    ) -> str | None:
         """Add the entries of a task, and return the innermost; None if its wait is known."""
         waits = [wait for entry in self._entries[task] if (wait := entry.awaited())]
         # A task that makes a run waits for its session, and the session for the rest.
@@ -279,7 +295,12 @@ class _Builder:
             node = target
         return node
 
-    def _add_end(self, node: str, frames: Frames, end: object) -> None:
+    def _add_end(
+        self,
+        node: str,
+        frames: Frames,
+        end: object,
+    ) -> None:
         """Add what a chain of awaits ends with: tasks, what sets its future, or a function."""
         group, needs = group_of(frames)
         targets = self._add(group) or self._add([end])

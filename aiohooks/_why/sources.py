@@ -131,7 +131,13 @@ def called_function(frames: Frames, holders: Holders) -> Awaited | None:
     package, name = _names_of(called[0])
     tasks = holders.get(package)
     if tasks:
-        return Awaited("function", name, by=lambda: tasks, key=name, needs="perhaps")
+        return Awaited(
+            "function",
+            name,
+            by=lambda: tasks,
+            key=name,
+            needs="perhaps",
+        )
     return Awaited("function", name, by=lambda: [function])
 
 
@@ -153,7 +159,14 @@ def _library_function(frames: Frames, holders: Holders) -> Awaited | None:
     tasks = holders.get(id(owner), ())
     detail = "" if tasks else "its holder is not known: no task is in a `with` block of it"
     needs: Needs = "all" if "Lock" in name else "perhaps"
-    return Awaited("lock", name, detail, by=lambda: tasks, key=key, needs=needs)
+    return Awaited(
+        "lock",
+        name,
+        detail,
+        by=lambda: tasks,
+        key=key,
+        needs=needs,
+    )
 
 
 def _innermost(frames: Frames, includes: Callable[[Frame], bool]) -> Frames:

@@ -71,7 +71,8 @@ def task_wait(task: Task) -> TaskWait:
         wait = _entered_wait(task)
         if wait is None:
             end = links[-1][1] if links else None
-            return TaskWait(frames, _task_name(end), None)
+            awaits = describe_awaitable(end) if is_task(end) else None
+            return TaskWait(frames, awaits, None)
         if wait.kind != "calls":
             return TaskWait(frames, wait.name, wait.kind)
         inner = _first_task(wait)
@@ -102,8 +103,10 @@ def _first_task(calls: Awaited) -> Task | None:
 
 def describe_awaitable(awaitable: object) -> str:
     """Return the name of an awaitable before it is awaited: of its task, function or class."""
+    if is_task(awaitable):
+        return f"task {awaitable.get_name()!r}"
     qualname: str = getattr(awaitable, "__qualname__", type(awaitable).__qualname__)
-    return _task_name(awaitable) or qualname
+    return qualname
 
 
 def describe_suspension(task: Task) -> str:
@@ -118,12 +121,6 @@ def describe_suspension(task: Task) -> str:
 def is_task(awaitable: object) -> TypeGuard[Task]:
     """Return whether an object is a task, also of a class that a task factory of the loop uses."""
     return asyncio.isfuture(awaitable) and hasattr(awaitable, "get_coro")
-
-
-def _task_name(awaitable: object) -> str | None:
-    if is_task(awaitable):
-        return f"task {awaitable.get_name()!r}"
-    return None
 
 
 # -- chains of awaits

@@ -569,7 +569,7 @@ async def test_no_code_of_users_is_called() -> None:
 @pytest.fixture
 def no_notes_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """No note was made in the last second."""
-    monkeypatch.setattr(builder, "_note_times", deque[float](maxlen=20))
+    monkeypatch.setattr(builder, "_note_times", deque([-1.0] * 20, maxlen=20))
 
 
 @pytest.mark.usefixtures("no_notes_yet")
