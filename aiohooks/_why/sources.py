@@ -68,8 +68,8 @@ def group_of(frames: Frames) -> tuple[list[Any], Needs]:
         returns = frame.f_locals.get("return_when", asyncio.ALL_COMPLETED)
         if returns != asyncio.ALL_COMPLETED:
             needs = "any"
-        group = [*group] if isinstance(group, set | list) else [group]
-        return group, needs
+        tasks: list[Any] = [*group] if isinstance(group, set | list) else [group]
+        return tasks, needs
     return [], "all"
 
 

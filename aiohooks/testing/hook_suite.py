@@ -350,9 +350,12 @@ class _Waits:
                     made(kind.__name__, (kind,), {"__slots__": (), name: staticmethod(call)}),
                 )
 
-    @types.coroutine
-    def counted(self, coro: Coroutine[Any, Any, Any], place: str) -> Generator[Any, Any, Any]:
+    async def counted(self, coro: Coroutine[Any, Any, Any], place: str) -> Any:
         """Await a coroutine, count its waits, and cut it off at one of them."""
+        return await self._resume(coro, place)
+
+    @types.coroutine
+    def _resume(self, coro: Coroutine[Any, Any, Any], place: str) -> Generator[Any, Any, Any]:
         error: BaseException | None = None
         while True:
             try:
