@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from weakref import ref
 
-from aiohooks._core.observers import Kind, Observation, Observer, started
+from aiohooks._core.observers import Kind, Observer
 
 Needs = Literal["all", "any", "perhaps"]
 
@@ -134,7 +134,7 @@ class active:
         "__weakref__",
         "_began",
         "_describe",
-        "_observation",
+        "_observations",
         "_observers",
         "kind",
         "name",
@@ -170,13 +170,19 @@ class active:
         self.task: asyncio.Task[Any] | None = asyncio.current_task(asyncio.get_running_loop())
         self._began: float = monotonic()
         ENTRIES[id(self)] = ref(self)
-        if self._observers:
-            self._observation: Observation = started(self._observers, self.kind, self.name)
+        self._observations = [
+            observer.started(self.kind, self.name) for observer in self._observers
+        ]
 
-    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(
+        self,
+        _: object,
+        error: BaseException | None,
+        traceback: object,
+    ) -> None:
         del ENTRIES[id(self)]
-        if self._observers:
-            self._observation.ended(error)
+        for observation in self._observations:
+            observation.ended(error)
 
     def awaited(self) -> Awaited | None:
         if self._describe is None:

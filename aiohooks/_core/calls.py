@@ -20,6 +20,7 @@ import sys
 import threading
 import types
 from asyncio import CancelledError
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextvars import Context, ContextVar, Token, copy_context
 from operator import is_
@@ -52,19 +53,12 @@ _MAX_NESTED_STARTS = 16
 """How many eager starts may be nested: each of them uses some of the C stack."""
 _ALL = -1
 """Stands for all calls instead of a number."""
+_MISSING: Any = object()
+"""Stands for a result that has not arrived, and for the value of a variable that is unset."""
 
 
 class _Ending:
     """How calls end other than by returning: made at the first time limit, failure or cancel."""
-
-    __slots__ = (
-        "caller_cancel",
-        "cause",
-        "errors",
-        "left_behind",
-        "timeouts",
-        "timers",
-    )
 
     def __init__(self) -> None:
         self.errors: dict[int, BaseException] = {}
@@ -113,10 +107,14 @@ class Calls(abc.ABC):
         "task",
     )
 
+    # Set by `wait`.
+    task: asyncio.Task[Any] | None
+    """The task that waits for the calls, while it waits."""
+    since: float
+    """When the wait for the calls began."""
+
     kind: ClassVar[str] = "call"
     """The kind of the calls in reports."""
-    keeps_result: bool = False
-    """Whether the result counts if it arrives in spite of `end`."""
     has_successors: ClassVar[bool] = False
     """Whether `succeeded` does anything."""
 
@@ -139,17 +137,16 @@ class Calls(abc.ABC):
         """The number of calls that have not ended. At 0, `finish` may replace `wait`."""
         self.cancelling: bool = False
         """Whether the calls have been cancelled, so that no other call may start."""
-        self.task: asyncio.Task[Any] | None = None
-        """The task that waits for the calls."""
-        self.since: float = 0.0
-        """When the wait for the calls began."""
         self.contexts: list[CallContext] = []
         """The contexts whose changes the caller gets, in order."""
         self._waits = waits
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        # A copy of the caller's context, until a call in the caller's task may have changed that.
         self._caller: Context | None = None
+        # What the caller awaits: done when no call is pending.
         self._idle: asyncio.Future[None] | None = None
+        # Made at the first time limit, failure or cancel. Most calls never need it.
         self._ending: _Ending | None = None
 
     # -- for subclasses
@@ -173,6 +170,10 @@ class Calls(abc.ABC):
     def add_origin(self, number: int, error: BaseException) -> None:
         """Add the origin to an error that will be raised."""
         add_origin(error, self.describe(number))
+
+    def has_result(self) -> bool:
+        """Return whether the result has arrived, and counts in spite of `end`."""
+        return False
 
     def succeeded(self, number: int) -> None:  # noqa: B027 - most calls have no successors
         """Start calls that depend on this one; called in its task, after its result is stored."""
@@ -203,22 +204,14 @@ class Calls(abc.ABC):
             context: its context. By default, a copy of the caller's. The caller gets the changes,
                 unless this is a plain `Context`.
         """
-        copied_from: Context | None = None
         if not isinstance(context, Context):
-            if self._caller is None:
-                self._caller = copy_context()
-            if context is None:
-                copied_from = self._caller
-                context = copied_from.copy()
-            else:
-                self.contexts.append(context)
-                context = context.update(self._caller)
+            context = self._join_caller(context)
         self.pending += 1
         make_task: Any = cancel.make_task or asyncio.Task
         task: asyncio.Task[None]
-        if _HAS_EAGER_TASKS and _eager_starts.depth < _MAX_NESTED_STARTS:
+        if _HAS_EAGER_TASKS and (depth := _eager_starts.depth) < _MAX_NESTED_STARTS:
             coro = self._report(number, call, args)
-            _eager_starts.depth += 1
+            _eager_starts.depth = depth + 1
             try:
                 task = make_task(
                     coro,
@@ -228,10 +221,8 @@ class Calls(abc.ABC):
                     eager_start=True,
                 )
             finally:
-                _eager_starts.depth -= 1
+                _eager_starts.depth = depth
             if task.done() and not task.cancelled():
-                if copied_from is not None and not is_unchanged(copied_from, context):
-                    self.contexts.append((copied_from, context))
                 return
             self._tasks[number] = task
             if secs is not None:
@@ -240,13 +231,27 @@ class Calls(abc.ABC):
             coro = self._report(number, call, args, True, secs)
             # Up to its pause: a coroutine that is cancelled before its first step reports nothing.
             coro.send(None)
-            task = make_task(coro, loop=self._loop, name=name, context=context)
+            task = make_task(
+                coro,
+                loop=self._loop,
+                name=name,
+                context=context,
+            )
             self._tasks[number] = task
-        if copied_from is not None:
-            self.contexts.append((copied_from, context))
         if self.cancelling:
             # By the call itself, when its task was not in `_tasks` yet.
             task.cancel()
+
+    def _join_caller(self, shared: OwnContext | None) -> Context:
+        """Return the context for a call, whose changes the caller gets."""
+        if self._caller is None:
+            self._caller = copy_context()
+        if shared is not None:
+            self.contexts.append(shared)
+            return shared.update(self._caller)
+        context = self._caller.copy()
+        self.contexts.append((self._caller, context))
+        return context
 
     async def _report(
         self,
@@ -292,16 +297,12 @@ class Calls(abc.ABC):
         """
         if self.pending:
             self._idle = self._loop.create_future()
-            waits = self._waits
-            self.task = asyncio.current_task(self._loop)
-            self.since = self._loop.time() if waits is None else waits.now()
-            ENTRIES[id(self)] = ref(self)
-            if waits is not None:
-                waits.begin_wait(self)
+            self._begin_wait()
             try:
                 await self._idle
             except CancelledError as cancelled:
-                self.cancel(cancelled)
+                self._get_ending().caller_cancel = cancelled
+                self._cancel_calls()
                 await self._wait_for_cancelled_calls()
             except GeneratorExit:
                 # The coroutine of the caller is closed, and nothing will wait for the calls.
@@ -309,12 +310,25 @@ class Calls(abc.ABC):
                 self.stop_timer(_ALL)
                 raise
             finally:
-                del ENTRIES[id(self)]
-                # An error of the task would refer to it in a cycle, by this frame.
-                self.task = None
-                if waits is not None:
-                    waits.end_wait(self)
+                self._end_wait()
         self.finish()
+
+    def _begin_wait(self) -> None:
+        """Enter the registry of activity, and the waits of the run."""
+        self.task = asyncio.current_task(self._loop)
+        ENTRIES[id(self)] = ref(self)
+        if self._waits is None:
+            self.since = self._loop.time()
+        else:
+            self.since = self._waits.now()
+            self._waits.begin_wait(self)
+
+    def _end_wait(self) -> None:
+        del ENTRIES[id(self)]
+        # An error of the task would refer to it in a cycle, by the frame of `wait`.
+        self.task = None
+        if self._waits is not None:
+            self._waits.end_wait(self)
 
     async def _wait_for_cancelled_calls(self) -> None:
         while self.pending:
@@ -335,23 +349,19 @@ class Calls(abc.ABC):
             copy_back(self.contexts)
         if not self.cancelling:
             for number, task in self._tasks.items():
-                if task.cancelled():
-                    self._cancelled_at_its_end(number)
+                # It has cancelled itself, and ended without another wait.
+                if task.cancelled() and not self.has_timed_out(number):
+                    self._record(number, self.cancelled_error(number, CancelledError()))
         self._tasks.clear()
         if self._ending is not None:
             self.stop_timer(_ALL)
             self._raise(self._ending)
 
-    def _cancelled_at_its_end(self, number: int) -> None:
-        """Record that a call has cancelled its own task and ended without another wait."""
-        if self._ending is None or number not in self._ending.timeouts:
-            self._record(number, self.cancelled_error(number, CancelledError()))
-
     def _raise(self, ending: _Ending) -> None:
         """Raise the cancel of the caller, or else the failures, or else the cause of `end`."""
         errors = [ending.errors[number] for number in sorted(ending.errors)]
         caller_cancel = ending.caller_cancel
-        cause = None if self.keeps_result else ending.cause
+        cause = None if self.has_result() else ending.cause
         ending.forget_errors()
         try:
             if caller_cancel is not None:
@@ -379,11 +389,9 @@ class Calls(abc.ABC):
         return self._ending
 
     def _call_ended(self, number: int) -> None:
-        if self._ending is not None:
-            self.stop_timer(number)
-            if number in self._ending.left_behind:
-                return
-        self.pending -= 1
+        self.stop_timer(number)
+        if not self.is_left_behind(number):
+            self.pending -= 1
 
     def _call_failed(self, number: int, error: BaseException) -> None:
         """Record why a call has failed.
@@ -392,15 +400,15 @@ class Calls(abc.ABC):
         came from here, unless it was that of a time limit.
         """
         self._call_ended(number)
-        ending = self._get_ending()
-        if number in ending.left_behind:
-            if not isinstance(error, CancelledError):
+        was_cancelled = isinstance(error, CancelledError)
+        if self.is_left_behind(number):
+            if not was_cancelled:
                 message = "%s failed after it had been left running"
                 logger.error(message, self.describe(number), exc_info=error)
-        elif not isinstance(error, CancelledError):
+        elif not was_cancelled:
             self._record(number, error)
-        elif number in ending.timeouts:
-            self._record(number, ending.timeouts[number])
+        elif self.has_timed_out(number):
+            self._record(number, self._get_ending().timeouts[number])
         elif not self.cancelling:
             self._record(number, self.cancelled_error(number, error))
 
@@ -422,18 +430,11 @@ class Calls(abc.ABC):
         if ending.cause is not None or self.cancelling:
             return
         ending.cause = cause
-        current = asyncio.current_task() if running_loop() is self._loop else None
-        is_own_call = current is not None and current in self._tasks.values()
-        if is_own_call:
+        if running_loop() is self._loop and asyncio.current_task() in self._tasks.values():
             # Let the call that has called this return first: a cancel would discard its result.
             self._loop.call_soon(self._cancel_calls)
         else:
             self._cancel_calls()
-
-    def cancel(self, caller_cancel: CancelledError) -> None:
-        """Cancel the calls; `wait` raises `caller_cancel` when they have ended."""
-        self._get_ending().caller_cancel = caller_cancel
-        self._cancel_calls()
 
     def _cancel_calls(self) -> None:
         if self.cancelling or self._loop.is_closed():
@@ -472,7 +473,7 @@ class Calls(abc.ABC):
             ending.timers[number] = current_clock().call_later(self.grace_secs, give_up)
 
     def _leave_all_behind(self) -> None:
-        self._leave_behind([number for number, _, _ in self.unfinished])
+        self._leave_behind([number for number in self._tasks if self.is_running(number)])
 
     def _leave_behind(self, numbers: list[int]) -> None:
         """Stop waiting for calls that have ignored their cancellation."""
@@ -502,15 +503,6 @@ class Calls(abc.ABC):
         task = self._tasks.get(number)
         return task is not None and not task.done() and not self.is_left_behind(number)
 
-    @property
-    def unfinished(self) -> list[tuple[int, str, asyncio.Task[Any]]]:
-        """The number, description and task of each call that has not ended."""
-        return [
-            (number, self.describe(number), task)
-            for number, task in self._tasks.items()
-            if self.is_running(number)
-        ]
-
     def hook(self, number: int) -> object:
         """Return the hook of a call; None if it is the call of no hook."""
         return None
@@ -523,8 +515,15 @@ class Calls(abc.ABC):
     def awaited(self) -> Awaited:
         secs = max(0.0, monotonic_now()() - self.since)
         calls = [
-            Awaited(self.kind, name, key=task, secs=secs, hook=self.hook(number))
-            for number, name, task in self.unfinished
+            Awaited(
+                self.kind,
+                self.describe(number),
+                key=task,
+                secs=secs,
+                hook=self.hook(number),
+            )
+            for number, task in self._tasks.items()
+            if self.is_running(number)
         ]
         return Awaited("calls", "", by=lambda: calls)
 
@@ -554,8 +553,7 @@ class Wait(Calls, Generic[T]):
     Its errors are raised unchanged.
     """
 
-    __slots__ = ("_is_future", "keeps_result", "what")
-    has_successors = True
+    __slots__ = ("_is_future", "what")
 
     def __init__(
         self,
@@ -563,13 +561,12 @@ class Wait(Calls, Generic[T]):
         grace_secs: float | None = None,
         waits: RunWaits | None = None,
     ) -> None:
-        super().__init__([None], grace_secs, waits)
+        super().__init__([_MISSING], grace_secs, waits)
         self.what: str = what
-        self.keeps_result: bool = False
         self._is_future = False
 
-    def succeeded(self, number: int) -> None:
-        self.keeps_result = True  # a result that arrives in spite of `end` counts
+    def has_result(self) -> bool:
+        return self.results[0] is not _MISSING
 
     def describe(self, number: int) -> str:
         return self.what
@@ -610,7 +607,11 @@ async def _outcome(future: asyncio.Future[T]) -> T:
     return future.result()
 
 
-async def limited(coro: Coroutine[Any, Any, T], secs: float | None, what: str) -> T:
+async def limited(
+    coro: Coroutine[Any, Any, T],
+    secs: float | None,
+    what: str,
+) -> T:
     """Await `coro` for at most `secs`.
 
     Raises:
@@ -630,16 +631,6 @@ async def limited(coro: Coroutine[Any, Any, T], secs: float | None, what: str) -
 class RunWaits:
     """The calls that a run waits for, one group at a time, and the error that ends the run."""
 
-    __slots__ = (
-        "began",
-        "cause",
-        "now",
-        "outermost",
-        "own_contexts",
-        "owner",
-        "scope",
-    )
-
     def __init__(
         self,
         scope: RunScope | None = None,
@@ -656,15 +647,8 @@ class RunWaits:
         """The calls that the run's own task waits for. Their tasks may wait for other calls."""
         self.began: float | None = None
         """When the run waited first. The time before costs nothing to note, and is short."""
-        self.own_contexts: dict[Any, OwnContext] = {}
-        """The contexts of hooks that are called several times in an attempt."""
-
-    def own_context(self, key: Any) -> OwnContext:
-        """Return the context for the calls of a hook, the same until `end_attempt`."""
-        context = self.own_contexts.get(key)
-        if context is None:
-            context = self.own_contexts[key] = OwnContext()
-        return context
+        self.own_contexts: defaultdict[Any, OwnContext] = defaultdict(OwnContext)
+        """The contexts of hooks that are called several times in an attempt, by hook."""
 
     def reset(self) -> None:
         """Prepare for the next run."""
@@ -673,8 +657,7 @@ class RunWaits:
 
     def end_attempt(self) -> None:
         """Discard the contexts of an attempt."""
-        if self.own_contexts:
-            self.own_contexts = {}
+        self.own_contexts.clear()
 
     def end(self, cause: BaseException) -> None:
         """End the run with `cause`: in its current wait, or in the next one."""
@@ -701,14 +684,12 @@ class RunWaits:
 
 # -- the contexts of calls
 
-_MISSING: Any = object()
 
-Changes: TypeAlias = list[tuple[ContextVar[Any], Any]]
-"""Variables with their new values; `_MISSING` for a variable that is unset."""
+def changes(before: Context, after: Context) -> list[tuple[ContextVar[Any], Any]]:
+    """Return the variables that differ between two states of a context, with their new values.
 
-
-def changes(before: Context, after: Context) -> Changes:
-    """Return the variables that differ between two states of a context."""
+    The value is `_MISSING` for a variable that is unset.
+    """
     # Asked for each hook of each run, so it is written out.
     if (
         len(before) == len(after)
@@ -815,7 +796,11 @@ class OwnContext:
         return None if self._context is None else self._context.copy()
 
 
-def _set(variable: ContextVar[Any], value: Any, tokens: dict[ContextVar[Any], Token[Any]]) -> None:
+def _set(
+    variable: ContextVar[Any],
+    value: Any,
+    tokens: dict[ContextVar[Any], Token[Any]],
+) -> None:
     """Set a variable, or unset it with the token of its first `_set` unless others have set it."""
     if value is not _MISSING:
         was_set = variable.get(_MISSING) is not _MISSING

@@ -53,7 +53,12 @@ def new_task(
 ) -> asyncio.Task[T]:
     """Make a task that begins later, also if the loop has an eager task factory."""
     make: Any = make_task or asyncio.Task
-    task: asyncio.Task[T] = make(coro, loop=asyncio.get_running_loop(), name=name, context=context)
+    task: asyncio.Task[T] = make(
+        coro,
+        loop=asyncio.get_running_loop(),
+        name=name,
+        context=context,
+    )
     return task
 
 
@@ -78,7 +83,12 @@ async def shielded(
     has `grace_secs` to end. After this time it is cancelled, and after the same time again it is
     left running, with a warning.
     """
-    task = await shielded_task(coro, grace_secs=grace_secs, what=what, on_cancel=on_cancel)
+    task = await shielded_task(
+        coro,
+        grace_secs=grace_secs,
+        what=what,
+        on_cancel=on_cancel,
+    )
     return task.result()
 
 
@@ -96,8 +106,7 @@ async def shielded_task(
     Raises:
         CancelledError: the caller was cancelled.
     """
-    context = contextvars.copy_context()
-    task = asyncio.get_running_loop().create_task(coro, name=what, context=context)
+    task = asyncio.get_running_loop().create_task(coro, name=what)
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError as cancelled:
@@ -116,7 +125,11 @@ async def shielded_task(
     return task
 
 
-async def _end_within(task: asyncio.Task[Any], grace_secs: float, what: str) -> None:
+async def _end_within(
+    task: asyncio.Task[Any],
+    grace_secs: float,
+    what: str,
+) -> None:
     """Give a task `grace_secs` to end, cancel it, and give it the same time again."""
     if await _is_done_within(task, grace_secs):
         return

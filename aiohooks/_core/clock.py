@@ -22,8 +22,6 @@ class TimerHandle(Protocol):
 
 
 class _NoTimer:
-    __slots__ = ()
-
     def cancel(self) -> None: ...
 
 
@@ -49,16 +47,11 @@ class LoopClock:
     The loop is looked up at each call, so you can take the clock before there is a loop.
     """
 
-    __slots__ = ()
-
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
     def call_later(self, secs: float, callback: Callable[[], object]) -> TimerHandle:
         return asyncio.get_running_loop().call_later(secs, callback)
-
-    def __repr__(self) -> str:
-        return "<LoopClock>"
 
 
 # A mutable default would be shared by all contexts; this one has no state.

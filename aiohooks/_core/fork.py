@@ -8,6 +8,9 @@ import threading
 import weakref
 from typing import Protocol
 
+_CAN_FORK = hasattr(os, "register_at_fork")
+"""Whether this system can fork."""
+
 
 class ForkAware(Protocol):
     """An object that belongs to the process that made it."""
@@ -17,7 +20,6 @@ class ForkAware(Protocol):
 
 
 _objects: weakref.WeakSet[ForkAware] = weakref.WeakSet()
-_locks: list[threading.Lock] = []
 
 
 def call_after_fork(obj: ForkAware) -> None:
@@ -28,23 +30,17 @@ def call_after_fork(obj: ForkAware) -> None:
 def hold_during_fork(lock: threading.Lock) -> None:
     """Acquire `lock` before each fork, and release it in parent and child.
 
-    So no child starts in the middle of a locked block.
+    So no child starts in the middle of a locked block. `after_fork` is called under the lock.
     """
-    _locks.append(lock)
+    if _CAN_FORK:
+        os.register_at_fork(
+            before=lock.acquire,
+            after_in_parent=lock.release,
+            after_in_child=lock.release,
+        )
 
 
-def _before_fork() -> None:
-    for lock in _locks:
-        lock.acquire()
-
-
-def _release_locks() -> None:
-    for lock in _locks:
-        lock.release()
-
-
-def _in_child() -> None:
-    _release_locks()
+def _notify_child() -> None:
     for obj in tuple(_objects):
         try:
             obj.after_fork()
@@ -53,10 +49,7 @@ def _in_child() -> None:
             sys.excepthook(type(error), error, error.__traceback__)
 
 
-# Some systems cannot fork.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_release_locks,
-        after_in_child=_in_child,
-    )
+if _CAN_FORK:
+    # Before the locks are released, as the functions of a child are called in the order in which
+    # they were registered.
+    os.register_at_fork(after_in_child=_notify_child)

@@ -29,9 +29,8 @@ def lazy_names(
         if name in packages:
             return importlib.import_module(f"{package}.{name}")
         if name not in module_of:
-            hint = _hint(name, [*module_of, *packages])
-            # With its name, but no object, Python does not add a hint of its own.
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)
+            # In a traceback, Python adds the most similar name, which it finds by `__dir__`.
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         public = getattr(importlib.import_module(module_of[name]), name)
         # Tracebacks and docs have the public path, `aiohooks.Graph`. It may be a shorter one.
         if public.__module__.startswith(package):
@@ -43,13 +42,3 @@ def lazy_names(
         return sorted({*vars(sys.modules[package]), *module_of, *packages})
 
     return import_name, names
-
-
-def _hint(name: str, candidates: list[str]) -> str:
-    # Only for a message.
-    import difflib
-
-    similar = difflib.get_close_matches(name, candidates, n=1)
-    if name.startswith("_") or not similar:
-        return ""
-    return f"; did you mean {similar[0]!r}?"

@@ -3,8 +3,7 @@
 An activity checks whether there are observers before it begins. The observers of a run are in its
 scope (`RunScope.observers`), and those of other activities of a session in `Coordinator.observers`.
 
-    started         notifies observers of the start; a block does so with `active(observers=...)`
-    observed_call   observes a call that is awaited
+    observed_call   observes a call that is awaited; for a block, `active` has observers
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ prefetching of a feed, the write of a checkpoint, a wait that a stop ends, or a 
 class Observation(Protocol):
     """One activity, as one observer sees it. Its methods must not raise.
 
-    An observation with a method `resumed(error)` is notified of each suspension of a call, and of
-    the error that is raised at its end. If its `suspended` raises an error, the call gets it. If it
-    returns a number, the suspension lasts for so many more iterations of the event loop.
+    An observation that has a method `resumed()`, too, is notified of each suspension of a call and
+    of the end of each suspension, and not only of the first suspension.
     """
 
-    def suspended(self) -> Any:
+    def suspended(self) -> None:
         """Note that a hook's method or an operation suspends for the first time."""
 
     def ended(self, error: BaseException | None) -> object:
@@ -53,30 +51,6 @@ class RunObserver(Observer, Protocol):
         """Note the end of the attempt. Called once, in the caller's context."""
 
 
-class _Observations:
-    """One activity, as several observers see it."""
-
-    __slots__ = ("_observations",)
-
-    def __init__(self, observations: Sequence[Observation]) -> None:
-        self._observations = observations
-
-    def suspended(self) -> None:
-        for observation in self._observations:
-            observation.suspended()
-
-    def ended(self, error: BaseException | None) -> None:
-        for observation in self._observations:
-            observation.ended(error)
-
-
-def started(observers: Sequence[Observer], kind: Kind, what: str) -> Observation:
-    """Notify `observers` of the start of an activity, and return their observation of it."""
-    if len(observers) == 1:
-        return observers[0].started(kind, what)
-    return _Observations([observer.started(kind, what) for observer in observers])
-
-
 @types.coroutine
 def observed_call(
     call: Callable[..., Awaitable[Any]],
@@ -88,25 +62,28 @@ def observed_call(
     **keywords: Any,
 ) -> Generator[Any, Any, Any]:
     """Await `call(*args, **keywords)`, and notify `observers` of it."""
-    observation = started(observers, kind, what)
+    observations = [observer.started(kind, what) for observer in observers]
+    error: BaseException | None = None
     try:
         coro: Any = call(*args, **keywords)
         made: Any = type(coro)  # pyright: ignore[reportUnknownVariableType]
         if made is not types.CoroutineType:
             coro = as_coroutine(coro)
-        result = yield from _resumed_by_hand(coro, observation)
-    except BaseException as failure:
-        observation.ended(failure)
+        return (yield from _resumed_by_hand(coro, observations))
+    except BaseException as raised:
+        error = raised
         raise
-    observation.ended(None)
-    return result
+    finally:
+        for observation in observations:
+            observation.ended(error)
+        # The traceback of the error refers to this frame.
+        del error
 
 
-def _resumed_by_hand(coro: Any, observation: Observation) -> Generator[Any, Any, Any]:
-    """Await a coroutine, and notify `observation` when it suspends. No other code does so."""
+def _resumed_by_hand(coro: Any, observations: list[Observation]) -> Generator[Any, Any, Any]:
+    """Await a coroutine step by step, and notify `observations` when it suspends."""
+    notified: list[Any] = observations
     error: BaseException | None = None
-    has_waited = False
-    resumed: Callable[[BaseException | None], object] | None = None
     while True:
         try:
             awaited = coro.send(None) if error is None else coro.throw(error)
@@ -115,21 +92,16 @@ def _resumed_by_hand(coro: Any, observation: Observation) -> Generator[Any, Any,
         finally:
             # The traceback of the error refers to this frame.
             error = None
+        for observation in notified:
+            observation.suspended()
         try:
-            more_iterations: int | None = None
-            if not has_waited or resumed is not None:
-                more_iterations = observation.suspended()
-            if not has_waited:
-                has_waited = True
-                resumed = getattr(observation, "resumed", None)
             yield awaited
-            if resumed is not None:
-                for _ in range(more_iterations or 0):
-                    yield
         except GeneratorExit:
             coro.close()
             raise
         except BaseException as thrown:
             error = thrown
-        if resumed is not None:
-            resumed(error)
+        # The others are notified of the first suspension alone.
+        notified = [observation for observation in notified if hasattr(observation, "resumed")]
+        for observation in notified:
+            observation.resumed()

@@ -130,7 +130,12 @@ class Queue(abc.ABC, Generic[T]):
 class ThreadQueue(Queue[T]):
     """A queue with a daemon thread, which starts with the first item, in its event loop."""
 
-    def __init__(self, name: str, max_pending: int, max_batch: int = sys.maxsize) -> None:
+    def __init__(
+        self,
+        name: str,
+        max_pending: int,
+        max_batch: int = sys.maxsize,
+    ) -> None:
         """Start no thread yet.
 
         Args:
@@ -213,11 +218,11 @@ class ThreadQueue(Queue[T]):
             self.ended(batch, error)
 
     def withdraw(self) -> list[T]:
-        """Take the items whose work has not begun off the queue, and return them."""
+        """Remove the items whose work has not begun, and return them."""
         with self._changed:
-            withdrawn = [*self._waiting]
+            withdrawn = list(self._waiting)
             self._waiting.clear()
-        # They are the last ones of `items`, which only the event loop uses.
+        # They are the last ones of `items`: the thread has the items before them.
         for _ in withdrawn:
             self.items.pop()
         return withdrawn

@@ -105,7 +105,12 @@ def check_instance(
     )
 
 
-def check_callable(value: object, what: str, *, optional: bool = False) -> None:
+def check_callable(
+    value: object,
+    what: str,
+    *,
+    optional: bool = False,
+) -> None:
     """Raise unless `value` is callable. None is allowed if `optional`."""
     if optional and value is None:
         return
@@ -120,7 +125,12 @@ def check_callable(value: object, what: str, *, optional: bool = False) -> None:
         raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give a function")
 
 
-def check_mapping(value: object, what: str, *, optional: bool = True) -> None:
+def check_mapping(
+    value: object,
+    what: str,
+    *,
+    optional: bool = True,
+) -> None:
     """Raise unless `value` is a mapping. None is allowed if `optional`."""
     if isinstance(value, Mapping) or (optional and value is None):
         return
@@ -133,7 +143,12 @@ def check_checkpoint_dir(value: Any) -> None:
     check_directory(value, "checkpoint_dir", url="the URL is for `mirror=` of a Saver")
 
 
-def check_directory(value: Any, what: str, *, url: str) -> None:
+def check_directory(
+    value: Any,
+    what: str,
+    *,
+    url: str,
+) -> None:
     """Raise unless `value` is the path of a directory.
 
     A URL, or a "~" that only a shell replaces, would otherwise become a directory of this name in
@@ -147,7 +162,11 @@ def check_directory(value: Any, what: str, *, url: str) -> None:
         raise InvalidArgumentError(f"{what} is {value!r}; give os.path.expanduser({path!r})")
 
 
-def checked_path(path: Any, name: str, expected: str = "a path") -> str:
+def checked_path(
+    path: Any,
+    name: str,
+    expected: str = "a path",
+) -> str:
     """Return a path as a str; raise if it is no path, or empty."""
     text: object = None
     with contextlib.suppress(TypeError):  # it is no path

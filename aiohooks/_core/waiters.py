@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import itertools
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from aiohooks._core.clock import Clock, wait_woken, wake
 
@@ -38,6 +37,10 @@ class Waiters:
             wake(waiter)
 
 
+Waiter: TypeAlias = "asyncio.Future[int | T]"
+"""A future that gets a number, or another result."""
+
+
 class ThresholdWaiters(Generic[T]):
     """Futures by threshold.
 
@@ -45,13 +48,11 @@ class ThresholdWaiters(Generic[T]):
     the same one. Reading the lowest threshold costs nothing.
     """
 
-    __slots__ = ("_futures", "_none", "_thresholds", "count", "lowest")
-
     def __init__(self, none: int) -> None:
         """Make an empty collection. `none`, above all thresholds, is its lowest threshold then."""
-        self._futures: dict[int, dict[asyncio.Future[int | T], None]] = {}
-        self._thresholds: list[int] = []  # sorted
-        self._none = none
+        self._futures: dict[int, dict[Waiter[T], None]] = {}
+        self._thresholds: list[int] = [none]
+        """The thresholds with a future, sorted, and `none` at the end."""
         self.count: int = 0
         """The number of parked futures."""
         self.lowest: int = none
@@ -64,9 +65,10 @@ class ThresholdWaiters(Generic[T]):
     def lowest_above(self, threshold: int) -> int | None:
         """Return the lowest threshold above this one."""
         place = bisect.bisect_right(self._thresholds, threshold)
-        return self._thresholds[place] if place < len(self._thresholds) else None
+        lowest = self._thresholds[place]
+        return lowest if lowest in self._futures else None
 
-    def park(self, threshold: int, future: asyncio.Future[int | T]) -> None:
+    def park(self, threshold: int, future: Waiter[T]) -> None:
         """Add a future."""
         self.count += 1
         futures = self._futures.get(threshold)
@@ -77,7 +79,7 @@ class ThresholdWaiters(Generic[T]):
         bisect.insort(self._thresholds, threshold)
         self.lowest = self._thresholds[0]
 
-    def discard(self, threshold: int, future: asyncio.Future[int | T]) -> bool:
+    def discard(self, threshold: int, future: Waiter[T]) -> bool:
         """Remove a future, and return whether it was still here."""
         futures = self._futures.get(threshold)
         if futures is None or future not in futures:
@@ -86,26 +88,29 @@ class ThresholdWaiters(Generic[T]):
         del futures[future]
         if not futures:
             del self._futures[threshold]
-            self._thresholds.pop(bisect.bisect_left(self._thresholds, threshold))
-            self.lowest = self._thresholds[0] if self._thresholds else self._none
+            place = bisect.bisect_left(self._thresholds, threshold)
+            del self._thresholds[place]
+            self.lowest = self._thresholds[0]
         return True
 
     def wake(self, number: int) -> None:
         """End the waits for `number` and below with the result `number`."""
-        if self.lowest <= number:
-            for _, future in self._pop(bisect.bisect_right(self._thresholds, number)):
-                wake(future, number)
+        if self.lowest > number:
+            return
+        for _, future in self._pop(bisect.bisect_right(self._thresholds, number)):
+            wake(future, number)
 
-    def pop_all(self) -> list[tuple[int, asyncio.Future[int | T]]]:
+    def pop_all(self) -> list[tuple[int, Waiter[T]]]:
         """Remove and return all futures with their thresholds, the lowest first."""
-        return self._pop(len(self._thresholds))
+        return self._pop(len(self._futures))
 
-    def _pop(self, count: int) -> list[tuple[int, asyncio.Future[int | T]]]:
+    def _pop(self, count: int) -> list[tuple[int, Waiter[T]]]:
         """Remove and return the futures of so many thresholds, the lowest first."""
-        popped: list[tuple[int, asyncio.Future[int | T]]] = []
+        popped: list[tuple[int, Waiter[T]]] = []
         for threshold in self._thresholds[:count]:
-            popped += zip(itertools.repeat(threshold), self._futures.pop(threshold), strict=False)
+            futures = self._futures.pop(threshold)
+            popped += [(threshold, future) for future in futures]
         del self._thresholds[:count]
         self.count -= len(popped)
-        self.lowest = self._thresholds[0] if self._thresholds else self._none
+        self.lowest = self._thresholds[0]
         return popped

@@ -1,40 +1,38 @@
-"""Waits for others, which a stop ends while a session opens; a log of waits; pauses.
+"""Waits for others, which a stop ends while a session opens; a log of long waits; pauses.
 
 wait_for_others   a wait for another session or for an engine, while a session opens
-WaitLog           a line a minute about all waits of a store or a gate
+WaitLog           reports of waits that take long
 Backoff           pauses between attempts
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import random
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from aiohooks._core.clock import NO_TIMER, Clock
+from aiohooks._core.clock import NO_TIMER, current_clock
 from aiohooks._core.validate import check_secs
 
 T = TypeVar("T")
 
-_LINE_SECS = 60.0
-_wait_or_stop: ContextVar[Callable[[Awaitable[Any]], Awaitable[Any]] | None] = ContextVar(
-    "aiohooks_opening",
-    default=None,
-)
+Until: TypeAlias = Callable[[Awaitable[Any]], Awaitable[Any]]
+"""Awaits something, and may end the wait earlier: `Coordinator.until`."""
+_until: ContextVar[Until | None] = ContextVar("aiohooks_opening", default=None)
+"""The `until` of the session that is being opened in this context."""
 
 
 @contextlib.contextmanager
-def opening_until(until: Callable[[Awaitable[Any]], Awaitable[Any]]) -> Generator[None]:
+def opening_until(until: Until) -> Generator[None]:
     """Let `wait_for_others` await with `until` in this block, so that a stop ends the wait."""
-    token = _wait_or_stop.set(until)
+    token = _until.set(until)
     try:
         yield
     finally:
-        _wait_or_stop.reset(token)
+        _until.reset(token)
 
 
 def wait_for_others(waiter: Awaitable[T]) -> Awaitable[T]:
@@ -43,40 +41,30 @@ def wait_for_others(waiter: Awaitable[T]) -> Awaitable[T]:
     Examples are the answer of an engine, and a new chief. If a session is being opened here, a stop
     of it ends the wait with `StopRequestedError`.
     """
-    wait_or_stop = _wait_or_stop.get()
-    return waiter if wait_or_stop is None else wait_or_stop(waiter)
+    until = _until.get()
+    return waiter if until is None else until(waiter)
 
 
 class WaitLog:
-    """Logs a line for every minute that the oldest of the waits has lasted."""
+    """Reports when the oldest of several waits has lasted `secs`, and again after each `secs`.
 
-    __slots__ = ("_clock", "_describe", "_logged_at", "_logger", "_since", "_timer")
+    As a block, it is itself the only wait.
+    """
 
-    def __init__(
-        self,
-        logger: logging.Logger,
-        clock: Clock,
-        describe: Callable[[], str],
-    ) -> None:
-        """Start with no waits.
-
-        `describe()` names the waiters, and what they wait for. If the text is empty, nothing is
-        logged.
-        """
-        self._logger = logger
-        self._clock = clock
-        self._describe = describe
+    def __init__(self, secs: float, report: Callable[[float], object]) -> None:
+        """Start with no waits. `report` gets the seconds that the oldest wait has lasted."""
+        self._secs = secs
+        self._report = report
+        self._clock = current_clock()
         self._since: dict[object, float] = {}  # by wait, the oldest first
+        self._reported_at = 0.0
         self._timer = NO_TIMER
-        self._logged_at = 0.0
 
-    def begin(self, wait: object) -> float:
-        """Note that a wait begins; return the time."""
+    def begin(self, wait: object) -> None:
+        """Note that a wait begins."""
         if not self._since:
-            self._timer = self._clock.call_later(_LINE_SECS, self._on_timer)
-        now = self._clock.now()
-        self._since[wait] = now
-        return now
+            self._timer = self._clock.call_later(self._secs, self._check)
+        self._since[wait] = self._clock.now()
 
     def end(self, wait: object) -> None:
         """Note that a wait has ended; harmless if it has not begun."""
@@ -84,17 +72,23 @@ class WaitLog:
         if not self._since:
             self._timer.cancel()
 
-    def _on_timer(self) -> None:
+    # `contextlib.contextmanager` would set the traceback of an error that the block raises, which
+    # fails for a frozen dataclass.
+    def __enter__(self) -> None:
+        self.begin(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.end(self)
+
+    def _check(self) -> None:
         now = self._clock.now()
         oldest = next(iter(self._since.values()))
-        secs_left = max(oldest, self._logged_at) + _LINE_SECS - now
+        secs_left = max(oldest, self._reported_at) + self._secs - now
         if secs_left <= 0:
-            text = self._describe()
-            if text:
-                self._logger.info("%s, for %.0f s now", text, now - oldest)
-            self._logged_at = now
-            secs_left = _LINE_SECS
-        self._timer = self._clock.call_later(secs_left, self._on_timer)
+            secs_left = self._secs
+            self._reported_at = now
+            self._report(now - oldest)
+        self._timer = self._clock.call_later(secs_left, self._check)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ import asyncio
 import concurrent.futures
 import functools
 import itertools
+import math
 import sys
 import threading
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -27,10 +28,9 @@ from aiohooks._why.tasks import (
     Task,
     frames_of,
     frames_of_links,
-    is_library,
     is_task,
-    is_users,
     links_of,
+    written_frame,
 )
 from aiohooks.errors import printable
 
@@ -39,7 +39,8 @@ _MAX_TASKS_OF_NOTE = 100
 
 Others may end with an error in the same tick.
 """
-_note_times: deque[float] = deque(maxlen=20)
+_note_times: deque[float] = deque([-math.inf] * 20, maxlen=20)
+"""When the last notes were made."""
 _Future: Any = asyncio.Future
 _first_seen: WeakKeyDictionary[Task, tuple[ref[Any], float]] = WeakKeyDictionary()
 """The future that each task awaits, and when that was found first.
@@ -70,8 +71,7 @@ def why(*waiting: object) -> str:
     If thousands of errors are raised together, the first of each second have the note.
     """
     now = monotonic()
-    is_full = len(_note_times) == _note_times.maxlen
-    if is_full and now < _note_times[0] + 1.0:
+    if now < _note_times[0] + 1.0:
         return ""
     _note_times.append(now)
     try:
@@ -96,19 +96,19 @@ class _Builder:
     ) -> None:
         tasks = itertools.chain.from_iterable(map(asyncio.all_tasks, loops))
         self.tasks = list(itertools.islice(tasks, max_tasks))
+        # By the running task; None if a loop runs a callback that belongs to no task.
         self._running = {
             asyncio.current_task(loop): frames for loop, frames in running.items() if frames
         }
         self._stacks = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-        self._now = monotonic()
         self._nodes: dict[str, dict[str, Any]] = {}
         self._edges: dict[tuple[str, str], Needs] = {}
         self._keys: list[object] = []  # kept, so that their ids stay unique
         self._new_tasks: list[Task] = []
-        self._idle_sessions: list[tuple[str, list[str]]] = []
-        self._entries: dict[Task | None, list[Entry]] = {}
+        self._idle_sessions: dict[str, list[str]] = {}
+        self._entries: defaultdict[Task | None, list[Entry]] = defaultdict(list)
         for entry in entries():
-            self._entries.setdefault(entry.task, []).append(entry)
+            self._entries[entry.task].append(entry)
 
     def build(self, things: Iterable[object]) -> WaitGraph:
         """Return the graph of tasks and other objects that wait."""
@@ -117,12 +117,7 @@ class _Builder:
             self._add_running(self._running[None])
         while self._new_tasks:
             self._expand_task(self._new_tasks.pop())
-        waiters = {waiter for waiter, _ in self._edges}
-        for session, tasks in self._idle_sessions:
-            # Other tasks than these may run it, so it is in no deadlock with them.
-            if session not in waiters:
-                for task in tasks:
-                    self._edges[session, task] = "any"
+        self._connect_idle_sessions()
         nodes = (WaitNode(node, **fields) for node, fields in self._nodes.items())
         edges = (WaitEdge(*ids, needs) for ids, needs in self._edges.items())
         return WaitGraph(tuple(nodes), tuple(edges))
@@ -131,30 +126,44 @@ class _Builder:
 
     def _add_node(self, key: object, kind: str, name: str, **fields: Any) -> tuple[str, bool]:
         """Return the id of the node with a key, a text or any object, and whether it is new."""
-        node = key if isinstance(key, str) else str(id(key))
+        node = _node_id(key)
         is_new = node not in self._nodes
         if is_new:
             self._keys.append(key)
             self._nodes[node] = {"kind": kind, "name": name, **fields}
         return node, is_new
 
-    def _connect(self, waiter: str, awaited: Sequence[str], needs: Needs = "all") -> None:
+    def _connect(
+        self,
+        waiter: str,
+        awaited: Sequence[str],
+        needs: Needs = "all",
+    ) -> None:
         if needs == "any" and len(awaited) == 1:
             needs = "all"
         for node in awaited:
             self._edges.setdefault((waiter, node), needs)
 
-    def _place(self, node: str, frames: Frames) -> None:
-        """Note the line at which a node waits: the innermost of the user's own.
+    def _connect_idle_sessions(self) -> None:
+        """Let sessions wait for the tasks that may run them, unless they wait for something else.
 
-        Without such a line, that of an installed package.
+        Other tasks than these may run a session, too, so it is in no deadlock with them.
         """
-        own = [frame for frame in frames if is_users(frame)]
-        written = own or [frame for frame in frames if not is_library(frame)]
-        if written:
-            code = written[-1].f_code
-            self._nodes[node].setdefault("function", code.co_qualname)
-            self._nodes[node].setdefault("where", f"{code.co_filename}:{written[-1].f_lineno}")
+        waiters = {waiter for waiter, _ in self._edges}
+        for session, tasks in self._idle_sessions.items():
+            if session in waiters:
+                continue
+            for task in tasks:
+                self._edges[session, task] = "any"
+
+    def _place(self, node: str, frames: Frames) -> None:
+        """Note the line at which a node waits."""
+        frame = written_frame(frames)
+        if frame is not None:
+            code = frame.f_code
+            fields = self._nodes[node]
+            fields.setdefault("function", code.co_qualname)
+            fields.setdefault("where", f"{code.co_filename}:{frame.f_lineno}")
 
     # -- things that are waited for
 
@@ -174,25 +183,28 @@ class _Builder:
         return nodes
 
     def _add_awaited(self, awaited: Awaited) -> str:
-        fields: dict[str, Any] = {
-            "kind": awaited.kind,
-            "name": printable(awaited.name),
-            "secs": awaited.secs,
-        }
+        name = printable(awaited.name)
         if is_task(awaited.key) and not awaited.key.done():
             # The call stands for its task.
             node = self._add_task(awaited.key)
-            self._nodes[node].update(fields)
+            fields = self._nodes[node]
+            fields.update(kind=awaited.kind, name=name, secs=awaited.secs)
             return node
         key = awaited if awaited.key is None else awaited.key
-        node, is_new = self._add_node(key, **fields, detail=awaited.detail)
+        node, is_new = self._add_node(
+            key,
+            awaited.kind,
+            name,
+            detail=awaited.detail,
+            secs=awaited.secs,
+        )
         if is_new:
             targets = self._add(awaited.by())
             if awaited.kind != "session":
                 self._connect(node, targets, awaited.needs)
             elif awaited.needs == "any":
                 # It waits for its next run. A task that makes a run waits for the session.
-                self._idle_sessions.append((node, targets))
+                self._idle_sessions[node] = targets
         return node
 
     def _add_task(self, task: Task) -> str:
@@ -224,7 +236,7 @@ class _Builder:
 
     def _expand_task(self, task: Task) -> None:
         """Add what a task waits for: its entries in the registry, then the end of its awaits."""
-        node, _ = self._add_node(task, "task", "")
+        node = _node_id(task)
         links = links_of(task)
         frames = frames_of_links(links)
         running = self._running.get(task)
@@ -232,26 +244,41 @@ class _Builder:
             # The function that runs has the line.
             frames = ()
         self._place(node, frames)
-        end = links[-1][1] if links else None
         innermost = self._add_entries(node, task, frames)
         if innermost is None:
             return
-        if innermost == node and isinstance(end, _Future):
-            awaited, since = _first_seen.get(task, (None, 0.0))
-            if awaited is None or awaited() is not end:
-                _first_seen[task] = (ref(end), self._now)
-            else:
-                self._nodes[node].setdefault("secs", self._now - since)
-        if running is None:
-            self._add_end(innermost, frames, end)
-        else:
+        if running is not None:
             self._connect(innermost, [self._add_running(running)])
+            return
+        end = links[-1][1] if links else None
+        if innermost == node and isinstance(end, _Future):
+            self._time(node, task, end)
+        self._add_end(innermost, frames, end)
 
-    def _add_entries(self, node: str, task: Task, frames: Frames) -> str | None:
+    def _time(
+        self,
+        node: str,
+        task: Task,
+        future: Any,
+    ) -> None:
+        """Note for how long a task has awaited a future, if it was found to do so before."""
+        awaited, since = _first_seen.get(task, (None, 0.0))
+        if awaited is None or awaited() is not future:
+            _first_seen[task] = (ref(future), monotonic())
+        else:
+            self._nodes[node].setdefault("secs", monotonic() - since)
+
+    def _add_entries(
+        self,
+        node: str,
+        task: Task,
+        frames: Frames,
+    ) -> str | None:
         """Add the entries of a task, and return the innermost; None if its wait is known."""
-        descriptions = [entry.awaited() for entry in self._entries.get(task, ())]
+        waits = [wait for entry in self._entries[task] if (wait := entry.awaited())]
         # A task that makes a run waits for its session, and the session for the rest.
-        for awaited in sorted(filter(None, descriptions), key=lambda wait: wait.kind != "session"):
+        waits.sort(key=lambda wait: wait.kind != "session")
+        for awaited in waits:
             if awaited.kind == "calls":
                 self._connect(node, self._add(awaited.by()), awaited.needs)
                 return None
@@ -262,12 +289,18 @@ class _Builder:
             if awaited.kind == "session":
                 # The session stands for the task.
                 self._place(target, frames)
-                if self._nodes[node]["kind"] == "task":
-                    self._nodes[node]["kind"] = HIDDEN
+                fields = self._nodes[node]
+                if fields["kind"] == "task":
+                    fields["kind"] = HIDDEN
             node = target
         return node
 
-    def _add_end(self, node: str, frames: Frames, end: object) -> None:
+    def _add_end(
+        self,
+        node: str,
+        frames: Frames,
+        end: object,
+    ) -> None:
         """Add what a chain of awaits ends with: tasks, what sets its future, or a function."""
         group, needs = group_of(frames)
         targets = self._add(group) or self._add([end])
@@ -280,11 +313,15 @@ class _Builder:
         return holders_among(self.tasks)
 
 
+def _node_id(key: object) -> str:
+    return key if isinstance(key, str) else str(id(key))
+
+
 def _is_internal(task: Task) -> bool:
     """Return whether a task runs a private function of this library, or a thread for it."""
     if task.get_name().startswith("thread of "):
         return True
     code: types.CodeType | None = getattr(task.get_coro(), "cr_code", None)
-    return (
-        code is not None and code.co_filename.startswith(PACKAGE) and code.co_name.startswith("_")
-    )
+    if code is None or not code.co_filename.startswith(PACKAGE):
+        return False
+    return code.co_name.startswith("_")

@@ -91,18 +91,17 @@ class WaitGraph:
         """The cycles in which each node needs the next one: they do not end by themselves."""
         awaited = self._awaited_nodes(edge for edge in self.edges if edge.needs == "all")
         cycles: list[Chain] = []
-        for _ in range(_MAX_TEXTS):
-            try:
-                graphlib.TopologicalSorter(awaited).prepare()
+        while len(cycles) < _MAX_TEXTS:
+            cycle = _cycle_in(awaited)
+            if not cycle:
                 break
-            except graphlib.CycleError as error:
-                cycle: list[WaitNode] = error.args[1][:0:-1]
-                # It begins at a task, if it has one.
-                first = cycle.index(min(cycle, key=self.nodes.index))
-                cycles.append((*cycle[first:], *cycle[:first]))
-                # The other cycles are found without the nodes of this one.
-                for node in cycle:
-                    del awaited[node]
+            # It begins at a task, if it has one.
+            first = min(cycle, key=self.nodes.index)
+            place = cycle.index(first)
+            cycles.append((*cycle[place:], *cycle[:place]))
+            # The other cycles are found without the nodes of this one.
+            for node in cycle:
+                del awaited[node]
         return tuple(cycles)
 
     def chains(self) -> list[Chain]:
@@ -155,7 +154,8 @@ class WaitGraph:
         for cycle in self.deadlocks:
             deadlocked.update(cycle)
             shown = [node for node in cycle if node.kind != HIDDEN] or cycle
-            texts["deadlock: " + link.join([*map(str, shown), shown[0].name])] = None
+            nodes = [*map(str, shown), shown[0].name]
+            texts["deadlock: " + link.join(nodes)] = None
         for chain in self.chains():
             if chain[0].kind != HIDDEN and chain[0] not in deadlocked:
                 text = link.join(_node_texts(chain, deadlocked, unsure))
@@ -182,6 +182,17 @@ class WaitGraph:
         nodes = tuple(WaitNode(**node) for node in content["nodes"])
         edges = tuple(WaitEdge(*edge) for edge in content["edges"])
         return cls(nodes, edges, tuple(content["notes"]))
+
+
+def _cycle_in(awaited: dict[WaitNode, list[WaitNode]]) -> Chain:
+    """Return nodes of which each waits for the next one, and the last one for the first."""
+    try:
+        graphlib.TopologicalSorter(awaited).prepare()
+    except graphlib.CycleError as error:
+        # Each node of its list waits for the one before it, and the last node is the first one.
+        cycle: list[WaitNode] = error.args[1]
+        return tuple(reversed(cycle[1:]))
+    return ()
 
 
 def _node_texts(

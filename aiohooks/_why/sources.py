@@ -24,6 +24,7 @@ from aiohooks._why.tasks import (
     Frames,
     Task,
     frames_of,
+    frames_of_links,
     is_library,
     is_users,
     links_of,
@@ -38,7 +39,6 @@ _GROUPS = {
     "_wait": "fs",  # asyncio.wait
     "wait_for": "fut",  # before Python 3.12
     "TaskGroup.__aexit__": "self._tasks",  # of asyncio and of anyio
-    "_AsCompletedIterator._wait_for_one": "self._todo",  # from Python 3.13 on
     "AsyncIOBackend.run_sync_in_worker_thread": "worker",
     "Thread.join": "self",
     "Future.result": "self",
@@ -66,9 +66,10 @@ def group_of(frames: Frames) -> tuple[list[Any], Needs]:
             continue
         needs: Needs = "all"
         returns = frame.f_locals.get("return_when", asyncio.ALL_COMPLETED)
-        if returns != asyncio.ALL_COMPLETED or attribute == "_todo":
+        if returns != asyncio.ALL_COMPLETED:
             needs = "any"
-        return ([*group] if isinstance(group, set | list) else [group]), needs
+        tasks: list[Any] = [*group] if isinstance(group, set | list) else [group]
+        return tasks, needs
     return [], "all"
 
 
@@ -130,7 +131,13 @@ def called_function(frames: Frames, holders: Holders) -> Awaited | None:
     package, name = _names_of(called[0])
     tasks = holders.get(package)
     if tasks:
-        return Awaited("function", name, by=lambda: tasks, key=name, needs="perhaps")
+        return Awaited(
+            "function",
+            name,
+            by=lambda: tasks,
+            key=name,
+            needs="perhaps",
+        )
     return Awaited("function", name, by=lambda: [function])
 
 
@@ -152,7 +159,14 @@ def _library_function(frames: Frames, holders: Holders) -> Awaited | None:
     tasks = holders.get(id(owner), ())
     detail = "" if tasks else "its holder is not known: no task is in a `with` block of it"
     needs: Needs = "all" if "Lock" in name else "perhaps"
-    return Awaited("lock", name, detail, by=lambda: tasks, key=key, needs=needs)
+    return Awaited(
+        "lock",
+        name,
+        detail,
+        by=lambda: tasks,
+        key=key,
+        needs=needs,
+    )
 
 
 def _innermost(frames: Frames, includes: Callable[[Frame], bool]) -> Frames:
@@ -190,9 +204,10 @@ def holders_among(tasks: Iterable[Task]) -> Holders:
 def held_by(task: Task) -> Iterator[Any]:
     """Yield the objects whose `with` blocks a suspended task is in."""
     links = [link for link in links_of(task) if link[0] is not None]
-    for (_, link), (inner, _) in itertools.pairwise([*links, (None, None)]):
+    called: list[Frame | None] = [*frames_of_links(links[1:]), None]
+    for (_, link), function in zip(links, called, strict=True):
         owners = _entered_by(link)
-        if inner is not None and inner.f_code.co_name == "__aenter__":
+        if function is not None and function.f_code.co_name == "__aenter__":
             # This block is not entered yet.
             del owners[-1:]
         while owners:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import os
 import types
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Container
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import anyio
@@ -69,10 +68,11 @@ def task_wait(task: Task) -> TaskWait:
     while True:
         links = links_of(task)
         frames += frames_of_links(links)
-        descriptions = [entry.awaited() for entry in entries() if entry.task is task]
-        wait = next((awaited for awaited in descriptions if awaited and awaited.ends), None)
+        wait = _entered_wait(task)
         if wait is None:
-            return TaskWait(frames, _task_name(links[-1][1]) if links else None, None)
+            end = links[-1][1] if links else None
+            awaits = describe_awaitable(end) if is_task(end) else None
+            return TaskWait(frames, awaits, None)
         if wait.kind != "calls":
             return TaskWait(frames, wait.name, wait.kind)
         inner = _first_task(wait)
@@ -80,6 +80,16 @@ def task_wait(task: Task) -> TaskWait:
         if inner is None or len(frames) > _MAX_FRAMES:
             return TaskWait(frames, None, None)
         task = inner
+
+
+def _entered_wait(task: Task) -> Awaited | None:
+    """Return the outermost wait of a task in the registry inside of which there is no other."""
+    for entry in entries():
+        if entry.task is task:
+            awaited = entry.awaited()
+            if awaited is not None and awaited.ends:
+                return awaited
+    return None
 
 
 def _first_task(calls: Awaited) -> Task | None:
@@ -93,8 +103,10 @@ def _first_task(calls: Awaited) -> Task | None:
 
 def describe_awaitable(awaitable: object) -> str:
     """Return the name of an awaitable before it is awaited: of its task, function or class."""
+    if is_task(awaitable):
+        return f"task {awaitable.get_name()!r}"
     qualname: str = getattr(awaitable, "__qualname__", type(awaitable).__qualname__)
-    return _task_name(awaitable) or qualname
+    return qualname
 
 
 def describe_suspension(task: Task) -> str:
@@ -109,12 +121,6 @@ def describe_suspension(task: Task) -> str:
 def is_task(awaitable: object) -> TypeGuard[Task]:
     """Return whether an object is a task, also of a class that a task factory of the loop uses."""
     return asyncio.isfuture(awaitable) and hasattr(awaitable, "get_coro")
-
-
-def _task_name(awaitable: object) -> str | None:
-    if is_task(awaitable):
-        return f"task {awaitable.get_name()!r}"
-    return None
 
 
 # -- chains of awaits
@@ -173,17 +179,24 @@ def frames_of_links(links: list[Link]) -> Frames:
 
 
 def user_location(frames: Frames) -> str | None:
-    """Return the innermost line of the user's own code, and the innermost line of all.
+    """Return the line of `written_frame`, and the innermost line of all.
 
     `frames` begins with the outermost.
     """
     if not frames:
         return None
     innermost = location(frames[-1])
-    written = [frame for frame in frames if not is_library(frame)]
-    if not written or written[-1] is frames[-1]:
+    written = written_frame(frames)
+    if written in (None, frames[-1]):
         return innermost
-    return f"{location(written[-1])}, in {innermost}"
+    return f"{location(written)}, in {innermost}"
+
+
+def written_frame(frames: Frames) -> Frame | None:
+    """Return the innermost frame of the user's own code, or else of an installed package."""
+    written = [frame for frame in frames if not is_library(frame)]
+    own = [frame for frame in written if is_users(frame)]
+    return next(reversed(own or written), None)
 
 
 def is_users(frame: Frame) -> bool:
@@ -204,11 +217,11 @@ def location(frame: Frame) -> str:
     return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
 
-def frames_of(innermost: Frame | None) -> Frames:
-    """Return the frames of a thread, the outermost first."""
+def frames_of(innermost: Frame | None, callers: Container[str] = ()) -> Frames:
+    """Return the frames of a thread up to those functions, the outermost first."""
     frames: deque[Frame] = deque()
     frame = innermost
-    while frame is not None:
+    while frame is not None and frame.f_code.co_qualname not in callers:
         frames.appendleft(frame)
         frame = frame.f_back
     return tuple(frames)
@@ -219,11 +232,7 @@ def loop_frames(innermost: Frame | None) -> Frames:
 
     There are none if the loop waits for events.
     """
-    inner_first = itertools.takewhile(
-        lambda frame: frame.f_code.co_qualname not in _LOOP_FUNCTIONS,
-        reversed(frames_of(innermost)),
-    )
-    frames = tuple(inner_first)[::-1]
+    frames = frames_of(innermost, _LOOP_FUNCTIONS)
     if frames and frames[0].f_code.co_name == "select":
         return ()
     return frames

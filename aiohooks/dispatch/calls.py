@@ -424,7 +424,7 @@ async def call_groups(
             kept: list[OwnContext | None] = [None] * len(group.hooks)
             for number, registered in enumerate(group.hooks):
                 if registered in group.keeping:
-                    kept[number] = waits.own_context(registered)
+                    kept[number] = waits.own_contexts[registered]
             contexts = kept
         methods = group.methods
         if notified or keywords or contexts is not None:

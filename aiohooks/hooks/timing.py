@@ -368,7 +368,7 @@ class _TimedCall:
     def suspended(self) -> None:
         self._record_block(self._times, self._since_change())
 
-    def resumed(self, error: BaseException | None) -> None:
+    def resumed(self) -> None:
         self._times.waiting_secs += self._since_change()
 
     def ended(self, error: BaseException | None) -> None:

@@ -265,9 +265,7 @@ class _Sessions:
     """
 
     def __init__(self, versions: StepStore) -> None:
-        self.log: WaitLog = WaitLog(
-            logging.getLogger("aiohooks.version_gate"), current_clock(), self._describe_waits
-        )
+        self.log: WaitLog = WaitLog(60.0, self._log_long_wait)
         self._versions = versions
         self._members: dict[_Member, None] = {}
         self._left: list[
@@ -346,6 +344,10 @@ class _Sessions:
             self._epoch, self._missing = latest.epoch, 0
             for left in self._left:
                 left.position = latest.step
+
+    def _log_long_wait(self, secs: float) -> None:
+        log = logging.getLogger("aiohooks.version_gate")
+        log.info("%s, for %.0f s now", self._describe_waits(), secs)
 
     def _describe_waits(self) -> str:
         latest, publishers = self._versions.latest, publishers_of(self._versions)

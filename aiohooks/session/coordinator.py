@@ -25,12 +25,13 @@ from weakref import WeakKeyDictionary, WeakSet
 from aiohooks._core.activity import Awaited, active
 from aiohooks._core.calls import Calls, Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop
-from aiohooks._core.clock import NO_TIMER, TimerHandle, current_clock, secs_text, wait_woken, wake
+from aiohooks._core.clock import TimerHandle, current_clock, secs_text, wait_woken, wake
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.observers import Observer
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, current_scope, leave_run
 from aiohooks._core.validate import check_callable, check_instance, check_secs
+from aiohooks._core.waits import WaitLog
 from aiohooks._why.tasks import Task, describe_awaitable, is_task, links_of, task_wait
 from aiohooks.errors import (
     InvalidArgumentError,
@@ -611,7 +612,7 @@ class Coordinator(RequestMethods):
         A future that was given still has its result.
         """
         lost = wait.results[0]
-        if wait.keeps_result and lost is not None and not asyncio.isfuture(awaitable):
+        if wait.has_result() and lost is not None and not asyncio.isfuture(awaitable):
             logger.warning(
                 "%s: a wait was cancelled as its result came, which is lost: %s",
                 self.requests.label,
@@ -765,7 +766,7 @@ class Coordinator(RequestMethods):
             )
         await self._wait_for(lambda: not self.tasks or self.should_stop())
         try:
-            with LongWaitLog(f"{self.requests.label}, joining", self.descriptions):
+            with long_wait_log(f"{self.requests.label}, joining", self.descriptions):
                 await self.end_tasks(
                     stop_grace_period_secs,
                     stop_grace_period_secs,
@@ -1154,38 +1155,20 @@ def _queue_method(task: Task) -> tuple[FrameType | None, object]:
     return frames[-1], waiter
 
 
-class LongWaitLog:
-    """Logs a warning when the block has lasted a second, and again when it waits for something
-    else. A class for the same reason as `EndOfProducers`.
+def long_wait_log(waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> WaitLog:
+    """Return a block whose wait is logged after a second, and again when it waits for other things.
+
+    Args:
+        waiter: the beginning of the message: the waiter and the occasion.
+        waits_for: returns the awaited things, with a description of each.
     """
+    logged: set[object] = set()
 
-    __slots__ = ("_began", "_clock", "_logged", "_timer", "_waiter", "_waits_for")
-
-    def __init__(self, waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> None:
-        """Prepare the log.
-
-        Args:
-            waiter: the beginning of the message: the waiter and the occasion.
-            waits_for: returns the awaited things, with a description of each.
-        """
-        self._waiter = waiter
-        self._waits_for = waits_for
-        self._clock = current_clock()
-        self._logged: set[object] = set()
-        self._timer = NO_TIMER
-
-    def __enter__(self) -> None:
-        self._began = self._clock.now()
-        self._timer = self._clock.call_later(_NOTICE_SECS, self._log_if_new)
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def _log_if_new(self) -> None:
-        self._timer = self._clock.call_later(_NOTICE_SECS, self._log_if_new)
-        awaited = self._waits_for()
-        if not self._logged.issuperset(awaited):
-            self._logged.update(awaited)
-            secs = secs_text(self._clock.now() - self._began)
+    def log_if_new(secs: float) -> None:
+        awaited = waits_for()
+        if not logged.issuperset(awaited):
+            logged.update(awaited)
             descriptions = "; ".join(awaited.values())
-            logger.warning("%s: has waited %s for %s", self._waiter, secs, descriptions)
+            logger.warning("%s: has waited %s for %s", waiter, secs_text(secs), descriptions)
+
+    return WaitLog(_NOTICE_SECS, log_if_new)

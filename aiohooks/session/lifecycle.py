@@ -36,7 +36,7 @@ from aiohooks._core.clock import (
 )
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, begin_run, current_run, current_scope
-from aiohooks._core.waits import opening_until
+from aiohooks._core.waits import WaitLog, opening_until
 from aiohooks._why.blocked_loop import warn_if_blocked
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
@@ -59,10 +59,10 @@ from aiohooks.graph.graph import Graph, held
 from aiohooks.graph.session import GatheredRun, Monitor, Session, monitored_run
 from aiohooks.session.coordinator import (
     Coordinator,
-    LongWaitLog,
     Requests,
     TasksOwner,
     is_among,
+    long_wait_log,
 )
 from aiohooks.session.creators import (
     ChiefSessionCreator,
@@ -599,7 +599,7 @@ class Lifecycle(TasksOwner):
         await self.hooks.background.finish(self.grace_secs)
         await self.feeds.stop_reading()
         coordinator.disown("its session was replaced")
-        with LongWaitLog(f"{label}, recovering", coordinator.descriptions):
+        with long_wait_log(f"{label}, recovering", coordinator.descriptions):
             await coordinator.end_tasks(0, self.grace_secs, reason, "recovering")
         try:
             await session.aclose()
@@ -850,7 +850,7 @@ class Lifecycle(TasksOwner):
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
 
-    def _long_wait_logged(self, part: str) -> LongWaitLog:
+    def _long_wait_logged(self, part: str) -> WaitLog:
         """Return a block whose long wait is logged: for calls of hooks, or else tasks, or else
         `part`.
         """
@@ -868,7 +868,7 @@ class Lifecycle(TasksOwner):
                     calls[hook] = f"{pending} background calls of {hook.name}"
             return calls or self.coordinator.descriptions() or {part: part}
 
-        return LongWaitLog(f"{self.requests.label}, closing", awaited)
+        return long_wait_log(f"{self.requests.label}, closing", awaited)
 
     # -- what the session can be used for
 

@@ -132,16 +132,16 @@ def enable_why() -> None:
     for number in _SIGNALS:
         handler = signal.getsignal(number)
         if handler is signal.SIG_IGN:
-            # the parent process wants it ignored, as the `&` of a script does with SIGQUIT
+            # The parent process wants it ignored, as the `&` of a script does with SIGQUIT.
             continue
-        if handler is not signal.SIG_DFL and handler is not _print_why:
+        if handler in (signal.SIG_DFL, _print_why):
+            signal.signal(number, _print_why)
+        else:
             logger.warning(
                 "%s does not print why this process waits: it has a handler already, %r",
                 number.name,
                 handler,
             )
-        else:
-            signal.signal(number, _print_why)
 
 
 def enable_if_asked() -> None:
@@ -178,12 +178,9 @@ class _Server:
         try:
             self._socket.bind(str(self._path))
             self._socket.listen()
-        except OSError as error:
+        except OSError:
             self._socket.close()
-            raise OSError(
-                error.errno,
-                f"the socket {self._path} could not be made: {error.strerror or error}",
-            ) from error
+            raise
         call_after_fork(self)
         atexit.register(self.stop)
         self._stopped = threading.Event()

@@ -12,11 +12,11 @@ import inspect
 import itertools
 import pickle
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiohooks._core.cancel import new_task
-from aiohooks._core.observers import observed_call
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks._core.waits import Backoff
 from aiohooks.checkpoint.stateful import is_stateful
@@ -351,42 +351,41 @@ class _Waits:
                 )
 
     async def counted(self, coro: Coroutine[Any, Any, Any], place: str) -> Any:
-        """Await a coroutine, and count its waits."""
-        return await observed_call(lambda: coro, "hook", place, (_CountedCall(self, place),))
+        """Await a coroutine, count its waits, and cut it off at one of them."""
+        return await self._resume(coro, place)
 
+    @types.coroutine
+    def _resume(self, coro: Coroutine[Any, Any, Any], place: str) -> Generator[Any, Any, Any]:
+        error: BaseException | None = None
+        while True:
+            try:
+                awaited = coro.send(None) if error is None else coro.throw(error)
+            except StopIteration as stop:
+                is_cut_off = isinstance(error, asyncio.CancelledError) and place == self.place
+                self.swallowed |= is_cut_off
+                return stop.value
+            error = None
+            try:
+                more_turns = self._count(place)
+                yield awaited
+                for _ in range(more_turns):
+                    yield
+            except GeneratorExit:
+                coro.close()
+                raise
+            except BaseException as thrown:
+                error = thrown
 
-class _CountedCall:
-    """One call, whose waits are counted: an `Observation`."""
-
-    def __init__(self, waits: _Waits, place: str) -> None:
-        self._waits, self._place = waits, place
-        self._thrown: BaseException | None = None
-
-    def started(self, kind: str, what: str) -> _CountedCall:
-        return self
-
-    def suspended(self) -> int:
-        waits = self._waits
-        waits.count += 1
-        if waits.count > 2_000:
+    def _count(self, place: str) -> int:
+        """Count a wait, and return how many turns of the loop it lasts longer."""
+        self.count += 1
+        if self.count > 2_000:
             raise AssertionError("it waits more than 2000 times, so it may never end")
-        if waits.count != waits.at:
+        if self.count != self.at:
             return 0
-        waits.place = self._place
-        waits.cut_off()
+        self.place = place
+        self.cut_off()
         return 20  # a wait of one turn would be over before the cancel comes
-
-    def resumed(self, error: BaseException | None) -> None:
-        self._thrown = error
-
-    def ended(self, error: BaseException | None) -> None:
-        is_swallowed = (
-            error is None
-            and isinstance(self._thrown, asyncio.CancelledError)
-            and self._place == self._waits.place
-        )
-        self._waits.swallowed |= is_swallowed
-        self._thrown = None
 
 
 async def restores_context_variables(case: _Case) -> None:

@@ -82,7 +82,7 @@ class AdmissionQueue:
         self.waited_secs: float = 0.0
         self._store_is_watched = False  # whether a waiter waits on the store
         self._clock = current_clock()
-        self._log = WaitLog(logger, self._clock, self._describe_waits)
+        self._log = WaitLog(60.0, self._log_long_wait)
 
     @property
     def _name(self) -> str:
@@ -204,8 +204,8 @@ class AdmissionQueue:
             waiter.store_wait = None
         self.ledger.sync()
 
-    def _describe_waits(self) -> str:
-        """Return the text for the log about waits that take long."""
+    def _log_long_wait(self, secs: float) -> None:
+        """Log the waits, of which the oldest has lasted for `secs`."""
         versions = self.ledger.versions
         publishers = publisher_summary(versions.statistics().publishers)
         text = (
@@ -216,7 +216,7 @@ class AdmissionQueue:
         holders = dict.fromkeys(ticket.admitted_by for ticket in self.ledger.open.values())
         if holders:
             text += f"; its open items were admitted by {shortened(tuple(holders))}"
-        return text
+        logger.info("%s, for %.0f s now", text, secs)
 
     def _timeout_error(self, begin_secs: float) -> StepTimeoutError:
         """Return the error of a wait that began at `begin_secs`, with a note on the publishers."""

@@ -1,9 +1,8 @@
-"""Waits by threshold, and the log line of waits that last."""
+"""Waits by threshold, and the reports of waits that last."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
 
@@ -31,22 +30,24 @@ async def test_the_lowest_threshold_is_that_of_a_wait_that_is_left() -> None:
     assert (waiters.lowest, waiters.count) == (100, 0)
 
 
-def test_a_wait_is_logged_once_a_minute(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wait_is_reported_once_a_minute(clock: ManualClock) -> None:
     """Also if the oldest wait has ended, and a younger one had begun before the last line."""
-    log = WaitLog(logging.getLogger("aiohooks.waits"), clock, lambda: "somewhere")
-    with caplog.at_level("INFO", "aiohooks.waits"):
-        log.begin("first")
-        clock.advance(30)
-        log.begin("second")
-        clock.advance(30)
-        assert [record.getMessage() for record in caplog.records] == ["somewhere, for 60 s now"]
-        log.end("first")
-        clock.advance(59)
-        assert len(caplog.records) == 1
-        clock.advance(1)
-        assert caplog.records[1].getMessage() == "somewhere, for 90 s now"
-        log.end("second")
-        clock.advance(600)
-    assert len(caplog.records) == 2
+    reports: list[float] = []
+    log = WaitLog(60, reports.append)
+    log.begin("first")
+    clock.advance(30)
+    log.begin("second")
+    clock.advance(30)
+    assert reports == [60]
+    log.end("first")
+    clock.advance(59)
+    assert reports == [60]
+    clock.advance(1)
+    assert reports == [60, 90]
+    log.end("second")
+    clock.advance(600)
+    assert reports == [60, 90]
+    with log:
+        clock.advance(60)
+    clock.advance(60)
+    assert reports == [60, 90, 60]

@@ -31,11 +31,6 @@ class Plain:
             ("last_step=100", "num_steps=100"),
         ),
         (
-            lambda: ah.StopAtStephook,  # type: ignore[attr-defined]
-            AttributeError,
-            ("did you mean 'StopAtStepHook'?",),
-        ),
-        (
             lambda: ah.CheckpointSaverHook(every=100),  # type: ignore[arg-type]
             ah.errors.InvalidArgumentError,
             ("Every(steps=100)", "Every(secs=100)"),

@@ -7,7 +7,6 @@ import inspect
 import re
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -506,16 +505,14 @@ def test_names_are_imported_when_they_are_used(statement: str, unwanted: set[str
     assert sorted(unwanted.intersection(loaded)) == []
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    """A name that does not exist is reported like that of any module, with one hint."""
+def test_an_unknown_name_is_an_attribute_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that does not exist is reported like that of any module, with Python's hint."""
     with pytest.raises(AttributeError, match="module 'aiohooks' has no attribute 'Grph'") as caught:
         _ = ah.Grph  # type: ignore[attr-defined]
-    shown = "".join(
-        traceback.TracebackException.from_exception(caught.value).format_exception_only()
-    )
-    assert (
-        shown
-        == "AttributeError: module 'aiohooks' has no attribute 'Grph'; did you mean 'Graph'?\n"
+    # Before Python 3.12, the module `traceback` does not show hints.
+    sys.__excepthook__(type(caught.value), caught.value, caught.value.__traceback__)
+    assert capsys.readouterr().err.endswith(
+        "AttributeError: module 'aiohooks' has no attribute 'Grph'. Did you mean: 'Graph'?\n"
     )
 
 
