@@ -111,7 +111,6 @@ SIGNATURES: dict[str, str | None] = {
     "Clock": None,
     "configure": "(hook, **options)",
     "HookGroup": "(kind, hooks=(), *, results=None, name=None, grace_secs=10.0, init=None)",
-    "HookGroup.call": "async (self, method, /, *args, **keywords)",
     "HookGroup.on": "(self, method, fn=None, **options)",
     "HookGroup.add": "(self, hook)",
     "HookGroup.remove": "(self, hook, method=None)",
