@@ -177,32 +177,31 @@ class Point:
         self.parameters: Parameters = Parameters(member)
         self.fitting: WeakSet[Any] = WeakSet()
         """Functions of classes of hooks that can be called so."""
-        annotations = annotations_of(function, {base.__name__: base for base in kind.__mro__})
-        arguments = {name: annotations.get(name, Any) for name in self.parameters.keys}
-        self.nexts: list[str] = [name for name in arguments if calls_next(arguments[name])]
+        annotations = _Annotations(kind, function, self.parameters.keys)
+        self.nexts: list[str] = annotations.nexts
         """The arguments that call the next hook, by their annotations."""
-        plain, awaited = split_awaitables(annotations.get("return", Any))
-        result = plain + [part for part in awaited if part not in plain]
         is_coroutine = self.kind == "a coroutine function"
-        self.is_async: bool = is_coroutine or bool(awaited)
+        self.is_async: bool = is_coroutine or annotations.returns_awaitable
         """Whether its result is awaited, or may be."""
         self.returns_hook: bool = all(
-            part is typing.Self or class_of(part) in kind.__mro__[:-1] for part in result
+            part is typing.Self or class_of(part) in kind.__mro__[:-1]
+            for part in annotations.results
         )
         """Whether it returns a hook, which would take the place of the group."""
         own_way = own_way or getattr(member, _MARK, None) or getattr(function, _MARK, None)
         self.how: Way | Literal["none", "any", "one"] = self._choose_way(
+            annotations,
             own_way,
             common_way,
-            arguments,
-            result,
         )
         """How results become one. Without a way: `"none"`, nothing is returned; `"any"`, that is
         not known; `"one"`, only one hook may return a result.
         """
         self.calls_next: bool = self.how == "wrap" or (self.how == "one" and bool(self.nexts))
         """Whether an argument calls the next hook: the result of a hook counts, also None."""
-        self.empty: Callable[[], Any] = list if self.how == "all" else _container(result)
+        self.empty: Callable[[], Any] = (
+            list if self.how == "all" else _container(annotations.results)
+        )
         """Makes the result of a merge of nothing, or of all results of no hook."""
         if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
             # Python demands a body, and that of an abstract method is no hook.
@@ -210,52 +209,46 @@ class Point:
 
     def _choose_way(
         self,
+        annotations: _Annotations,
         own_way: Combination | None,
         common_way: Combination | None,
-        arguments: Mapping[str, Any],
-        result: list[Any],
     ) -> Way | Literal["none", "any", "one"]:
         """Return how results become one, and choose the argument that this is about.
 
         Args:
+            annotations: the annotations of the method.
             own_way: the way of this method.
             common_way: the way of all methods that return something.
-            arguments: the annotations of the arguments, by name.
-            result: the members of the union that is the result.
         """
-        returns_none = result == [types.NoneType]
+        returns_none = annotations.results == [types.NoneType]
         if own_way is not None:
-            problem = self._choose_argument(own_way, arguments, result)
+            problem = self._choose_argument(own_way, annotations)
             if problem:
                 raise InvalidHookError(f"{self.label} cannot {own_way.way}: {problem}")
             return own_way.way
         if common_way is not None:
             # A method that wraps others may return None.
             is_meant = common_way.way == "wrap" or not (self.nexts or returns_none)
-            if is_meant and not self._choose_argument(common_way, arguments, result):
+            if is_meant and not self._choose_argument(common_way, annotations):
                 return common_way.way
         if self.nexts:
             return "one"
         if returns_none:
             return "none"
-        is_unknown = result == [Any] and self.does_nothing and common_way is None
+        is_unknown = annotations.results == [Any] and self.does_nothing and common_way is None
         return "any" if is_unknown else "one"
 
-    def _choose_argument(
-        self,
-        way: Combination,
-        arguments: Mapping[str, Any],
-        result: list[Any],
-    ) -> str:
+    def _choose_argument(self, way: Combination, annotations: _Annotations) -> str:
         """Choose the argument that a way is about; return why the way cannot hold, or no text."""
         does = _ARGUMENT_OF.get(way.way)
         if does is None:
             return ""
         if way.way == "wrap" and not self.is_async:
             return "only a coroutine method can, with an argument that calls the next hook"
+        arguments = annotations.arguments
         if way.argument is not None and way.argument not in arguments:
             return f"it has no argument {way.argument!r}; {did_you_mean(way.argument, arguments)}"
-        candidates = self._candidates(way, arguments, result)
+        candidates = annotations.candidates(way)
         if len(candidates) != 1:
             return (
                 f"it is not clear which argument {does}; annotate it, or name it with"
@@ -263,23 +256,6 @@ class Point:
             )
         self.parameters.chosen = self.parameters.keys[candidates[0]]
         return ""
-
-    def _candidates(
-        self,
-        way: Combination,
-        arguments: Mapping[str, Any],
-        result: list[Any],
-    ) -> list[str]:
-        """Return the arguments that a result may replace, or that may call the next hook."""
-        if way.argument is not None:
-            return [way.argument]
-        if way.way == "wrap":
-            if self.nexts or not way.may_be_last:
-                return self.nexts
-            return [name for name in [*arguments][-1:] if arguments[name] is Any]
-        if len(arguments) == 1:
-            return [*arguments]
-        return [name for name in arguments if _takes(arguments[name], result)]
 
     @property
     def advice(self) -> str:
@@ -314,6 +290,49 @@ class Point:
 
 
 _ARGUMENT_OF = {"chain": "takes the result", "wrap": "calls the next hook"}
+
+
+class _Annotations:
+    """The evaluated annotations of a method.
+
+    They may refer to the class, which no point keeps alive.
+    """
+
+    def __init__(
+        self,
+        kind: type[Any],
+        function: types.FunctionType,
+        names: Iterable[str],
+    ) -> None:
+        annotations = annotations_of(function, {base.__name__: base for base in kind.__mro__})
+        self.arguments: dict[str, Any] = {name: annotations.get(name, Any) for name in names}
+        self.nexts: list[str] = [
+            name for name, annotation in self.arguments.items() if calls_next(annotation)
+        ]
+        plain, awaited = split_awaitables(annotations.get("return", Any))
+        self.returns_awaitable: bool = bool(awaited)
+        """Whether the result is an awaitable, always or sometimes."""
+        self.results: list[Any] = plain + [part for part in awaited if part not in plain]
+        """The members of the union that is the result, or that is awaited."""
+
+    def candidates(self, way: Combination) -> list[str]:
+        """Return the arguments that a result may replace, or that may call the next hook."""
+        if way.argument is not None:
+            return [way.argument]
+        if way.way == "wrap":
+            if self.nexts or not way.may_be_last:
+                return self.nexts
+            return [name for name in [*self.arguments][-1:] if self.arguments[name] is Any]
+        if len(self.arguments) == 1:
+            return [*self.arguments]
+        return [name for name in self.arguments if self._takes_results(name)]
+
+    def _takes_results(self, name: str) -> bool:
+        """Return whether an argument takes every result, apart from None."""
+        parts = (*union_parts(self.arguments[name]), types.NoneType)
+        return Any not in self.results and all(part in parts for part in self.results)
+
+
 _CALLABLE: Any = collections.abc.Callable
 
 
@@ -331,12 +350,6 @@ def calls_next(annotation: Any) -> bool:
         ):
             return True
     return False
-
-
-def _takes(annotation: Any, result: list[Any]) -> bool:
-    """Return whether an argument with this annotation takes every result, apart from None."""
-    parts = union_parts(annotation)
-    return Any not in result and all(part in parts or part is types.NoneType for part in result)
 
 
 def _container(result: Iterable[Any]) -> type[Any]:
