@@ -138,7 +138,7 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
     return registration
 
 
-def in_order(hooks: Iterable[object], *, first: int = 0) -> list[HookRegistration]:
+def in_order(hooks: Iterable[object]) -> list[HookRegistration]:
     """Return registrations of `hooks` with ascending orders, so that each completes a call before
     the next one starts.
 
@@ -146,12 +146,9 @@ def in_order(hooks: Iterable[object], *, first: int = 0) -> list[HookRegistratio
     first. Use it where one hook relies on what another has done: `hooks=[*in_order([restore,
     broadcast]), logging]`.
 
-    Args:
-        hooks: hooks or registrations.
-        first: the order of the first one; others of that order run concurrently with it.
+    The first hook or registration has the order 0, with which others run concurrently.
     """
-    first = checked_int(first, "first", None, expected="a whole number")
-    return [configure(hook, order=order) for order, hook in enumerate(hooks, first)]
+    return [configure(hook, order=order) for order, hook in enumerate(hooks)]
 
 
 def registration_of(hook: object) -> HookRegistration:

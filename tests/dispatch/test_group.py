@@ -75,12 +75,12 @@ async def tool(call: str) -> str:
 
 
 def test_in_order_keeps_the_other_attributes() -> None:
-    """`in_order` changes the order alone, and begins where the caller says."""
+    """`in_order` changes the order alone, and begins with 0."""
     a, b = Answering("a"), Answering("b")
-    registrations = ah.in_order([ah.configure(a, timeout=5, order=99), b], first=-3)
+    registrations = ah.in_order([ah.configure(a, timeout=5, order=99), b])
     assert [(one.hook, one.order, one.timeout) for one in registrations] == [
-        (a, -3, 5),
-        (b, -2, None),
+        (a, 0, 5),
+        (b, 1, None),
     ]
 
 

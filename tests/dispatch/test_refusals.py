@@ -325,7 +325,6 @@ ARGUMENTS: list[Any] = [
     (given(init=[1]), "init is [1]; give a mapping"),
     (lambda: ah.point("last"), "the argument of @point is 'last'"),  # type: ignore[arg-type]
     (lambda: ah.wrap(argument=1), "argument is 1"),  # type: ignore[arg-type]
-    (lambda: ah.in_order([], first=0.5), "first is 0.5", "whole number"),  # type: ignore[arg-type]
     (
         lambda: ah.compose_functions(do_nothing),  # type: ignore[call-overload]
         "functions is <function",

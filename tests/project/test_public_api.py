@@ -117,7 +117,7 @@ SIGNATURES: dict[str, str | None] = {
     "HookGroup.status": "(self)",
     "compose": "(kind, hooks, *, results=None, init=None)",
     "compose_functions": "(functions, *, results=None, name=None)",
-    "in_order": "(hooks, *, first=0)",
+    "in_order": "(hooks)",
     "point": "(how)",
     "chain": "(*, argument)",
     "dispatch.end_chain": "(value)",
