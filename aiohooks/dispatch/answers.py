@@ -1,18 +1,19 @@
 """One result of several hooks, for each way (`ways.Point.how`).
 
-Target    what a call of a method calls
-answer    calls the hooks that do not wrap, and returns the one result: the only one, the first,
-          the last of a chain, or all as one
+Target        what a call of a method calls
+call_target   calls the hooks, and returns the one result: the only one, the first, the last of a
+              chain, or all as one
 
 A plain function is called as a coroutine function that cannot wait.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, cast
 
-from aiohooks.dispatch.arguments import Keywords
+from aiohooks.dispatch.arguments import NO_ARGUMENTS, Arguments, Keywords
 from aiohooks.dispatch.calls import (
     Method,
     OrderGroup,
@@ -21,9 +22,8 @@ from aiohooks.dispatch.calls import (
     call_groups,
     order_groups,
 )
-from aiohooks.dispatch.plain import wraps_others
 from aiohooks.dispatch.ways import ChainEnd, Point
-from aiohooks.dispatch.wrapping import generator_call
+from aiohooks.dispatch.wrapping import generator_call, wrapped
 from aiohooks.errors import InvalidHookError, safe_repr
 
 Bind = Callable[[RegisteredHook, str], Method]
@@ -62,35 +62,40 @@ def make_target(
         grace_secs: how long cancelled calls may take to end.
         bind: returns the function that is called for a hook, which may queue the call.
     """
-    wrapping = [registered for registered in hooks if wraps(point, registered)]
-    callees = [registered for registered in hooks if not wraps(point, registered)]
-    once = tuple(registered for registered in hooks if registered.registration.once)
+    wrapping = [registered for registered in hooks if point.wraps(registered.hook)]
+    callees = [registered for registered in hooks if not point.wraps(registered.hook)]
     if not point.is_async:
         bind = _plain
     elif point.how != "none":
         bind = bound_method
-    name = point.name
-    one_by_one = point.how in ("first", "chain")
-    groups = order_groups(name, callees, grace_secs, bind, one_by_one=one_by_one)
     bind_wrapper = bound_method if point.how == "wrap" else generator_call
+    groups = order_groups(
+        point.name,
+        callees,
+        grace_secs,
+        bind,
+        # Where a result decides what is called next.
+        one_by_one=point.how in ("first", "chain"),
+    )
     wrappers = order_groups(
-        name, wrapping, grace_secs, bind_wrapper, one_by_one=True, is_always_called=True
+        point.name,
+        wrapping,
+        grace_secs,
+        bind_wrapper,
+        one_by_one=True,
     )
+    once = tuple(registered for registered in hooks if registered.registration.once)
     may_wait = not all(group.in_turn for group in (*groups, *wrappers))
-    # A body of the class itself has to be called where no hook has a result.
-    is_simple = point.how == "none" or (
-        point.how in ("any", "one", "together") and point.does_nothing
-    )
     quick: OrderGroup | None = None
-    if groups and is_simple and not (wrappers or once or may_wait):
+    if groups and _is_simple(point) and not (wrappers or once or may_wait):
         in_order = [registered for group in groups for registered in group.hooks]
-        quick = OrderGroup(name, in_order, grace_secs, bind=bind)
+        quick = OrderGroup(point.name, in_order, grace_secs, bind=bind)
     return Target(point, groups, wrappers, once, may_wait, quick)
 
 
-def wraps(point: Point, registered: RegisteredHook) -> bool:
-    """Return whether the method of a hook wraps that of the others."""
-    return point.how == "wrap" or wraps_others(getattr(registered.hook, point.name))
+def _is_simple(point: Point) -> bool:
+    """Return whether results need neither the class's own method nor another call."""
+    return point.how == "none" or (point.how in ("any", "one", "together") and point.does_nothing)
 
 
 def _plain(registered: RegisteredHook, method: str) -> Method:
@@ -108,13 +113,13 @@ def _plain(registered: RegisteredHook, method: str) -> Method:
 _MERGEABLE: tuple[Any, ...] = (list, tuple, dict)
 
 
-async def answer(
+async def call_target(
     target: Target,
     own: Method,
     args: tuple[Any, ...],
     keywords: Keywords,
 ) -> Any:
-    """Call the hooks that do not wrap, and return the result of the call.
+    """Call the hooks of a method, and return the result of the call.
 
     Args:
         target: what is called.
@@ -122,26 +127,35 @@ async def answer(
         args: the positions of the call.
         keywords: the keywords of the call.
     """
+    if not target.wrappers:
+        return await _answer(target, own, args, keywords)
+    innermost = functools.partial(_answer, target, own)
+    call_wrapped = wrapped(target.point, target.wrappers, innermost)
+    return await call_wrapped(target.point.parameters.values(args, keywords), NO_ARGUMENTS)
+
+
+async def _answer(
+    target: Target,
+    own: Method,
+    args: tuple[Any, ...],
+    keywords: Keywords,
+) -> Any:
+    """Call the hooks that do not wrap, and return the result of the call."""
     point = target.point
     if not target.groups:
         return await own(*args, **keywords)
     if point.how == "chain":
         return await _chained(target, own, args, keywords)
+    args_for_hooks = point.parameters.call_for_hooks(args, keywords)
     if point.how == "first":
-        result = await _first_result(target, args, keywords)
+        result = await _first_result(target, args_for_hooks)
     else:
-        result = combined(target, await all_results(target, args, keywords))
+        result = combined(target, await call_groups(target.groups, *args_for_hooks))
     # None is a result, too, of a hook that calls the next one itself.
     is_answered = point.how == "none" or point.does_nothing or point.calls_next
     if result is None and not is_answered:
         return await own(*args, **keywords)
     return result
-
-
-async def all_results(target: Target, args: tuple[Any, ...], keywords: Keywords) -> list[Any]:
-    """Call the hooks that do not wrap, and return all their results."""
-    given = target.point.parameters.call_for_hooks(args, keywords)
-    return await call_groups(target.groups, *given)
 
 
 async def _chained(
@@ -166,11 +180,10 @@ async def _chained(
     return parameters.chosen_value(values)
 
 
-async def _first_result(target: Target, args: tuple[Any, ...], keywords: Keywords) -> Any:
+async def _first_result(target: Target, arguments: Arguments) -> Any:
     """Call the hooks in order, and return the first result that is not None."""
-    given = target.point.parameters.call_for_hooks(args, keywords)
     for group in target.groups:
-        (result,) = await call_groups((group,), *given)
+        (result,) = await call_groups((group,), *arguments)
         if result is not None:
             return target.point.value_of(result)
     return None
@@ -185,10 +198,6 @@ def combined(target: Target, results: Iterable[Any]) -> Any:
     """
     point = target.point
     if point.how == "none":
-        remaining = iter(results)
-        for group in target.groups:
-            for registered, call in zip(group.hooks, group.calls, strict=True):
-                registered.log_dropped(call.name, next(remaining))
         return None
     values = [point.value_of(result) for result in results]
     if point.how == "all":
@@ -211,32 +220,29 @@ def _merged(target: Target, results: Iterable[Any]) -> Any:
     Raises:
         InvalidHookError: the results have different types, or a key comes from two hooks.
     """
-    names = [call.name for group in target.groups for call in group.calls]
-    given = [pair for pair in zip(names, results, strict=True) if pair[1] is not None]
-    if not given:
-        return target.point.empty() if target.point.does_nothing else None
-    first, like = given[0]
-    kind = cast("Any", type(cast("object", like)))
-    items: list[Any] = []
-    origins: dict[Any, str] = {}
-    for name, result in given:
-        if kind not in _MERGEABLE or type(result) is not kind:
-            wanted = f"a {kind.__name__} as {first} does"
-            if result is like:
-                wanted = "a list, tuple or dict"
+    merged: Any = None
+    calls = [call for group in target.groups for call in group.calls]
+    for call, result in zip(calls, results, strict=True):
+        if result is None:
+            continue
+        kind = cast("Any", type(cast("object", result)))
+        if merged is None:
+            merged = kind() if kind in _MERGEABLE else result
+        if kind not in _MERGEABLE or kind is not type(merged):
             raise InvalidHookError(
-                f"{name} returned {safe_repr(result)}, which cannot be merged; return {wanted}, or"
-                " None"
+                f"{call.name} returned {safe_repr(result)}, which cannot be merged; return lists,"
+                " tuples or dicts, all of one type, or None"
             )
         if kind is not dict:
-            items += result
+            merged += result
             continue
-        for key, value in result.items():
-            if key in origins:
+        for key in result:
+            if key in merged:
                 raise InvalidHookError(
-                    f"{origins[key]} and {name} both returned {key!r}; each key may come from one"
+                    f"{call.name} returned {key!r} as another hook did; each key may come from one"
                     " hook only"
                 )
-            origins[key] = name
-            items.append((key, value))
-    return cast("Any", kind)(items)
+        merged.update(result)
+    if merged is None and target.point.does_nothing:
+        return target.point.empty()
+    return merged

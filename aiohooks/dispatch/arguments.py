@@ -5,7 +5,6 @@ Hooks may use other names, so that they get by position what may be given so.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 import sys
@@ -22,8 +21,6 @@ argument.
 """
 Values = dict[Key, Any]
 """The arguments of a call."""
-LAST = sys.maxsize
-"""The place of the last of `*args`, where that is the chosen argument."""
 
 
 class Parameters:
@@ -33,10 +30,8 @@ class Parameters:
         """Read the parameters of a method, as it stands in its class."""
         function = getattr(member, "__func__", member)
         # Without annotations, which may refer to the class: nothing here keeps it alive.
-        parameters = [
-            parameter.replace(annotation=parameter.empty)
-            for parameter in inspect.signature(function).parameters.values()
-        ]
+        signature = without_annotations(inspect.signature(function))
+        parameters = [*signature.parameters.values()]
         if not isinstance(member, staticmethod):
             del parameters[0]
         self.signature: inspect.Signature = inspect.Signature(parameters)
@@ -57,8 +52,6 @@ class Parameters:
                 self._by_name[parameter.name] = key
             if parameter.default is not parameter.empty:
                 self._defaults[key] = parameter.default
-        if not self.keys and self._takes_more_positions:
-            self.keys[parameters[0].name] = LAST
         self.chosen: Key = None
         """The argument that results replace, or that calls the next hook."""
 
@@ -68,9 +61,9 @@ class Parameters:
         The longest and the shortest call are tried; the text is empty if it takes both.
         """
         longest: Values = dict.fromkeys(self.keys.values())
-        shortest: Values = dict.fromkeys(longest.keys() - self._defaults.keys() - {LAST})
+        shortest: Values = dict.fromkeys(longest.keys() - self._defaults.keys())
         if self._takes_more_positions:
-            longest[LAST] = None
+            longest[self._count] = None
         if self._takes_more_keywords:
             longest["any_other"] = None
         try:
@@ -98,8 +91,6 @@ class Parameters:
             self.signature.bind(*args, **named)
         values = {self._by_name.get(name, name): value for name, value in keywords.items()}
         values.update(enumerate(args))
-        if self.chosen == LAST and values:
-            _, values[LAST] = values.popitem()
         return values
 
     def for_hooks(self, values: Values) -> Arguments:
@@ -155,13 +146,14 @@ class Parameters:
         """
         by_key = {self._by_name.get(name, name): value for name, value in keywords.items()}
         replaced_keys = [key for key in self._passed_keys(values) if key not in by_key]
-        # The hook passes what its own caller has left out, or more than the method takes.
-        used_keys = {*values, *by_key, *replaced_keys, self.chosen}
-        unused_keys = (key for key in itertools.count() if key not in used_keys)
-        excess = max(0, len(args) - len(replaced_keys))
-        more: Values = dict.fromkeys(itertools.islice(unused_keys, excess))
-        extended = {**values, **more}
-        replaced_keys = [key for key in self._passed_keys(extended) if key not in by_key]
+        extended = dict(values)
+        places = itertools.count()
+        while len(replaced_keys) < len(args):
+            # The hook passes what its own caller has left out, or more than the method takes.
+            place = next(places)
+            if place != self.chosen:
+                extended.setdefault(place, None)
+            replaced_keys = [key for key in self._passed_keys(extended) if key not in by_key]
         by_key.update(zip(reversed(replaced_keys), reversed(args), strict=False))
         return {**values, **by_key}
 
@@ -177,14 +169,30 @@ class Parameters:
         for key in values:
             if isinstance(key, str) and key not in (self.chosen, *passed_keys):
                 keywords[key] = values[key]
-        # The signature of a function that is written in C may not be known.
-        with contextlib.suppress(TypeError, ValueError):
-            parameters = inspect.signature(function).parameters.values()
-            kinds = [parameter.kind for parameter in parameters]
-            if inspect.Parameter.VAR_POSITIONAL not in kinds:
-                most = sum(kind in _POSITIONAL for kind in kinds)
-                args = args[max(0, len(args) - most) :]
-        return args, keywords
+        first = max(0, len(args) - _most_positions(function))
+        return args[first:], keywords
+
+
+def without_annotations(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature without annotations, which may be hundreds of characters long."""
+    return inspect.Signature(
+        [
+            parameter.replace(annotation=parameter.empty)
+            for parameter in signature.parameters.values()
+        ]
+    )
+
+
+def _most_positions(function: Callable[..., Any]) -> int:
+    """Return how many positions a function takes; any number if that is not known."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return sys.maxsize
+    kinds = [parameter.kind for parameter in parameters]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return sys.maxsize
+    return sum(kind in _POSITIONAL for kind in kinds)
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

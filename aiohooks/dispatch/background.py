@@ -32,31 +32,23 @@ from aiohooks.dispatch.calls import (
 from aiohooks.errors import HookGroupClosedError
 
 
+@dataclass
 class BackgroundCalls:
     """The queues of all background hooks of one group or session."""
 
-    def __init__(
-        self,
-        grace_secs: float,
-        enter: Callable[[], object] = lambda: None,
-        observers: Sequence[Observer] = (),
-        step_of: Callable[..., int | None] = lambda *_, **__: None,
-    ) -> None:
-        """Make no queues yet.
-
-        Args:
-            grace_secs: how long cancelled calls may take to end.
-            enter: called first in the context of each call.
-            observers: notified of each call.
-            step_of: returns the step for the notes of errors; it gets the arguments of the call.
-        """
-        self._grace_secs = grace_secs
-        self.enter: Callable[[], object] = enter
-        self.observers: Sequence[Observer] = observers
-        self.step_of: Callable[..., int | None] = step_of
-        # A removed hook has a queue as long as something refers to the hook: a call, or a failure
-        # that no call has raised yet.
-        self._queues: WeakKeyDictionary[RegisteredHook, CallQueue] = WeakKeyDictionary()
+    grace_secs: float
+    """How long cancelled calls may take to end."""
+    enter: Callable[[], object] = lambda: None
+    """Called first in the context of each call."""
+    observers: Sequence[Observer] = ()
+    """Notified of each call."""
+    step_of: Callable[..., int | None] = lambda *_, **__: None
+    """Returns the step for the notes of errors; it gets the arguments of the call."""
+    # A removed hook has a queue as long as something refers to the hook: a call, or a failure that
+    # no call has raised yet.
+    _queues: WeakKeyDictionary[RegisteredHook, CallQueue] = field(
+        default_factory=WeakKeyDictionary["RegisteredHook", "CallQueue"]
+    )
 
     def bind(self, registered: RegisteredHook, method: str) -> Method:
         """Return the function that calls `method` of the hook, or queues the call if it is a
@@ -67,7 +59,7 @@ class BackgroundCalls:
         queue = self._queues.get(registered)
         if queue is None:
             queue = self._queues[registered] = CallQueue(registered, self)
-        group = OrderGroup(method, [registered], self._grace_secs, kind="background")
+        group = OrderGroup(method, [registered], self.grace_secs, kind="background")
         call = functools.partial(queue.call, group)
         setattr(call, CONDITION, functools.partial(queue.has_to_wait, group))
         return call
@@ -87,7 +79,7 @@ class BackgroundCalls:
         The queue of the call of which this is a part is left out.
         """
         for queue in [self._queues.get(registered) for registered in hooks]:
-            if queue is not None and not queue.waits_for_caller():
+            if queue is not None and queue is not _current_queue.get():
                 await queue.drain()
 
     async def finish(self, secs: float) -> None:
@@ -110,50 +102,7 @@ class BackgroundCalls:
         return [error for queue in queues for error in queue.take_failures()]
 
 
-@dataclass(eq=False)
-class QueuedCall:
-    """A call in a queue, with the context in which it is made."""
-
-    queue: CallQueue
-    group: OrderGroup
-    args: tuple[Any, ...]
-    keywords: Mapping[str, Any]
-    context: Context = field(default_factory=copy_context)
-    task: asyncio.Task[None] | None = None
-    """The task that makes the call; None before and after."""
-    waits_for: list[CallQueue] = field(default_factory=list["CallQueue"])
-    """The queues in which code of the call waits for a place."""
-
-    def __post_init__(self) -> None:
-        self.context.run(self.queue.shared.enter)
-
-    async def make(self) -> None:
-        """Make the call, and log that its result is dropped."""
-        # It is not part of the run that has queued it.
-        leave_run()
-        _current_call.set(self)
-        (registered,) = self.group.hooks
-        # It was counted when it was queued, and is counted again now that it is made.
-        registered.calls -= 1
-        shared = self.queue.shared
-        step = shared.step_of(*self.args, **self.keywords)
-        results = await call_groups(
-            (self.group,),
-            self.args,
-            self.keywords,
-            step=step,
-            observers=shared.observers,
-        )
-        registered.log_dropped(self.group.calls[0].name, results[0])
-
-
-_current_call: ContextVar[QueuedCall | None] = ContextVar("aiohooks_background_call", default=None)
-"""The background call of the current context. It may have ended: a task keeps the context that it
-was started in.
-"""
-
-
-class CallQueue(Queue[QueuedCall]):
+class CallQueue(Queue["QueuedCall"]):
     """The queued calls of one hook.
 
     Each runs in a task of its own, in a copy of its caller's context, when the one before it has
@@ -162,6 +111,7 @@ class CallQueue(Queue[QueuedCall]):
 
     def __init__(self, registered: RegisteredHook, shared: BackgroundCalls) -> None:
         super().__init__(registered.registration.max_pending)
+        # Not the hook itself: it would keep its queue, and so itself.
         self._name = registered.name
         self._drops = registered.registration.on_full == "drop"
         self.shared: BackgroundCalls = shared
@@ -176,8 +126,9 @@ class CallQueue(Queue[QueuedCall]):
             HookGroupClosedError: as for `call`.
         """
         self.check()
-        # A hook that calls its own group gets a place: the queue would wait for itself.
-        if not self.is_full or self.waits_for_caller():
+        # Code of a background call gets a place: its own queue would wait for itself, and others
+        # may wait for that.
+        if not self.is_full or _current_queue.get() is not None:
             self.add(QueuedCall(self, group, args, keywords))
             return False
         if self._drops:
@@ -192,16 +143,8 @@ class CallQueue(Queue[QueuedCall]):
             HookGroupClosedError: the group was left after the call of which this is a part had
                 begun.
         """
-        if not self.has_to_wait(group, *args, **keywords):
-            return
-        caller = _active_call()
-        # By this, `waits_for_caller` finds the wait.
-        waits_for = [] if caller is None else caller.waits_for
-        waits_for.append(self)
-        try:
+        if self.has_to_wait(group, *args, **keywords):
             await self.put(QueuedCall(self, group, args, keywords))
-        finally:
-            waits_for.remove(self)
 
     def check(self) -> None:
         super().check()
@@ -209,20 +152,6 @@ class CallQueue(Queue[QueuedCall]):
             raise HookGroupClosedError(
                 f"{self._name} takes no more background calls: its group has been left"
             )
-
-    def waits_for_caller(self) -> bool:
-        """Return whether the active call of this queue waits for the code that runs now.
-
-        That is so if the code is part of this call, or part of the active call of a queue in which
-        this call waits for a place.
-        """
-        caller = _active_call()
-        if caller is None or not self.items:
-            return False
-        if caller.queue is self:
-            return True
-        # There is no cycle of waits: a call that would close one gets a place.
-        return any(queue.waits_for_caller() for queue in self.items[0].waits_for)
 
     def close(self) -> None:
         """Refuse further calls, also those of callers that wait for a place."""
@@ -243,10 +172,6 @@ class CallQueue(Queue[QueuedCall]):
         assert active is not None, "the first call of a queue has a task"
         active.cancel()
 
-    def add(self, item: QueuedCall) -> None:
-        item.group.hooks[0].calls += 1
-        super().add(item)
-
     def begin(self, item: QueuedCall) -> None:
         if not self.items:
             self._start(item)
@@ -254,19 +179,49 @@ class CallQueue(Queue[QueuedCall]):
     def _start(self, call: QueuedCall) -> None:
         # It begins later, also if tasks are eager: a call is not made inside of another one.
         call.task = new_task(call.make(), call.group.calls[0].name, call.context)
-        del call.context  # which refers to the call, by `_current_call`
         call.task.add_done_callback(self._call_ended)
 
     def _call_ended(self, task: asyncio.Task[None]) -> None:
         # A cancelled call was dropped.
         error = None if task.cancelled() else task.exception()
-        call = self.items[0]
-        call.task = None  # whose context refers to the call
-        self.ended([call], error)
+        self.ended([self.items[0]], error)
         if self.items:
             self._start(self.items[0])
 
 
-def _active_call() -> QueuedCall | None:
-    call = _current_call.get()
-    return None if call is None or call.task is None else call
+@dataclass(eq=False)
+class QueuedCall:
+    """A call in a queue, with the context in which it is made."""
+
+    queue: CallQueue
+    group: OrderGroup
+    args: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    context: Context = field(default_factory=copy_context)
+    task: asyncio.Task[None] | None = None
+    """The task that makes the call; None before."""
+
+    def __post_init__(self) -> None:
+        self.context.run(self.queue.shared.enter)
+
+    async def make(self) -> None:
+        """Make the call."""
+        # It is not part of the run that has queued it.
+        leave_run()
+        _current_queue.set(self.queue)
+        shared = self.queue.shared
+        step = shared.step_of(*self.args, **self.keywords)
+        await call_groups(
+            (self.group,),
+            self.args,
+            self.keywords,
+            step=step,
+            observers=shared.observers,
+        )
+
+
+_current_queue: ContextVar[CallQueue | None] = ContextVar("aiohooks_current_queue", default=None)
+"""The queue of the background call that the code is part of.
+
+A task that a call starts keeps it, also when the call has ended.
+"""

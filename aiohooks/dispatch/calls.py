@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import itertools
 import operator
 import time
@@ -72,11 +71,11 @@ class HookStatus(NamedTuple):
 
     Attributes:
         name: the name of the hook, with a number if several hooks have it.
-        calls: all calls, including those that are queued or were dropped.
+        calls: the calls that were made.
         failures: the calls that failed. Their errors were raised or logged.
         last_error: the last error, as text.
-        dropped: the calls that the hook did not get, because its queue was full or ended, or
-            because the hook was disabled.
+        dropped: the calls that were not made, because its queue was full or ended, or because the
+            hook was disabled.
         disabled_since: when the hook was disabled, in Unix time; None if it is not disabled.
         pending: the background calls that wait or run.
     """
@@ -104,13 +103,13 @@ class RegisteredHook:
     registration: HookRegistration
     calls: int = 0
     dropped: int = 0
-    """The calls that the hook did not get; see `HookStatus`."""
+    """The calls that were not made; see `HookStatus`."""
     failures: int = 0
     failures_in_a_row: int = 0
     last_error: str | None = None
     disabled_since: float | None = None
     _logged: set[tuple[str, type]] = field(default_factory=set[tuple[str, type]])
-    """The calls of which an error or a dropped result was logged, with its type."""
+    """The methods of which an error was logged, with its type."""
 
     @property
     def hook(self) -> Any:
@@ -139,23 +138,13 @@ class RegisteredHook:
         )
 
     def overflowed(self, who: str) -> None:
-        """Count a call that is dropped because the queue is full; log the 1st, 10th, 100th, ..."""
-        self.calls += 1
+        """Count a call that is dropped because the queue is full; log the first one."""
         self.dropped += 1
-        if is_logged(self.dropped):
-            text = (
-                "%s: background call dropped, as its on_full says: max_pending=%s are pending;"
-                " dropped so far: %s"
+        if self.dropped == 1:
+            message = (
+                "%s: background call dropped, as max_pending=%s are pending; status counts all"
             )
-            logger.warning(text, who, self.registration.max_pending, self.dropped)
-
-    def log_dropped(self, who: str, result: object) -> None:
-        """Log that a result is dropped, once for each method and type."""
-        if result is None or (who, type(result)) in self._logged:
-            return
-        self._logged.add((who, type(result)))
-        message = "%s returned %s, which is dropped: the method returns None"
-        logger.warning(message, who, safe_repr(result))
+            logger.warning(message, who, self.registration.max_pending)
 
     def may_be_called(self) -> bool:
         """Return whether the hook is called; count the call as dropped if it is disabled."""
@@ -164,8 +153,10 @@ class RegisteredHook:
         self.dropped += 1
         return False
 
-    def count_failure(self, error: Exception) -> None:
+    def count_failure(self, error: BaseException) -> None:
         """Count an error of a call; disable the hook if its `disable_after` says so."""
+        if not isinstance(error, Exception):
+            return
         self.failures += 1
         self.failures_in_a_row += 1
         self.last_error = printable(safe_repr(error))
@@ -180,13 +171,10 @@ class RegisteredHook:
     def suppresses(self, who: str, error: BaseException) -> bool:
         """Count an error of a call; return whether it is only logged, and not to be raised.
 
-        The log has the first error of each method and type with its traceback, and otherwise the
-        10th, the 100th, ... error of the hook.
+        The first error of each method and type is logged with its traceback.
         """
-        if not isinstance(error, Exception):
-            return False
         self.count_failure(error)
-        if self.registration.on_error != "log":
+        if self.registration.on_error != "log" or not isinstance(error, Exception):
             return False
         # A method of a session has the step in its name.
         kind_of_error = who.partition(" at step ")[0], type(error)
@@ -196,9 +184,6 @@ class RegisteredHook:
             add_origin(error, who)
             message = "%s failed; continuing, as its on_error says: %s"
             logger.error(message, who, self.last_error, exc_info=error)
-        elif is_logged(self.failures):
-            message = "%s failed for the %sth time; continuing, as its on_error says: %s"
-            logger.error(message, who, self.failures, self.last_error)
         return True
 
     def __repr__(self) -> str:
@@ -219,7 +204,7 @@ def bound_method(registered: RegisteredHook, method: str) -> Method:
     worker thread if the registration says so.
     """
     bound: Any = getattr(registered.hook, method)
-    if is_coroutine_function(bound) or inspect.isasyncgenfunction(bound):
+    if is_coroutine_function(bound):
         return cast("Method", bound)
     if registered.registration.thread:
         return threaded(bound, registered.call_name(method))
@@ -235,7 +220,6 @@ class HookCall:
         name: str,
         method: Method,
         timeout: float | None,
-        is_always_called: bool,
     ) -> None:
         """Prepare calls of a hook.
 
@@ -244,7 +228,6 @@ class HookCall:
             name: the name of the method.
             method: the function that is called.
             timeout: the time limit if the hook has none of its own.
-            is_always_called: whether the hook is called if it is disabled, too.
         """
         condition: Any = getattr(method, CONDITION, None)
         self.name: str = registered.call_name(name)
@@ -258,7 +241,7 @@ class HookCall:
         # A queued call has its time limit, and is left out, when the queue makes it.
         if not self.queued:
             self.secs = registered.registration.timeout or timeout
-            if registered.registration.disable_after is not None and not is_always_called:
+            if registered.registration.disable_after is not None:
                 method = _unless_disabled(method, registered)
             if condition is not None:
                 condition = getattr(registered.hook, condition)
@@ -278,7 +261,6 @@ class OrderGroup:
         timeout: float | None = None,
         bind: Callable[[RegisteredHook, str], Method] = bound_method,
         *,
-        is_always_called: bool = False,
         kind: Kind = "hook",
     ) -> None:
         """Make a group of the hooks that override `method`.
@@ -289,15 +271,13 @@ class OrderGroup:
             grace_secs: how long cancelled calls may take to end.
             timeout: the time limit of hooks without a limit of their own.
             bind: returns the function that is called for a hook.
-            is_always_called: whether disabled hooks are called, too.
             kind: the kind of the calls for observers.
         """
         self.kind: Kind = kind
         self.grace_secs: float = grace_secs
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
         self.calls: Sequence[HookCall] = [
-            HookCall(registered, method, bind(registered, method), timeout, is_always_called)
-            for registered in hooks
+            HookCall(registered, method, bind(registered, method), timeout) for registered in hooks
         ]
         self.methods: Sequence[Method] = [call.method for call in self.calls]
         self.in_turn: bool = not any(call.may_wait for call in self.calls)
@@ -312,6 +292,14 @@ class OrderGroup:
         for registered in self.hooks:
             registered.calls += self.uncounted
         self.uncounted = 0
+
+    def kept_contexts(self, waits: RunWaits) -> Sequence[OwnContext | None]:
+        """Return the context of each call that shares one with other calls of the run."""
+        contexts: list[OwnContext | None] = [None] * len(self.hooks)
+        for number, registered in enumerate(self.hooks):
+            if registered in self.keeping:
+                contexts[number] = waits.own_contexts[registered]
+        return contexts
 
     def methods_with(
         self,
@@ -351,6 +339,7 @@ def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
 
     async def call(*args: Any, **keywords: Any) -> Any:
         if not registered.may_be_called():
+            registered.calls -= 1
             return None
         result = await method(*args, **keywords)
         registered.failures_in_a_row = 0
@@ -366,18 +355,17 @@ def order_groups(
     bind: Callable[[RegisteredHook, str], Method] = bound_method,
     *,
     one_by_one: bool = False,
-    is_always_called: bool = False,
 ) -> tuple[OrderGroup, ...]:
     """Sort the hooks that override `method` into groups of one `order`, the lowest first.
 
     With `one_by_one`, each hook is a group.
     """
     order = operator.attrgetter("registration.order")
-    by_order = itertools.groupby(sorted(hooks, key=order), None if one_by_one else order)
-    return tuple(
-        OrderGroup(method, [*group], grace_secs, bind=bind, is_always_called=is_always_called)
-        for _, group in by_order
-    )
+    in_order = sorted(hooks, key=order)
+    batches = [[registered] for registered in in_order]
+    if not one_by_one:
+        batches = [[*batch] for _, batch in itertools.groupby(in_order, order)]
+    return tuple(OrderGroup(method, batch, grace_secs, bind=bind) for batch in batches)
 
 
 # What a session gives in addition is given by name: each call would make an object for it.
@@ -421,11 +409,7 @@ async def call_groups(
         if own is not None:
             contexts = [own] * len(group.hooks)
         elif waits is not None and group.keeping:
-            kept: list[OwnContext | None] = [None] * len(group.hooks)
-            for number, registered in enumerate(group.hooks):
-                if registered in group.keeping:
-                    kept[number] = waits.own_contexts[registered]
-            contexts = kept
+            contexts = group.kept_contexts(waits)
         methods = group.methods
         if notified or keywords or contexts is not None:
             methods = group.methods_with(notified, keywords, contexts)
@@ -442,6 +426,7 @@ async def call_groups(
             remaining = zip(methods, second_args, strict=True)
         while True:  # the loop continues behind a call whose error is only logged
             try:
+                # Two loops: a tuple of arguments for each call would cost a fifth of a run.
                 if second_args is None:
                     for method in remaining:
                         results.append(await method(*args))

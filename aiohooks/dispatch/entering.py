@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
@@ -12,7 +11,7 @@ from aiohooks._core.cancel import new_task, shielded, wait_done
 from aiohooks._core.reports import logger
 from aiohooks.dispatch.calls import Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import Composite
-from aiohooks.dispatch.hook import HookRegistration
+from aiohooks.dispatch.hook import HookRegistration, OnError
 from aiohooks.errors import hook_cancelled_error, keep_errors
 
 
@@ -38,11 +37,8 @@ class EnteredHooks:
             # Now: a cancel at the next await must not make the group forget to exit the hook.
             self._entered.append(registered)
 
-        # Only the time limit is kept: its on_error may be "log", but an error of entering is
-        # raised in any case.
-        registration = HookRegistration(registered.hook, timeout=registered.registration.timeout)
-        raising = RegisteredHook(registered.name, registration)
-        await self._call(raising, "__aenter__", lambda _registered, _name: enter_and_note)
+        # An error of entering is raised in any case.
+        await self._call(registered, "__aenter__", enter_and_note, "raise")
         # What exits leave set after this is set for the caller at the end of the block.
         self._before_exits = self._context.state()
 
@@ -118,9 +114,10 @@ class EnteredHooks:
             await self._call(
                 registered,
                 "__aexit__",
-                lambda registered, name: getattr(registered.hook, name),
+                registered.hook.__aexit__,
+                registered.registration.on_error,
                 details,
-                secs=max(self._composite.grace_secs, 1e-9),
+                max(self._composite.grace_secs, 1e-9),
             )
         except asyncio.CancelledError as cancelled:
             # The end itself was cancelled: after the grace period, or by other code. The other
@@ -134,17 +131,23 @@ class EnteredHooks:
         self,
         registered: RegisteredHook,
         method: str,
-        bind: Callable[[RegisteredHook, str], Method],
+        function: Method,
+        on_error: OnError,
         args: tuple[Any, ...] = (),
         secs: float | None = None,
     ) -> None:
-        """Call a method of a hook in the context that all of these calls share."""
+        """Call a method of a hook, also of a disabled one, in the context of all these calls."""
+
+        def bind(_registered: RegisteredHook, _method: str) -> Method:
+            return function
+
+        given: HookRegistration = registered.registration
+        registration = given._replace(on_error=on_error, disable_after=None)
         group = OrderGroup(
             method,
-            [registered],
+            [RegisteredHook(registered.name, registration)],
             self._composite.grace_secs,
             secs,
             bind,
-            is_always_called=True,
         )
         await call_groups((group,), args, own=self._context)

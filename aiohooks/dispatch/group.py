@@ -13,19 +13,17 @@ import asyncio
 import functools
 import types
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack, cast, overload
 
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, wait_done
-from aiohooks._core.clock import wake
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_mapping, check_secs
-from aiohooks.dispatch.answers import all_results
 from aiohooks.dispatch.calls import HookStatus, RegisteredHook
-from aiohooks.dispatch.composite import Composite, composite_of, is_context
+from aiohooks.dispatch.composite import Composite, is_context
 from aiohooks.dispatch.entering import EnteredHooks
 from aiohooks.dispatch.hook import FunctionHook, HookOptions, HookRegistration, configure
-from aiohooks.dispatch.interface import Interface, base_name, check_options, registered_hooks
+from aiohooks.dispatch.interface import Interface, check_options, registered_hooks
 from aiohooks.dispatch.ways import How, Point
 from aiohooks.errors import (
     HookGroupClosedError,
@@ -39,8 +37,6 @@ from aiohooks.errors import (
 )
 
 K = TypeVar("K")
-P = ParamSpec("P")
-T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -99,65 +95,26 @@ class HookGroup(Generic[K]):
         check_mapping(init, "init")
         if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
             raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
-        self._interface = Interface(kind, results, hint=_BLOCKING_HINT)
+        interface = Interface(kind, results, hint=_BLOCKING_HINT)
         self._composite = Composite(
-            self._interface, init or {}, name or self._interface.kind.__name__, grace_secs
+            interface,
+            init or {},
+            name or interface.kind.__name__,
+            grace_secs,
         )
         # Of the names that hooks have had: a removed hook's name is not given again.
         self._numbers: Counter[str] = Counter()
         self._entered = EnteredHooks(self._composite)
-        self._left: asyncio.Future[None] | None = None
         self.hooks: K = cast("K", self._composite.object)
         """The one object that stands for all hooks: pass it wherever a hook of the class is wanted.
 
-        What is set on it is set on the hooks that are objects of the class, or of a base of it, as
-        well, and on those that are added later.
+        Public data that is set on it is set on the hooks of the class, too, but not on hooks that
+        are added later.
         """
         for registered in registered_hooks(hooks, self._numbers):
             self._insert(registered)
 
-    # -- calling
-
-    async def call(
-        self,
-        method: Callable[Concatenate[K, P], Coroutine[Any, Any, T]],
-        /,
-        *args: P.args,
-        **keywords: P.kwargs,
-    ) -> list[T]:
-        """Call a method of all hooks that implement it, and return every result, in order of the
-        hooks.
-
-        Example: `results = await group.call(AgentHooks.before_model, request)`.
-
-        Raises:
-            InvalidArgumentError: `method` is not a coroutine method of the class, or it wraps.
-            HookGroupClosedError: the group is not entered yet and has to be, or has been left.
-            BaseException: the failure of a hook; several as one group.
-        """
-        point = self._point_of(method)
-        if not point.is_async or point.how == "wrap":
-            raise InvalidArgumentError(
-                f"{point.name} has no list of results; call group.hooks.{point.name}(...)"
-            )
-        target = self._composite.methods[point.name].target()
-        innermost = functools.partial(all_results, target)
-        results: list[Any] = await self._composite.call(target, innermost, args, keywords)
-        # A generator hook that has suppressed the error returns None.
-        return [point.value_of(result) for result in results or ()]
-
     # -- the hooks
-
-    def _point_of(self, method: Callable[..., Any]) -> Point:
-        kind = self._interface.kind.__name__
-        name = getattr(method, "__name__", repr(method))
-        point = self._interface.points.get(name)
-        if point is None:
-            advice = did_you_mean(name, self._interface.points)
-            raise InvalidArgumentError(
-                f"{name} is not a method of {kind}; give it as {kind}.name; {advice}"
-            )
-        return point
 
     def add(self, hook: object) -> None:
         """Add a hook, or a registration; this applies from the next call.
@@ -170,18 +127,12 @@ class HookGroup(Generic[K]):
         if self._composite.state == "closed":
             self._composite.check_usable()
         (registered,) = registered_hooks([hook], self._numbers)
-        try:
-            for known in self._composite.find(registered.hook):
-                if known.hook is registered.hook:
-                    raise InvalidHookError(
-                        f"hooks has {registered.hook!r} twice; make two objects of it if both are"
-                        " meant"
-                    )
-            self._insert(registered)
-        except BaseException:
-            # The next hook of this class gets the number.
-            self._numbers[base_name(registered.registration)] -= 1
-            raise
+        for other in self._composite.find(registered.hook):
+            if other.hook is registered.hook:
+                raise InvalidHookError(
+                    f"hooks has {registered.hook!r} twice; make two objects of it if both are meant"
+                )
+        self._insert(registered)
 
     def remove(self, hook: object, method: Callable[..., Any] | None = None) -> None:
         """Remove a hook, or a function that was added with `on`; this applies from the next call.
@@ -198,14 +149,18 @@ class HookGroup(Generic[K]):
             WrongLoopError: a hook that was entered is removed outside of the group's event loop.
         """
         given = hook.hook if isinstance(hook, HookRegistration) else hook
-        found = self._composite.find(given)
+        registrations = self._composite.find(given)
         if method is not None:
-            name = self._point_of(method).name
-            found = [registered for registered in found if _is_function_for(registered, name)]
-        if not found:
+            point = self._point_of(method)
+            registrations = [
+                registered
+                for registered in registrations
+                if point in self._composite.hooks[registered]
+            ]
+        if not registrations:
             raise InvalidArgumentError(f"{safe_repr(hook)} is not a hook of {self!r}")
-        self._entered.remove(found[0])
-        self._composite.remove(found[0])
+        self._entered.remove(registrations[0])
+        self._composite.remove(registrations[0])
 
     @overload
     def on(
@@ -235,35 +190,39 @@ class HookGroup(Generic[K]):
         `configure`.
         """
         name = self._point_of(method).name
-        kind = self._interface.kind
-        if fn is not None:
-            self.add(configure(FunctionHook(name, fn), **options))
-            return fn
-        if isinstance(method, types.FunctionType) and method is not getattr(kind, name):
-            # The function is decorated with `@group.on` alone; it would be replaced by a decorator.
+        if fn is None:
+            return functools.partial(self.on, method, **options)
+        self.add(configure(FunctionHook(name, fn), **options))
+        return fn
+
+    def _point_of(self, method: Callable[..., Any]) -> Point:
+        """Return a method of the class; raise if it is something else."""
+        interface = self._composite.interface
+        name = getattr(method, "__name__", repr(method))
+        point = interface.points.get(name)
+        # A function of that name would be decorated with `@group.on` alone, and be replaced.
+        if point is None or method != getattr(interface.kind, name):
             raise InvalidArgumentError(
-                f"{method!r} is not a method of {kind.__name__}; write"
-                f" @group.on({kind.__name__}.{name})"
+                f"{safe_repr(method)} is not a method of {interface.kind.__name__}; give it as"
+                f" {interface.kind.__name__}.name; {did_you_mean(name, interface.points)}"
             )
-        return functools.partial(self.on, method, **options)
+        return point
 
     def _insert(self, registered: RegisteredHook) -> None:
         """Check a hook and add it; active calls do not call it."""
         hook = registered.hook
         if isinstance(hook, HookGroup):
             raise InvalidHookError(f"{hook!r} is a group; give its `hooks`, and enter it yourself")
-        inner = composite_of(hook)
-        if inner is not None and inner.has(self._composite):
+        if self._composite.stands_for(hook):
             raise InvalidHookError(
-                f"{hook!r} stands for {self!r} itself, or for a group that has it as a hook, so"
-                " that a call would never end"
+                f"{hook!r} stands for {self!r}, so that a call would never end; give other hooks"
             )
-        is_plain = registered.registration.thread or isinstance(hook, FunctionHook)
-        points = self._interface.check(hook, plain=is_plain)
-        if not points and not self._may_lack_methods(hook):
-            names = ", ".join(self._interface.points)
+        interface = self._composite.interface
+        points = interface.check(registered)
+        if not points:
+            names = ", ".join(interface.points)
             raise InvalidHookError(
-                f"{hook!r} has none of the methods of {self._interface.kind.__name__}: {names}"
+                f"{hook!r} has none of the methods of {interface.kind.__name__}: {names}"
             )
         check_options(registered, points)
         if self._composite.state == "entered":
@@ -272,19 +231,9 @@ class HookGroup(Generic[K]):
                 raise InvalidHookError(
                     f"{hook!r} is a context manager; add it before the group is entered"
                 )
-        for implemented in points:
-            self._composite.methods[implemented.name].check_results(registered)
+        for point in points:
+            self._composite.methods[point.name].check_results(registered)
         self._composite.insert(registered, points)
-
-    def _may_lack_methods(self, hook: object) -> bool:
-        """Return whether a hook without methods is accepted.
-
-        An object that stands for a group may get methods later, and a context manager of the class
-        is entered.
-        """
-        if composite_of(hook) is not None or type(hook) is self._interface.kind:
-            return True
-        return is_context(hook) and self._interface.has_member(hook)
 
     # -- entering and leaving
 
@@ -327,21 +276,14 @@ class HookGroup(Generic[K]):
         the grace period for each of these.
 
         Hooks are left in another task than they were entered in, in the same context, and cannot
-        swallow the error of the block. A second call waits for the end of the first.
+        swallow the error of the block.
 
         Raises:
             BaseException: the failure of a background call or of a hook, if the block has none;
                 otherwise it is logged.
         """
-        if self._left is not None:
-            await wait_done([self._left], None)
-            return
-        self._left = asyncio.get_running_loop().create_future()
         self._composite.close()
-        try:
-            failures = await self._entered.exit_all(error)
-        finally:
-            wake(self._left)
+        failures = await self._entered.exit_all(error)
         if error is None:
             raise_failures(failures, f"failures at the end of {self!r}")
             return
@@ -388,11 +330,7 @@ _BLOCKING_HINT = ", or, if it has to block, give configure(hook, thread=True)"
 
 def interface_of(group: HookGroup[Any]) -> Interface:
     """Return the interface of a group, for the checks of hooks."""
-    return group._interface  # pyright: ignore[reportPrivateUsage] - of this module
-
-
-def _is_function_for(registered: RegisteredHook, name: str) -> bool:
-    return isinstance(registered.hook, FunctionHook) and hasattr(registered.hook, name)
+    return group._composite.interface  # pyright: ignore[reportPrivateUsage] - of this module
 
 
 def _check_plain_context(hook: object) -> None:

@@ -88,24 +88,24 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
             `order`: hooks of a lower order complete a call before those of a higher order start;
             those of one order run concurrently.
 
-            `timeout`: time limit in seconds for one call of a method, which must be a coroutine.
-            The time of the wrapped call does not count.
+            `timeout`: time limit in seconds for one call of a coroutine method. A method that
+            wraps others has none: use `asyncio.timeout` around its own waits.
 
             `on_error`: `"raise"`, or `"log"`: the first failure of each method and type of error is
-            logged with its traceback, and the 10th failure, the 100th and so on without.
+            logged with its traceback, and the status counts the others.
 
             `background`: whether calls of methods that return None are queued and run in order,
             alongside the code that follows. A failure is raised by the next call of the hook, or at
             the end, or logged. In a session this is `after_run`.
 
             `max_pending`: how many background calls may be queued; the caller waits while there are
-            as many, unless the queue would wait for it, as for a hook that calls its own group.
+            as many. Code of a background call, which other queues may wait for, never waits.
 
             `disable_after`: take the hook out of the calls, with a warning, when it has failed this
             often in a row; with `on_error="log"` only.
 
-            `on_full`: `"wait"`, or `"drop"`: a background call is dropped if the queue is full,
-            counted, and logged as failures are.
+            `on_full`: `"wait"`, or `"drop"`: a background call is dropped if the queue is full. The
+            first one is logged, and the status counts all.
 
             `thread`: whether plain methods that stand for coroutine methods are called in a worker
             thread each, so that they may block; for a hook of a group. A cancel or
@@ -138,7 +138,7 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
     return registration
 
 
-def in_order(hooks: Iterable[object], *, first: int = 0) -> list[HookRegistration]:
+def in_order(hooks: Iterable[object]) -> list[HookRegistration]:
     """Return registrations of `hooks` with ascending orders, so that each completes a call before
     the next one starts.
 
@@ -146,12 +146,9 @@ def in_order(hooks: Iterable[object], *, first: int = 0) -> list[HookRegistratio
     first. Use it where one hook relies on what another has done: `hooks=[*in_order([restore,
     broadcast]), logging]`.
 
-    Args:
-        hooks: hooks or registrations.
-        first: the order of the first one; others of that order run concurrently with it.
+    The first hook or registration has the order 0, with which others run concurrently.
     """
-    first = checked_int(first, "first", None, expected="a whole number")
-    return [configure(hook, order=order) for order, hook in enumerate(hooks, first)]
+    return [configure(hook, order=order) for order, hook in enumerate(hooks)]
 
 
 def registration_of(hook: object) -> HookRegistration:
@@ -228,11 +225,11 @@ class FunctionHook:
 
 
 def identity(hook: Any) -> object:
-    """Return a key of a hook, or of its function; a bound method is new at each access."""
+    """Return a key of a hook, or of its function.
+
+    A bound method is a new object at each access, which is equal to those before.
+    """
     if isinstance(hook, FunctionHook):
         hook = hook.function
-    if isinstance(hook, types.MethodType):
-        return id(hook.__self__), id(hook.__func__)
-    if isinstance(hook, types.BuiltinMethodType):
-        return id(hook.__self__), hook.__name__
-    return id(hook)
+    is_method = isinstance(hook, (types.MethodType, types.BuiltinMethodType))
+    return hook if is_method else id(hook)

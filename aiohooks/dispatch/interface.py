@@ -12,18 +12,18 @@ import inspect
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet
 
-from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_mapping, is_coroutine_function
+from aiohooks.dispatch.arguments import without_annotations
 from aiohooks.dispatch.calls import RegisteredHook
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration, hook_name, registration_of
 from aiohooks.dispatch.plain import (
+    ASYNC_GENERATOR,
     annotations_of,
     function_kind,
-    returns_awaitable,
     written_annotations,
 )
 from aiohooks.dispatch.ways import Combination, How, Point, checked_how
@@ -35,11 +35,11 @@ NO_VALUE: Any = object()
 
 # -- a class
 
-_known: WeakKeyDictionary[
-    type[Any], tuple[dict[Any, tuple[ref[Any], Point]], WeakSet[type[Any]]]
-] = WeakKeyDictionary()
-"""The points of a class since its first group, each with its function, and the checked classes of
-hooks. Nothing in it refers to the class, which is freed like any other.
+_known: WeakKeyDictionary[type[Any], tuple[dict[Any, Point], WeakSet[type[Any]]]] = (
+    WeakKeyDictionary()
+)
+"""The points of a class since its first group, and the checked classes of hooks. Nothing in it
+refers to the class, which is freed like any other.
 """
 
 
@@ -75,6 +75,7 @@ class Interface:
             )
         self.kind: type[Any] = origin
         self.is_protocol: bool = getattr(origin, "_is_protocol", False)
+        """Whether hooks need not derive from the class to have its data."""
         self._in_group = in_group
         self._hint = hint
         self.members: dict[str, Any] = _members(origin)
@@ -125,15 +126,12 @@ class Interface:
         Nested classes are none of these, and neither are helpers such as factories.
         """
         member = self.members[name]
-        function = _method_function(member)
-        if function is not None:
+        if _is_method(member):
             points = _known[self.kind][0]
             key = name, given, default, self._in_group
-            known = points.get(key)
-            if known is None or known[0]() is not function:
-                known = ref(function), Point(self.kind, name, member, given, default)
-                points[key] = known
-            self.points[name] = known[1]
+            if key not in points:
+                points[key] = Point(self.kind, name, member, given, default)
+            self.points[name] = points[key]
         elif isinstance(member, _HELPERS):
             return
         elif callable(member) or isinstance(member, _NO_FUNCTIONS):
@@ -141,44 +139,36 @@ class Interface:
             self._unsupported[name] = (
                 f"{self.kind.__name__}.{name} is a {member_kind.__name__}, and no function"
             )
-        else:
-            self.attributes[name] = NO_VALUE if inspect.ismemberdescriptor(member) else member
+        elif inspect.ismemberdescriptor(member):
+            self.attributes[name] = NO_VALUE
+        elif getattr(member, "fset", None) is None:  # a property that is set is the object's own
+            self.attributes[name] = member
 
-    def has_member(self, hook: object) -> bool:
-        """Return whether `hook` is an object of the class; read no value of it."""
-        if not self.is_protocol:
-            return isinstance(hook, self.kind)
-        return self.kind in type(hook).__mro__ or all(
-            inspect.getattr_static(hook, name, NO_VALUE) is not NO_VALUE
-            for name in (*self.points, *self.attributes)
-        )
+    def has_data_of(self, hook: object) -> bool:
+        """Return whether the public data of a hook is that of the class."""
+        return self.is_protocol or self.kind in type(hook).__mro__
 
     def overrides(self, hook: object, name: str) -> bool:
         """Return whether `hook` has a method `name` of its own, and not the one of the class."""
-        # First in the class: the object that stands for a group has methods that none of its hooks
-        # implements, and only its class says so.
-        owner = hook if name in getattr(hook, "__dict__", ()) else type(hook)
-        if name == "__call__" and owner is not hook and not callable(hook):
-            return False  # what is found would be the call of the class, which makes objects
-        # The method may be made by `__getattr__`.
-        method = getattr(owner, name, None) or getattr(hook, name, None)
-        inherited = [None, *(vars(base).get(name) for base in self.kind.__mro__)]
-        return not any(_function_of(method) is _function_of(own) for own in inherited)
+        function = _function_of(getattr(hook, name, None))
+        inherited = [vars(base).get(name) for base in self.kind.__mro__]
+        return not any(function is _function_of(own) for own in (None, *inherited))
 
     def implemented(self, hook: object) -> list[Point]:
         """Return the methods that `hook` implements."""
         return [point for point in self.points.values() if self.overrides(hook, point.name)]
 
-    def check(self, hook: object, *, plain: bool = False) -> list[Point]:
-        """Return the methods that `hook` implements; raise unless it can be called as the interface
+    def check(self, registered: RegisteredHook) -> list[Point]:
+        """Return the methods that a hook implements; raise unless it can be called as the interface
         says.
-
-        With `plain`, coroutine methods may be plain functions.
 
         Raises:
             InvalidHookError: a method has another kind of function or another signature; or its
                 name is nearly that of a method of the class.
         """
+        hook: object = registered.hook
+        # Whether coroutine methods may be plain functions.
+        plain = registered.registration.thread or isinstance(hook, FunctionHook)
         if isinstance(hook, (types.FunctionType, types.MethodType)):
             raise InvalidHookError(
                 f"{hook!r} is a function; give it to compose_functions, or add it to a HookGroup"
@@ -189,14 +179,12 @@ class Interface:
             method = getattr(hook, point.name)
             function = method.__func__ if isinstance(method, types.MethodType) else None
             if function not in point.fitting:
-                who = f"{hook_name(hook)}.{point.name}"
-                if isinstance(hook, FunctionHook) and hook.__aiohooks_is_function__:
-                    who = hook_name(hook)
+                who = registered.call_name(point.name)
                 self._check_method(who, method, point, plain=plain)
                 if inspect.isfunction(function) and not plain:
                     point.fitting.add(function)
         if type(hook) not in self._checked:
-            self._check_names(hook, plain=plain)
+            self._check_names(registered, plain=plain)
             self._checked.add(type(hook))
         return points
 
@@ -217,13 +205,8 @@ class Interface:
             return  # written in C
         problem = point.parameters.reject_call(signature)
         if problem:
-            # Annotations of agent frameworks are hundreds of characters long.
-            parameters = [
-                parameter.replace(annotation=parameter.empty)
-                for parameter in signature.parameters.values()
-            ]
             raise InvalidHookError(
-                f"{who}{inspect.Signature(parameters)} cannot take the call"
+                f"{who}{without_annotations(signature)} cannot take the call"
                 f" {point.label}{point.parameters.signature}: {problem}"
             )
 
@@ -271,7 +254,7 @@ class Interface:
         kind = function_kind(method)
         if kind == "a coroutine function":
             return ""
-        if kind == "an async generator" and self._in_group and point.how != "wrap":
+        if kind == ASYNC_GENERATOR and self._in_group and point.how != "wrap":
             if point.calls_next and point.does_nothing:
                 return (
                     f"is an async generator, but an argument of {point.label} calls the next one;"
@@ -281,49 +264,37 @@ class Interface:
             return ""
         if kind in PLAIN:
             is_wrapper = function_kind(inspect.unwrap(method)) == "a coroutine function"
-            if is_wrapper and not returns_awaitable(method):
+            if is_wrapper:
                 return (
                     "is a plain function that wraps a coroutine function; write its wrapper as"
                     " `async def`"
                 )
-            if is_wrapper or plain or point.kind == "a plain function":
+            if plain or point.kind == "a plain function":
                 return ""
         return f"is not a coroutine function; write it as `async def`{self._hint}"
 
-    def _check_names(self, hook: object, *, plain: bool) -> None:
-        """Raise, or warn, if methods of a hook would never be called."""
+    def _check_names(self, registered: RegisteredHook, *, plain: bool) -> None:
+        """Raise if a method of a hook would never be called."""
+        hook: object = registered.hook
         for name, reason in self._unsupported.items():
             own = inspect.getattr_static(hook, name, None)
             if own is not None and own is not self.members[name]:
                 raise InvalidHookError(
-                    f"{hook_name(hook)}.{name} would never be called: {reason}; write it as a"
+                    f"{registered.name}.{name} would never be called: {reason}; write it as a"
                     " method"
                 )
-        others = [
-            name
-            for name, _ in inspect.getmembers_static(type(hook), inspect.isfunction)
-            if name not in self.points and not name.startswith("_")
-        ]
-        coroutines = [name for name in others if is_coroutine_function(getattr(hook, name))]
-        likely_misspelt = coroutines
-        if plain:  # otherwise a plain method is likely to be a helper
-            likely_misspelt = others
-        for name in likely_misspelt:
+        for name, function in inspect.getmembers_static(type(hook), inspect.isfunction):
+            # A plain method is likely to be a helper, unless plain ones are called.
+            is_helper = not plain and not is_coroutine_function(function)
+            if is_helper or name in self.points or name.startswith("_"):
+                continue
             for known in self.points:
                 if _is_misspelt(name, known):
                     raise InvalidHookError(
-                        f"{hook_name(hook)}.{name} is not a method of {self.kind.__name__} and"
+                        f"{registered.name}.{name} is not a method of {self.kind.__name__} and"
                         f" would never be called; did you mean {known!r}? A helper's name begins"
                         " with an underscore"
                     )
-        if coroutines and self._in_group and self.has_member(hook):
-            logger.warning(
-                "%s does not have %s of %s, so a group does not call them; if something calls"
-                " them, derive a class that has them, and give that",
-                self.kind.__name__,
-                ", ".join(coroutines),
-                hook_name(hook),
-            )
 
 
 _NO_FUNCTIONS = (functools.partialmethod, functools.singledispatchmethod)
@@ -350,44 +321,37 @@ def _function_of(method: Any) -> Any:
     return getattr(method, "__func__", method)
 
 
-def _method_function(member: Any) -> types.FunctionType | None:
-    """Return the function of a method of an interface, None if the member is something else.
+def _is_method(member: Any) -> bool:
+    """Return whether a member of an interface is a method that hooks can implement.
 
     A static method or a class method is one if it is a coroutine function or returns None: others
     are helpers.
     """
     function = inspect.unwrap(member)
     if isinstance(member, type) or not inspect.isfunction(function):
-        return None
+        return False
     if isinstance(member, (classmethod, staticmethod)):
         returns_none = annotations_of(function, {}).get("return") is types.NoneType
-        is_method = returns_none or inspect.iscoroutinefunction(function)
-    else:
-        is_method = callable(member)  # not a property of a library, around a function
-    return function if is_method else None
+        return returns_none or inspect.iscoroutinefunction(function)
+    return callable(member)  # not a property of a library, around a function
 
 
 def _is_misspelt(name: str, known: str) -> bool:
-    """Return whether one edit makes `known` of `name`, but not at the beginning of a short name.
+    """Return whether one edit makes `known` of `name`: a letter more, less, changed or moved."""
+    import difflib  # seldom needed
 
-    An edit is a letter more, less, changed, or exchanged with its neighbor.
-    """
     if len(known) <= 3 and name[0] != known[0]:
         return False  # `send` is not a misspelt `end`
-    same = 0
-    while name[same : same + 1] == known[same : same + 1]:
-        same += 1
-    rest = name[same:]
-    known_rest = known[same:]
-    exchanged = rest[1::-1] + rest[2:]
-    return known_rest in (rest[1:], exchanged) or known_rest[1:] in (rest, rest[1:])
+    blocks = difflib.SequenceMatcher(None, name, known).get_matching_blocks()
+    return sum(block.size for block in blocks) >= max(len(name), len(known)) - 1
 
 
 # -- registrations
 
 
 def registered_hooks(
-    hooks: Iterable[object], numbers: Counter[str] | None = None
+    hooks: Iterable[object],
+    numbers: Counter[str] | None = None,
 ) -> tuple[RegisteredHook, ...]:
     """Check registrations and name the hooks: by their class, numbered where there are several.
 
@@ -397,65 +361,74 @@ def registered_hooks(
         InvalidHookError: a hook is a class, or is listed twice.
     """
     registrations: dict[int, HookRegistration] = {}
-    for hook in hooks:
-        registration = registration_of(hook)
-        if id(registration.hook) in registrations:
+    for given in hooks:
+        registration = registration_of(given)
+        hook = registration.hook
+        if id(hook) in registrations:
             raise InvalidHookError(
-                f"hooks has {registration.hook!r} twice; make two objects of it if both are meant"
+                f"hooks has {hook!r} twice; make two objects of it if both are meant"
             )
-        if registration.once and not isinstance(registration.hook, FunctionHook):
+        if registration.once and not isinstance(hook, FunctionHook):
             raise InvalidHookError(
-                f"{registration.hook!r} has once=True, which is for functions; remove the hook"
+                f"{hook!r} has once=True, which is for functions; remove the hook"
             )
-        registrations[id(registration.hook)] = registration
-    count = Counter(base_name(registration) for registration in registrations.values())
-    numbers = Counter() if numbers is None else numbers
+        registrations[id(hook)] = registration
+    count = Counter(map(_name_of, registrations.values()))
+    if numbers is None:
+        numbers = Counter()
     registered: list[RegisteredHook] = []
     for registration in registrations.values():
-        name = base_name(registration)
+        name = _name_of(registration)
         numbers[name] += 1
-        if not count[name] == numbers[name] == 1:
+        if count[name] > 1 or numbers[name] > 1:
             name = f"{name}#{numbers[name]}"
         registered.append(RegisteredHook(name, registration))
     return tuple(registered)
 
 
-def base_name(registration: HookRegistration) -> str:
-    """Return the name of a hook without a number."""
+def _name_of(registration: HookRegistration) -> str:
     return registration.name or hook_name(registration.hook)
 
 
-def check_options(registered: RegisteredHook, points: Iterable[Point]) -> None:
+def check_options(registered: RegisteredHook, points: Sequence[Point]) -> None:
     """Raise unless the attributes of a registration hold for all of these methods.
 
     Raises:
         InvalidHookError: an attribute would have no effect.
     """
     options = registered.registration
-    has_plain = False
-    has_queue = False
     for point in points:
-        method = getattr(registered.hook, point.name)
-        kind = function_kind(method)
-        problem = ""
-        if options.thread and not point.is_async:
-            problem = "is called as a plain method, which cannot wait for a thread; give no thread"
-        elif kind in PLAIN:
-            has_plain = True
-            if options.timeout and not (options.thread or returns_awaitable(method)):
-                problem = "is a plain function, which no time limit can end; give no timeout"
-        elif options.background and kind == "an async generator":
-            problem = "is an async generator, which wraps other calls; give no background=True"
+        problem = _option_problem(registered, point)
         if problem:
             raise InvalidHookError(f"{registered.call_name(point.name)} {problem}")
-        has_queue = has_queue or (point.is_async and point.how == "none")
-    if options.thread and not has_plain:
+    functions = [getattr(registered.hook, point.name) for point in points]
+    if options.thread and not any(function_kind(function) in PLAIN for function in functions):
         raise InvalidHookError(
             f"{registered.name} is to be called in a thread, but has no plain method for a"
             " coroutine method"
         )
-    if options.background and not has_queue:
+    if options.background and not any(point.is_async and point.how == "none" for point in points):
         raise InvalidHookError(
             f"{registered.name} has background=True, but none of its methods can be queued: "
             "only coroutine methods can that are annotated to return None"
         )
+
+
+def _option_problem(registered: RegisteredHook, point: Point) -> str:
+    """Return why an option cannot hold for a method, as the end of a sentence about the method; or
+    an empty text.
+    """
+    options = registered.registration
+    kind = function_kind(getattr(registered.hook, point.name))
+    if options.thread and not point.is_async:
+        return "is called as a plain method, which cannot wait for a thread; give no thread"
+    if options.background and kind == ASYNC_GENERATOR:
+        return "is an async generator, which wraps other calls; give no background=True"
+    if options.timeout and point.wraps(registered.hook):
+        return (
+            "wraps other calls, whose time would count; give no timeout, and use asyncio.timeout"
+            " around its own waits"
+        )
+    if options.timeout and kind in PLAIN and not options.thread:
+        return "is a plain function, which no time limit can end; give no timeout"
+    return ""

@@ -108,6 +108,8 @@ def returns_awaitable(function: Any) -> bool:
 
 # -- kinds
 
+ASYNC_GENERATOR = "an async generator"
+
 
 def function_kind(function: Any) -> str:
     """Return the kind of a function, for messages: "a plain function", "an async generator", ..."""
@@ -121,35 +123,22 @@ def function_kind(function: Any) -> str:
     if type(flags) is not int:
         return "a plain function"  # a mock, whose attributes are mocks
     if flags & inspect.CO_ASYNC_GENERATOR:
-        return "an async generator"
+        return ASYNC_GENERATOR
     if flags & inspect.CO_GENERATOR:
         return "a generator"
     return "a coroutine function" if is_coroutine_function(function) else "a plain function"
-
-
-def wraps_others(function: object) -> bool:
-    """Return whether a function of a hook is an async generator, which wraps the other hooks."""
-    return function_kind(function) == "an async generator"
 
 
 # -- calls
 
 
 def plain_call(function: Callable[..., Any], who: str) -> Callable[..., Awaitable[Any]]:
-    """Return a plain function as a coroutine function.
-
-    It can wait only if the function is annotated to return awaitables.
-    """
+    """Return a plain function as a coroutine function, which cannot wait."""
 
     async def call(*args: Any, **keywords: Any) -> Any:
         return _plain_result(function(*args, **keywords), who)
 
-    async def call_and_wait(*args: Any, **keywords: Any) -> Any:
-        result = function(*args, **keywords)
-        return await result if inspect.isawaitable(result) else result
-
-    chosen = call_and_wait if returns_awaitable(function) else call
-    return functools.update_wrapper(chosen, function)
+    return functools.update_wrapper(call, function)
 
 
 def threaded(function: Callable[..., Any], who: str) -> Callable[..., Awaitable[Any]]:
@@ -168,8 +157,7 @@ def _plain_result(result: Any, who: str) -> Any:
     if inspect.iscoroutine(result):
         result.close()  # or Python warns that it was never awaited
     raise InvalidHookError(
-        f"{who} is a plain function, and returned {result!r}; write it as `async def`, or annotate"
-        " it"
+        f"{who} is a plain function, and returned {result!r}; write it as `async def`"
     )
 
 
@@ -191,7 +179,10 @@ async def call_in_thread(
     call = anyio.to_thread.run_sync(functools.partial(context.run, function, *args, **keywords))
     try:
         return await shielded(
-            call, grace_secs=grace_secs, what=f"thread of {function!r}", on_cancel=on_cancel
+            call,
+            grace_secs=grace_secs,
+            what=f"thread of {function!r}",
+            on_cancel=on_cancel,
         )
     finally:
         copy_back([(before, context)])

@@ -18,6 +18,7 @@ from weakref import WeakSet
 from aiohooks._core.validate import check_choice, check_instance
 from aiohooks.dispatch.arguments import Parameters
 from aiohooks.dispatch.plain import (
+    ASYNC_GENERATOR,
     annotations_of,
     class_of,
     function_kind,
@@ -176,34 +177,31 @@ class Point:
         self.parameters: Parameters = Parameters(member)
         self.fitting: WeakSet[Any] = WeakSet()
         """Functions of classes of hooks that can be called so."""
-        annotations = annotations_of(function, {base.__name__: base for base in kind.__mro__})
-        arguments = {name: annotations.get(name, Any) for name in self.parameters.keys}
-        self.nexts: list[str] = [name for name in arguments if calls_next(arguments[name])]
+        annotations = _Annotations(kind, function, self.parameters.keys)
+        self.nexts: list[str] = annotations.nexts
         """The arguments that call the next hook, by their annotations."""
-        plain, awaited = split_awaitables(annotations.get("return", Any))
-        result = plain + [part for part in awaited if part not in plain]
         is_coroutine = self.kind == "a coroutine function"
-        self.is_async: bool = is_coroutine or bool(awaited)
-        self.is_either: bool = bool(plain and awaited and not is_coroutine)
-        """Whether it is a plain method that returns a result, or an awaitable of it if a hook may
-        wait.
-        """
+        self.is_async: bool = is_coroutine or annotations.returns_awaitable
+        """Whether its result is awaited, or may be."""
         self.returns_hook: bool = all(
-            part is typing.Self or class_of(part) in kind.__mro__[:-1] for part in result
+            part is typing.Self or class_of(part) in kind.__mro__[:-1]
+            for part in annotations.results
         )
         """Whether it returns a hook, which would take the place of the group."""
         own_way = own_way or getattr(member, _MARK, None) or getattr(function, _MARK, None)
-        self.problem: str = ""
-        """Why the way of all methods cannot hold for this one."""
         self.how: Way | Literal["none", "any", "one"] = self._choose_way(
-            own_way, common_way, arguments, result
+            annotations,
+            own_way,
+            common_way,
         )
         """How results become one. Without a way: `"none"`, nothing is returned; `"any"`, that is
         not known; `"one"`, only one hook may return a result.
         """
         self.calls_next: bool = self.how == "wrap" or (self.how == "one" and bool(self.nexts))
         """Whether an argument calls the next hook: the result of a hook counts, also None."""
-        self.empty: Callable[[], Any] = list if self.how == "all" else _container(result)
+        self.empty: Callable[[], Any] = (
+            list if self.how == "all" else _container(annotations.results)
+        )
         """Makes the result of a merge of nothing, or of all results of no hook."""
         if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
             # Python demands a body, and that of an abstract method is no hook.
@@ -211,65 +209,46 @@ class Point:
 
     def _choose_way(
         self,
+        annotations: _Annotations,
         own_way: Combination | None,
         common_way: Combination | None,
-        arguments: Mapping[str, Any],
-        result: list[Any],
     ) -> Way | Literal["none", "any", "one"]:
         """Return how results become one, and choose the argument that this is about.
 
         Args:
+            annotations: the annotations of the method.
             own_way: the way of this method.
             common_way: the way of all methods that return something.
-            arguments: the annotations of the arguments, by name.
-            result: the members of the union that is the result.
         """
-        returns_none = result == [types.NoneType]
-        way = own_way
-        if way is None and common_way is not None:
+        returns_none = annotations.results == [types.NoneType]
+        if own_way is not None:
+            problem = self._choose_argument(own_way, annotations)
+            if problem:
+                raise InvalidHookError(f"{self.label} cannot {own_way.way}: {problem}")
+            return own_way.way
+        if common_way is not None:
             # A method that wraps others may return None.
-            is_for_all = common_way.way == "wrap" or not (self.nexts or returns_none)
-            way = common_way if is_for_all else None
-        if way is not None:
-            problem = self._choose_argument(way, arguments, result)
-            if not problem:
-                return way.way
-            if own_way is not None:
-                raise InvalidHookError(f"{self.label} cannot {way.way}: {problem}")
-            self.problem = f'"{way.way}" cannot hold: {problem}'
+            is_meant = common_way.way == "wrap" or not (self.nexts or returns_none)
+            if is_meant and not self._choose_argument(common_way, annotations):
+                return common_way.way
         if self.nexts:
             return "one"
         if returns_none:
             return "none"
-        is_unknown = result == [Any] and self.does_nothing and not self.problem
+        is_unknown = annotations.results == [Any] and self.does_nothing and common_way is None
         return "any" if is_unknown else "one"
 
-    def _choose_argument(
-        self,
-        way: Combination,
-        arguments: Mapping[str, Any],
-        result: list[Any],
-    ) -> str:
+    def _choose_argument(self, way: Combination, annotations: _Annotations) -> str:
         """Choose the argument that a way is about; return why the way cannot hold, or no text."""
-        if way.way not in ("chain", "wrap"):
+        does = _ARGUMENT_OF.get(way.way)
+        if does is None:
             return ""
         if way.way == "wrap" and not self.is_async:
             return "only a coroutine method can, with an argument that calls the next hook"
-        does = "takes the result"
-        candidates = [*arguments]
-        if way.argument is not None:
-            candidates = [way.argument]
-            if way.argument not in arguments:
-                return (
-                    f"it has no argument {way.argument!r}; {did_you_mean(way.argument, arguments)}"
-                )
-        elif way.way == "wrap":
-            does = "calls the next hook"
-            candidates = self.nexts
-            if way.may_be_last and not candidates:
-                candidates = [name for name in [*arguments][-1:] if arguments[name] is Any]
-        elif len(arguments) > 1:
-            candidates = [name for name in arguments if _takes(arguments[name], result)]
+        arguments = annotations.arguments
+        if way.argument is not None and way.argument not in arguments:
+            return f"it has no argument {way.argument!r}; {did_you_mean(way.argument, arguments)}"
+        candidates = annotations.candidates(way)
         if len(candidates) != 1:
             return (
                 f"it is not clear which argument {does}; annotate it, or name it with"
@@ -285,15 +264,14 @@ class Point:
         results = f'{{"{self.name}": "{way}"}}'
         if self.name == "__call__":  # perhaps of functions, which have no method
             results = f'"{way}"'
-        advice = f'give results={results}, or "together", "all", "chain" or "wrap"'
-        if self.nexts:
-            names = " or ".join(map(repr, self.nexts))
-            advice = (
-                f"{names} calls the next one, so the wrapped call would run several times; {advice}"
-            )
-        if self.problem:
-            advice += f"; {self.problem}"
-        return advice
+        return (
+            f'give results={results}, or "together", "all", "chain" or "wrap"; where it is not'
+            " clear which argument is meant, ah.chain(argument=...) or ah.wrap(argument=...)"
+        )
+
+    def wraps(self, hook: object) -> bool:
+        """Return whether the method of a hook wraps the calls of the other hooks."""
+        return self.how == "wrap" or function_kind(getattr(hook, self.name)) == ASYNC_GENERATOR
 
     def value_of(self, result: Any) -> Any:
         """Return the result of a hook, without the mark that it ends a chain.
@@ -309,6 +287,50 @@ class Point:
                 ' chain; return the value, or give results="chain"'
             )
         return result.value
+
+
+_ARGUMENT_OF = {"chain": "takes the result", "wrap": "calls the next hook"}
+
+
+class _Annotations:
+    """The evaluated annotations of a method.
+
+    They may refer to the class, which no point keeps alive.
+    """
+
+    def __init__(
+        self,
+        kind: type[Any],
+        function: types.FunctionType,
+        names: Iterable[str],
+    ) -> None:
+        annotations = annotations_of(function, {base.__name__: base for base in kind.__mro__})
+        self.arguments: dict[str, Any] = {name: annotations.get(name, Any) for name in names}
+        self.nexts: list[str] = [
+            name for name, annotation in self.arguments.items() if calls_next(annotation)
+        ]
+        plain, awaited = split_awaitables(annotations.get("return", Any))
+        self.returns_awaitable: bool = bool(awaited)
+        """Whether the result is an awaitable, always or sometimes."""
+        self.results: list[Any] = plain + [part for part in awaited if part not in plain]
+        """The members of the union that is the result, or that is awaited."""
+
+    def candidates(self, way: Combination) -> list[str]:
+        """Return the arguments that a result may replace, or that may call the next hook."""
+        if way.argument is not None:
+            return [way.argument]
+        if way.way == "wrap":
+            if self.nexts or not way.may_be_last:
+                return self.nexts
+            return [name for name in [*self.arguments][-1:] if self.arguments[name] is Any]
+        if len(self.arguments) == 1:
+            return [*self.arguments]
+        return [name for name in self.arguments if self._takes_results(name)]
+
+    def _takes_results(self, name: str) -> bool:
+        """Return whether an argument takes every result, apart from None."""
+        parts = (*union_parts(self.arguments[name]), types.NoneType)
+        return Any not in self.results and all(part in parts for part in self.results)
 
 
 _CALLABLE: Any = collections.abc.Callable
@@ -330,20 +352,12 @@ def calls_next(annotation: Any) -> bool:
     return False
 
 
-def _takes(annotation: Any, result: list[Any]) -> bool:
-    """Return whether an argument with this annotation takes every result, apart from None."""
-    parts = union_parts(annotation)
-    return Any not in result and all(part in parts or part is types.NoneType for part in result)
-
-
-def _container(result: Iterable[Any]) -> Callable[[], Any]:
+def _container(result: Iterable[Any]) -> type[Any]:
     """Return the class of an empty result."""
-    kinds = {class_of(part) for part in result}
-    if types.NoneType in kinds:
-        return types.NoneType
+    kinds = [class_of(part) for part in result]
     if any(issubclass(kind, Mapping) for kind in kinds):
-        return dict[Any, Any]
-    return tuple[Any, ...] if tuple in kinds else list[Any]
+        return dict
+    return tuple if tuple in kinds else list
 
 
 def _instructions(function: Callable[..., Any]) -> list[tuple[str, Any]]:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from asyncio import CancelledError
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
-from aiohooks._core.clock import current_clock
 from aiohooks.dispatch.arguments import Arguments, Keywords, Values
 from aiohooks.dispatch.calls import (
     HookCalls,
@@ -27,7 +25,6 @@ from aiohooks.errors import (
     HookCancelledError,
     InvalidArgumentError,
     InvalidHookError,
-    hook_cancelled_error,
     raise_unchanged,
     safe_repr,
 )
@@ -67,26 +64,21 @@ async def _call_wrapper(
 ) -> Any:
     """Call a wrapping hook, which gets a function that calls the rest.
 
-    If the hook fails and its error is only logged, the rest is not called again: its result, or its
-    error, is that of the call. If the hook has not called the rest, this does.
+    If its error is only logged, the result of the rest is that of the call. The rest is called now
+    if the hook has not called it.
     """
     registered = group.hooks[0]
     if not registered.may_be_called():
-        registered.calls += 1
         return await rest(values, passed)
     wrapper = WrapperCall(group, point, rest, values, passed)
     try:
-        await wrapper.make()
-        if not wrapper.is_logged:
-            registered.failures_in_a_row = 0
-            return point.value_of(wrapper.results[0])
-        if wrapper.answers:
-            return wrapper.answers[0]
-        for error in reversed(wrapper.errors):
-            if not isinstance(error, CancelledError):
-                raise_unchanged(error)
+        result = await wrapper.make()
     finally:
         wrapper.errors.clear()  # their tracebacks refer to it
+    if not wrapper.is_logged:
+        return point.value_of(result)
+    if wrapper.answers:
+        return wrapper.answers[0]
     return await rest(values, passed)
 
 
@@ -114,23 +106,7 @@ async def call_given(point: Point, values: Values, passed: Arguments) -> Any:
 
 
 class WrapperCall(HookCalls):
-    """The call of a hook that wraps others, which are called the rest here.
-
-    The time of the rest does not count towards the time limit of the hook.
-    """
-
-    __slots__ = (
-        "_active",
-        "_passed",
-        "_point",
-        "_rest",
-        "_secs_left",
-        "_since",
-        "_values",
-        "answers",
-        "errors",
-        "is_logged",
-    )
+    """The call of a hook that wraps others, which are called the rest here."""
 
     def __init__(
         self,
@@ -145,9 +121,7 @@ class WrapperCall(HookCalls):
         self._rest = rest
         self._values = values
         self._passed = passed
-        self._active = 0  # calls of the rest that have not ended
-        self._secs_left: float | None = None
-        self._since = 0.0
+        self._calls_rest = False  # whether the hook has called the rest
         self.answers: list[Any] = []
         """The last result of the rest, if there is any."""
         self.errors: list[BaseException] = []
@@ -155,17 +129,18 @@ class WrapperCall(HookCalls):
         self.is_logged: bool = False
         """Whether the hook has failed with an error that is only logged."""
 
-    async def make(self) -> None:
-        """Make the call."""
+    async def make(self) -> Any:
+        """Make the call, and return the result of the hook."""
         parameters = self._point.parameters
-        values = self._values
         if self._point.how == "wrap":
-            values = {**values, parameters.chosen: self.call_next}
-        args, keywords = parameters.for_hooks(values)
-        if self._point.how != "wrap":
+            values = {**self._values, parameters.chosen: self.call_next}
+            args, keywords = parameters.for_hooks(values)
+        else:
+            args, keywords = parameters.for_hooks(self._values)
             args = (self.call_next, *args)
         methods = self._group.methods_with(run_observers(), keywords)
-        await self.call_together(methods, args)
+        (result,) = await self.call_together(methods, args)
+        return result
 
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
         """Call the rest with the arguments of the call, of which some may be changed."""
@@ -179,36 +154,14 @@ class WrapperCall(HookCalls):
         if args or keywords:
             values = self._point.parameters.changed(values, args, keywords)
             passed = args, keywords
-        self._pause_timer()
+        self._calls_rest = True
         try:
             result = await self._rest(values, passed)
         except BaseException as error:
             self.errors.append(error)
             raise
-        finally:
-            self._resume_timer()
         self.answers = [result]
         return result
-
-    def _pause_timer(self) -> None:
-        """Stop the time limit of the hook while a call of the rest is active."""
-        self._active += 1
-        if self._secs_left is not None and self._active == 1 and not self.has_timed_out(0):
-            self.stop_timer(0)
-            spent_secs = current_clock().now() - self._since
-            self._secs_left = max(0.0, self._secs_left - spent_secs)
-
-    def _resume_timer(self) -> None:
-        self._active -= 1
-        if self._secs_left is not None and not self.has_timed_out(0):
-            self.start_timer(0, self._secs_left)
-
-    def start_timer(self, number: int, secs: float) -> None:
-        """Start the time limit, or only note it if the rest is active."""
-        self._secs_left = secs
-        if not self._active and self.is_running(number):
-            self._since = current_clock().now()
-            super().start_timer(number, secs)
 
     def _passes(self, error: BaseException) -> bool:
         """Return whether an error of the rest passes through the hook."""
@@ -217,23 +170,15 @@ class WrapperCall(HookCalls):
     def suppresses(self, number: int, error: BaseException) -> bool:
         if self._passes(error):
             return False
-        # Without a result or an error of the rest there would be nothing to return.
-        was_cancelled = all(isinstance(error, CancelledError) for error in self.errors)
-        if (self._active or self.errors) and was_cancelled and not self.answers:
-            if isinstance(error, Exception):
-                self._group.hooks[0].count_failure(error)
-            return False
+        if self._calls_rest and not self.answers:
+            self._group.hooks[0].count_failure(error)
+            return False  # there would be no result
         self.is_logged = super().suppresses(number, error)
         return self.is_logged
 
     def add_origin(self, number: int, error: BaseException) -> None:
         if not self._passes(error):
             super().add_origin(number, error)
-
-    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
-        if self._passes(cause):
-            return hook_cancelled_error(f"what {self.describe(number)} wraps", cause)
-        return super().cancelled_error(number, cause)
 
 
 def generator_call(registered: RegisteredHook, method: str) -> Method:
@@ -245,29 +190,22 @@ def generator_call(registered: RegisteredHook, method: str) -> Method:
     some exceptions do not allow, and drop the result of the wrapped call.
     """
     function = getattr(registered.hook, method)
+    who = registered.call_name(method)
 
     async def call(call_next: Callable[[], Awaitable[Any]], /, *args: Any, **keywords: Any) -> Any:
         generator = function(*args, **keywords)
         if not await _reaches_yield(generator):
-            return await call_next()  # it does not wrap this call
+            return await call_next()
         try:
             result = await call_next()
         except BaseException as error:
-            try:
-                await generator.athrow(error)
-            except StopAsyncIteration:
-                return None  # it has swallowed the error
-            except RuntimeError as raised:
-                # Python makes a RuntimeError of a StopAsyncIteration that leaves a generator.
-                if isinstance(error, StopAsyncIteration) and raised.__cause__ is error:
-                    raise_unchanged(error)
-                raise
-            await _reject_second_yield(generator, registered.call_name(method))
+            await _throw(generator, error, who)
+            return None
         try:
             await generator.asend(result)
         except StopAsyncIteration:
             return result
-        return await _reject_second_yield(generator, registered.call_name(method))
+        return await _reject_second_yield(generator, who)
 
     return call
 
@@ -279,6 +217,20 @@ async def _reaches_yield(generator: AsyncGenerator[Any, Any]) -> bool:
     except StopAsyncIteration:
         return False
     return True
+
+
+async def _throw(generator: AsyncGenerator[Any, Any], error: BaseException, who: str) -> None:
+    """Raise the error of a wrapped call at the `yield`; return if the generator swallows it."""
+    try:
+        await generator.athrow(error)
+    except StopAsyncIteration:
+        return
+    except RuntimeError as raised:
+        # Python makes a RuntimeError of a StopAsyncIteration that leaves a generator.
+        if isinstance(error, StopAsyncIteration) and raised.__cause__ is error:
+            raise_unchanged(error)
+        raise
+    await _reject_second_yield(generator, who)
 
 
 async def _reject_second_yield(generator: AsyncGenerator[Any, Any], who: str) -> NoReturn:

@@ -66,9 +66,8 @@ class HookSet:
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(_checked_hooks(hooks))
         self._keys = [(os.getpid(), id(registered.hook)) for registered in self.registered]
         for registered in self.registered:
-            is_in_thread = registered.registration.thread
-            LIFECYCLE.check(registered.hook, plain=is_in_thread)
-            if is_in_thread:
+            LIFECYCLE.check(registered)
+            if registered.registration.thread:
                 raise InvalidHookError(
                     f"{registered.name} has thread=True, which is for hooks of a group; give"
                     " BlockingHook(hook)"

@@ -79,10 +79,13 @@ async def test_an_argument_behind_one_that_is_left_out_stays_a_keyword() -> None
     got: list[tuple[str, str]] = []
 
     class Defaults:
+        async def on(self, first: str = "1", second: str = "2") -> None: ...
+
+    class Hook(Defaults):
         async def on(self, first: str = "1", second: str = "2") -> None:
             got.append((first, second))
 
-    await ah.compose(Defaults, [Defaults()]).on(second="x")
+    await ah.compose(Defaults, [Hook()]).on(second="x")
     assert got == [("1", "x")]
 
 

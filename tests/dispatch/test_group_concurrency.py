@@ -215,29 +215,6 @@ async def test_a_token_of_entering_is_valid_in_leaving() -> None:
     assert (seen, variable.get("none")) == (["inside", "inside"], "none")
 
 
-async def test_a_second_leave_waits_for_the_first() -> None:
-    """Whoever leaves a group finds its hooks left afterwards."""
-    gate, left = asyncio.Event(), list[str]()
-
-    class Slow:
-        async def __aenter__(self) -> None: ...
-
-        async def __aexit__(self, *_: object) -> None:
-            await gate.wait()
-            left.append("left")
-
-        async def on(self, depth: int) -> None: ...
-
-    group = ah.HookGroup(Life, [Slow()])
-    await group.__aenter__()
-    leaves = [asyncio.create_task(group.__aexit__(None, None, None)) for _ in range(2)]
-    await ticks(10)
-    assert not any(one.done() for one in leaves)
-    gate.set()
-    await asyncio.gather(*leaves)
-    assert left == ["left"]
-
-
 async def test_overlapping_blocks_nest_in_nothing_but_their_own_hook() -> None:
     """Hooks that each set a variable in a block see their own value, and the caller none that was
     taken back.

@@ -17,7 +17,7 @@ import pytest
 import aiohooks as ah
 from tests.support.checks import without_collections
 from tests.support.hooks import PhaseHook
-from tests.support.kinds import Does, Kinds, call
+from tests.support.kinds import Does, DoesNotWrap, Kinds, call
 from tests.support.sessions import doubling
 from tests.support.waiting import forever, ticks
 
@@ -68,6 +68,10 @@ class Answers(Does):
         return [value]
 
 
+class AnswersOnly(Answers, DoesNotWrap):
+    """Has no method that wraps, so that it may have a time limit."""
+
+
 async def repeat(
     call: Callable[[], Awaitable[object]],
     *,
@@ -109,7 +113,8 @@ async def repeat(
 @pytest.mark.parametrize("kind", ["none", "first", "merge", "chain", "wrap", "around"])
 async def test_of_a_group(kind: str, options: dict[str, Any], work: Work) -> None:
     """A call of each kind, with each option, whether its hooks wait or not."""
-    composite = ah.compose(Kinds, [ah.configure(Answers(work), **options), Answers(work)])
+    made = AnswersOnly if "timeout" in options else Answers
+    composite = ah.compose(Kinds, [ah.configure(made(work), **options), Answers(work)])
     await repeat(lambda: call(composite, kind), collect=False)
 
 
@@ -121,7 +126,7 @@ async def test_of_a_group(kind: str, options: dict[str, Any], work: Work) -> Non
 @pytest.mark.parametrize("kind", ["none", "first", "merge", "chain", "wrap", "around"])
 async def test_of_a_group_with_a_failure(kind: str, options: dict[str, Any]) -> None:
     """A call of each kind in which one hook fails or takes too long, logged or raised."""
-    failing = Answers(is_slow if "timeout" in options else fails)
+    failing = AnswersOnly(is_slow) if "timeout" in options else Answers(fails)
     composite = ah.compose(Kinds, [ah.configure(failing, **options), Answers(a_turn)])
     await repeat(lambda: call(composite, kind), collect=True, errors=(OSError, TimeoutError))
 

@@ -146,7 +146,7 @@ async def test_several_are_refused_and_one_is_not(name: str) -> None:
     if it is None.
     """
     notes: list[str] = []
-    says = f"Hook#1.{name} and Hook#2.{name}", repr(WRAPPED[name][0]), '"wrap"', "together"
+    says = f"Hook#1.{name} and Hook#2.{name}", f'results={{"{name}": "wrap"}}', "together"
     for results in (None, "first"):
         with refused(InvalidHookError, *says):
             ah.compose(
@@ -404,43 +404,3 @@ async def test_a_chain_replaces_the_argument_that_its_answers_are_of() -> None:
     assert (
         await composite.different("m", 1) == await composite.different(ctx=1, message="m") == "m++"
     )
-
-
-async def test_an_answer_that_is_dropped_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """For each hook and method that returns None: a refusal of a guard is not lost without a
-    word.
-    """
-
-    class Observers:
-        async def before(self, call: str) -> None: ...
-
-        def after(self, call: str) -> None: ...
-
-    class Guard:
-        async def before(self, call: str) -> str:
-            return call
-
-        def after(self, call: str) -> bool:
-            return False
-
-    class Waits:
-        async def before(self, call: str) -> str:
-            await asyncio.sleep(0)
-            return call
-
-    async with ah.HookGroup(
-        Observers, [Guard(), Waits(), ah.configure(Waits(), background=True)]
-    ) as group:
-        for _ in range(2):
-            await group.hooks.before("x")
-            group.hooks.after("x")
-    messages = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    answers = (
-        "Guard.after returned False",
-        "Guard.before returned 'x'",
-        "Waits#1.before returned 'x'",
-        "Waits#2.before returned 'x'",
-    )
-    assert sorted(messages) == [
-        f"{answer}, which is dropped: the method returns None" for answer in answers
-    ]

@@ -310,7 +310,6 @@ async def check_hook_groups(hooks: list[object]) -> None:
         assert_type(group.hooks, AgentHooks)
         assert_type(await group.hooks.decide("x"), float | None)
         assert_type(await group.hooks.decide("x", times=2), float | None)
-        assert_type(await group.call(AgentHooks.decide, "x", times=2), list[float | None])
         await group.hooks.on_start(5)  # type: ignore[arg-type]
         await group.hooks.on_strt("x")  # type: ignore[attr-defined]
 
@@ -365,5 +364,4 @@ async def functions() -> None:
     await signed()  # type: ignore[call-arg]
     await ah.compose_functions([sign, count])("request")
     await ah.compose_functions([sign, ah.configure(count, once=True)])("request")
-    await ah.compose_functions([])("request")
     ah.compose_functions([sign], results=ah.chain(argument="request"))

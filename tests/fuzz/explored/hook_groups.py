@@ -73,6 +73,12 @@ class Member:
             await self._perform("after")
 
 
+class Limited(Member):
+    """A hook that wraps nothing, so that it may have a time limit."""
+
+    around: Any = Calls.around
+
+
 class Context(Member):
     """A hook that is entered and left: `closed` follows every `begun`."""
 
@@ -202,7 +208,7 @@ async def logged(fixture: Fixture) -> None:
 async def time_limits(fixture: Fixture) -> None:
     for number in (0, 1):
         fixture.actions[f"m{number}.call"] = forever
-    await call(fixture, lambda: ah.compose(Calls, members(fixture, timeout=5)).call(1))
+    await call(fixture, lambda: ah.compose(Calls, members(fixture, Limited, timeout=5)).call(1))
 
 
 def _time_limit_with(tool: Tool) -> Body:
@@ -217,7 +223,8 @@ def _time_limit_with(tool: Tool) -> Body:
         use(fixture, tool, "m0.call", "m1.call")
         used = fixture.actions["m0.call"]
         fixture.actions["m0.call"] = tool_then_wait
-        await call(fixture, lambda: ah.compose(Calls, members(fixture, timeout=40)).call(1))
+        hooks = ah.compose(Calls, members(fixture, Limited, timeout=40))
+        await call(fixture, lambda: hooks.call(1))
 
     return body
 

@@ -207,10 +207,14 @@ class _Drawn:
         return choose(first, *others, name=self.name)
 
     def spec(self, methods: list[tuple[str, Script]], *, fetches: bool = False) -> HookSpec:
+        order = self(0, 0, 1, -1)
+        timeout = self(None, None, 1, 3, 9)
+        if "around" in dict(methods):
+            timeout = None  # a hook that wraps others has none
         return HookSpec(
             tuple(methods),
-            order=self(0, 0, 1, -1),
-            timeout=self(None, None, 1, 3, 9),
+            order=order,
+            timeout=timeout,
             on_error=self("raise", "raise", "log"),
             fetches=fetches,
             background=self(False, False, False, True),
