@@ -102,6 +102,7 @@ if TYPE_CHECKING:
         SessionCreator,
         WorkerSessionCreator,
     )
+    from aiohooks.session.events import session_events
     from aiohooks.session.hook import (
         SessionRunArgs,
         SessionRunContext,
@@ -184,6 +185,7 @@ __all__ = [
     "open_step_store",
     "point",
     "run",
+    "session_events",
     "wrap",
 ]
 
@@ -212,6 +214,7 @@ if not TYPE_CHECKING:
                 "SessionCreator",
                 "WorkerSessionCreator",
             ),
+            "aiohooks.session.events": ("session_events",),
             "aiohooks.session.hook": (
                 "SessionRunArgs",
                 "SessionRunContext",

@@ -18,8 +18,6 @@ from aiohooks._why.tasks import Frames, user_location
 from aiohooks.errors import SessionStalledError, add_note
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
-from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
-from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunContext, SessionRunHook
 from aiohooks.session.status import Activity, SessionStatus, activity_of
@@ -201,10 +199,9 @@ class WatchdogHook(SessionRunHook):
         return (activity_of("creating the session", self._owner),)
 
     def _phase(self, activity: Activity) -> str:
-        if isinstance(activity.hook, CheckpointSaverHook):
-            return "save"
-        if isinstance(activity.hook, EvaluatorHook):
-            return "evaluation"
+        watched_as = getattr(activity.hook, "watched_as", None)
+        if watched_as in self._limits:
+            return str(watched_as)
         if activity.kind in ("step", "block"):
             return "wait"
         if self._limits_hooks and activity.hook is not None:

@@ -71,6 +71,7 @@ from aiohooks.session.creators import (
     restore_hooks,
     warn_if_not_saved,
 )
+from aiohooks.session.events import opening
 from aiohooks.session.feeds import FeedsWentBack, SessionFeeds
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.hook_set import HookSet
@@ -210,7 +211,8 @@ class Lifecycle(TasksOwner):
             if signals is not None:
                 self._at_end.callback(signals.install())
             with self.graph.as_default():
-                await self.hooks.begin()
+                with opening(self.coordinator.events):
+                    await self.hooks.begin()
                 self._at_end.callback(held(self.graph))
                 await self._create_first_session()
         except BaseException as error:
@@ -273,6 +275,7 @@ class Lifecycle(TasksOwner):
         self.raw_coordinator = self.coordinator.for_raw_session()
         if isinstance(created, Session):
             restore_hooks(created)
+            await self._report_restored(created)
             # Before the hooks, which may fail: the elements in use come again in any case.
             self.feeds.note_new_session(created, self.policy.on_lost_feeds, self.recovering_from)
         await self.hooks.after_create_session(session, self.raw_coordinator)
@@ -280,6 +283,11 @@ class Lifecycle(TasksOwner):
             self.coordinator.request_stop(str(created.finished))
         self.feeds.continue_reading()
         return session
+
+    async def _report_restored(self, session: Session) -> None:
+        if session.restored is not None:
+            checkpoint = session.restored.checkpoint
+            await self.coordinator.events.restored.emit(checkpoint.step, checkpoint.path)
 
     # -- run
 

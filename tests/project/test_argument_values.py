@@ -333,12 +333,10 @@ VALUES = [
         value("give an Every: Every(steps=5) or Every(secs=5)", every=5),
         value("give an Every: Every(steps=...) or Every(secs=...)", every="5s"),
         value('give "inline" or "background"', mode="process"),
-        value("give seconds, above 0", timeout_secs=0),
         value("give a whole number, 1 or more", max_pending=0),
         value("give a whole number", max_results=True),
         value("give a function", snapshot=5),
         value("give a function", on_result=5),
-        other("on_result is 5", "give a function", on_result=[print, 5]),
     ),
     *refusals(
         ah.StopAtTimeHook,

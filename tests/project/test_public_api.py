@@ -158,7 +158,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.Evaluation.run": "async (self, fetches, feed_dict=None)",
     "EvaluatorHook": (
         "(eval_fn, *, every, mode='inline', at_begin=False, at_end=True, timeout_secs=None,"
-        " max_pending=1, snapshot=None, on_result=(), max_results=1000, thread=False, name=None)"
+        " max_pending=1, snapshot=None, on_result=None, max_results=1000, thread=False, name=None)"
     ),
     "Every": "(*, steps=None, secs=None, at=(), after=0)",
     "Every.timer": "(self)",
