@@ -18,7 +18,7 @@ import contextlib
 import functools
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from threading import get_ident
 from typing import Any, NoReturn, TypeVar, cast
 from weakref import WeakSet
@@ -461,19 +461,6 @@ class Lifecycle(TasksOwner):
             return
         if self.session is not None or self.coordinator.lasting_errors:
             self.end_run(failure)
-
-    async def wait_between_runs(self, wait: Coroutine[Any, Any, T]) -> T:
-        """Await a wait in which the session makes no steps: whoever waits for these may have to do
-        without.
-        """
-        publisher = self._publisher
-        run = current_run()
-        is_in_run = run is not None and run.session is self
-        with contextlib.ExitStack() as stack:
-            if publisher is not None and (is_in_run or current_task() is self._entered_by):
-                publisher.hold_up()
-                stack.callback(publisher.let_go)
-            return await wait
 
     def until(self, awaitable: Awaitable[T]) -> Awaitable[T]:
         """Wrap something that code in a run awaits, so that a stop of the session ends the wait."""

@@ -47,7 +47,6 @@ from aiohooks.stores._protocol import (
 from aiohooks.stores.publishers import (
     Publisher,
     PublisherExit,
-    PublisherWatcher,
     publisher_summary,
     publishers_held_up,
 )
@@ -122,8 +121,6 @@ class WaitRegistry:
         """How the last publisher left."""
         self.has_left: bool = False
         """Whether a publisher of this process has left."""
-        self.watcher: PublisherWatcher | None = None
-        """What depends on the publishers."""
         self.closed: bool = False
         self.forked: bool = False
         """Whether the store came into this process by a fork."""
@@ -393,21 +390,6 @@ class WaitRegistry:
         here = [publisher.name for publisher in self.registered]
         return tuple(here + [member.name for member in self.others])
 
-    @property
-    def all_held_up(self) -> bool:
-        """Whether each publisher waits for something between its runs.
-
-        False if there is no publisher, or one in another process.
-        """
-        if self.others or not self.registered:
-            return False
-        return all(publisher.held_up for publisher in self.registered)
-
-    def on_held_up(self) -> None:
-        """Notify the watcher that a publisher begins to wait between its runs."""
-        if self.watcher is not None:
-            self.watcher.on_held_up()
-
     def _park_publishers(
         self, wait: asyncio.Future[Any], step: int, innermost: RunScope
     ) -> list[Publisher]:
@@ -670,7 +652,7 @@ class StepStore(abc.ABC):
         """
         name = _checked_name(name, "publisher ")
         self._check_loop()
-        publisher = Publisher(name, self._leave, self._waits.on_held_up)
+        publisher = Publisher(name, self._leave)
         self._waits.registered[publisher] = None
         return publisher
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from aiohooks._core.activity import Awaited
 from aiohooks._core.scope import RunScope, current_run
@@ -23,9 +23,7 @@ class Publisher:
 
     __slots__ = (
         "_leave",
-        "_on_held_up",
         "closed",
-        "held_up",
         "member_id",
         "name",
         "parked",
@@ -36,7 +34,6 @@ class Publisher:
         self,
         name: str,
         leave: Callable[[Publisher, BaseException | None], None],
-        on_held_up: Callable[[], None],
     ) -> None:
         """Called by the store."""
         self.name: str = name
@@ -50,10 +47,7 @@ class Publisher:
         """The step of each of its own waits, and the run in which the wait began. The store keeps
         them; a resolved wait stays until its task has run.
         """
-        self.held_up: int = 0
-        """How many waits of its session last between the session's runs, for whatever."""
         self._leave = leave
-        self._on_held_up = on_held_up
 
     @property
     def key(self) -> object:
@@ -65,18 +59,6 @@ class Publisher:
         if self.session is None:
             return Awaited("publisher", f"publisher {self.name!r}", key=self.key)
         return self.session()
-
-    def hold_up(self) -> None:
-        """Note that its session begins no run until `let_go` was called as often.
-
-        It does not matter what the session waits for.
-        """
-        self.held_up += 1
-        self._on_held_up()
-
-    def let_go(self) -> None:
-        """Undo a `hold_up`."""
-        self.held_up -= 1
 
     @property
     def waiting(self) -> int:
@@ -152,16 +134,6 @@ class PublisherExit:
     error: BaseException | None
     is_remote: bool = False
     """Whether it was in another process."""
-
-
-class PublisherWatcher(Protocol):
-    """Something that depends on the publishers of a store."""
-
-    def on_held_up(self) -> None:
-        """Called when a publisher begins to wait between its runs.
-
-        It may advance the store no more until that ends.
-        """
 
 
 def publisher_summary(names: tuple[str, ...]) -> str:
