@@ -102,7 +102,6 @@ if TYPE_CHECKING:
         SessionCreator,
         WorkerSessionCreator,
     )
-    from aiohooks.session.events import session_events
     from aiohooks.session.hook import (
         SessionRunArgs,
         SessionRunContext,
@@ -185,7 +184,6 @@ __all__ = [
     "open_step_store",
     "point",
     "run",
-    "session_events",
     "wrap",
 ]
 
@@ -214,7 +212,6 @@ if not TYPE_CHECKING:
                 "SessionCreator",
                 "WorkerSessionCreator",
             ),
-            "aiohooks.session.events": ("session_events",),
             "aiohooks.session.hook": (
                 "SessionRunArgs",
                 "SessionRunContext",

@@ -346,7 +346,7 @@ class EffectsHook(ResettingHook):
         for step, effects in recorded:
             self._add_to_outbox(step, effects)
         if self._is_at_commit:
-            self.release(self._effect_count)
+            self._release(self._effect_count)
         elif self._coord is not None and len(self._unsaved) >= self._max_pending:
             self._coord.events.request_save()
 
@@ -381,11 +381,11 @@ class EffectsHook(ResettingHook):
         # The checkpoint of an earlier step is that of another hook. It lacks some of the effects.
         if path.parent != self._checkpoint_dir or step < self._saving_step:
             return
-        self.release(self._saving_count)
+        self._release(self._saving_count)
         if self._is_ending:
             await self._drain_at_end()
 
-    def release(self, mark: int) -> None:
+    def _release(self, mark: int) -> None:
         """Deliver the effects up to the number `mark`."""
         released = [number for number in self._unsaved if number <= mark]
         for number in released:

@@ -26,7 +26,7 @@ only from those above it:
 
 from typing import TYPE_CHECKING
 
-from aiohooks.session.events import Event, SessionEvents
+from aiohooks.session.events import Event, SessionEvents, session_events
 from aiohooks.session.status import Activity, EffectStatus, SessionStatus
 from aiohooks.session.steps import StepContext, Steps
 
@@ -44,6 +44,7 @@ __all__ = [
     "WaitEdge",
     "WaitGraph",
     "WaitNode",
+    "session_events",
 ]
 
 for _public in (
@@ -54,6 +55,7 @@ for _public in (
     SessionStatus,
     StepContext,
     Steps,
+    session_events,
 ):
     _public.__module__ = __name__
 

@@ -7,11 +7,13 @@ import contextlib
 import inspect
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
-from pathlib import Path
-from typing import Generic, ParamSpec
+from typing import TYPE_CHECKING, Generic, ParamSpec
 
 from aiohooks._core.cancel import current_task
 from aiohooks._core.reports import logger
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 P = ParamSpec("P")
 
@@ -57,7 +59,7 @@ class SessionEvents:
     in the event loop of the session. A path is that of the checkpoint's directory.
 
         async def begin(self):
-            ah.session_events().saved.subscribe(self.upload)
+            aiohooks.session.session_events().saved.subscribe(self.upload)
 
         async def upload(self, step, path): ...
     """

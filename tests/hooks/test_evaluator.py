@@ -17,6 +17,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
+from aiohooks.session import session_events
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import invalid, refused
 from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
@@ -249,7 +250,7 @@ async def test_on_result(mode: Any) -> None:
 
     class Watches(ah.SessionRunHook):
         async def begin(self) -> None:
-            ah.session_events().evaluated.subscribe(self.note)
+            session_events().evaluated.subscribe(self.note)
 
         async def note(self, step: int, metrics: dict[str, float], is_extra: bool) -> None:
             calls.append(("event", step, metrics, is_extra))

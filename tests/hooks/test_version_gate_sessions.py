@@ -45,8 +45,7 @@ async def test_the_others_make_the_items_of_a_session_that_has_left(how: str) ->
                 workers[0].cancel()
             else:
                 leaving.append(how)
-        for _ in range(BATCH):
-            lags.append(versions.latest.step - await items.get())
+        lags += [versions.latest.step - await items.get() for _ in range(BATCH)]
         await versions.advance()
     await ticks()
     assert workers[0].done()

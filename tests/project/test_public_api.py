@@ -141,7 +141,6 @@ SIGNATURES: dict[str, str | None] = {
         "(monitor=None, *, mode='min', patience=None, min_delta=0.0, stopping_threshold=None,"
         " every=<Every>, restore_best=None, name=None)"
     ),
-    "EarlyStoppingHook.end_run": "(self)",
     "EarlyStoppingHook.report": "(self, step, value, states=None)",
     "EarlyStoppingHook.state_dict": "(self)",
     "EarlyStoppingHook.load_state_dict": "(self, state)",
@@ -152,12 +151,10 @@ SIGNATURES: dict[str, str | None] = {
         "(handlers, *, when='checkpoint', run=None, max_pending=1000, backoff=<Backoff>,"
         " drain_secs=10.0)"
     ),
-    "EffectsHook.mark": "(self)",
-    "EffectsHook.release": "(self, mark)",
     "hooks.Evaluation": None,
     "hooks.Evaluation.run": "async (self, fetches, feed_dict=None)",
     "EvaluatorHook": (
-        "(eval_fn, *, every, mode='inline', at_begin=False, at_end=True, timeout_secs=None,"
+        "(eval_fn, *, every, mode='inline', at_begin=False, at_end=True,"
         " max_pending=1, snapshot=None, on_result=None, max_results=1000, thread=False, name=None)"
     ),
     "Every": "(*, steps=None, secs=None, at=(), after=0)",
@@ -187,9 +184,7 @@ SIGNATURES: dict[str, str | None] = {
     "hook": "(method, *, fetches=None, every=None, name=None)",
     "dispatch.HookRegistration": None,
     "hooks.HookTimes": None,
-    "hooks.HookTimingHook": "(*, every=None, warn_secs=0.1, lag_interval_secs=0.05, logger=None)",
-    "hooks.HookTimingHook.watch": "(self, hooks)",
-    "hooks.HookTimingHook.unwatch": "(self)",
+    "hooks.HookTimingHook": "(*, every=None, warn_secs=0.1, lag_interval_secs=0.05)",
     "hooks.HookTimingHook.statistics": "(self)",
     "hooks.HookTimingHook.report": "(self)",
     "JSONLinesHook": (
@@ -269,6 +264,11 @@ SIGNATURES: dict[str, str | None] = {
     "SessionRunHook.end": "async (self, session, /)",
     "SessionRunHook.close": "async (self, exc, /)",
     "SessionRunValues": "(results, options, run_metadata)",
+    "session.Event": None,
+    "session.Event.subscribe": "(self, callback)",
+    "session.SessionEvents": None,
+    "session.SessionEvents.request_save": "(self)",
+    "session.session_events": "()",
     "session.SessionStatus": None,
     "SignalPolicy": ("(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None)"),
     "hooks.Stall": None,

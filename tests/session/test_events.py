@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.session import Event, SessionEvents
+from aiohooks.session import Event, SessionEvents, session_events
 from tests.support.sessions import NO_BACKOFF, use_up
 from tests.support.waiting import ticks
 
@@ -33,7 +33,7 @@ class Listens(ah.SessionRunHook):
 
     async def begin(self) -> None:
         """Subscribe to the events."""
-        events = ah.session_events()
+        events = session_events()
         for name in ("saving", "saved", "restored", "evaluated"):
             event: Event[Any] = getattr(events, name)
             event.subscribe(self._noting(name))
@@ -120,7 +120,7 @@ async def test_an_error_of_a_callback_is_its_own(
 
     class Fails(ah.SessionRunHook):
         async def begin(self) -> None:
-            ah.session_events().saved.subscribe(self.upload)
+            session_events().saved.subscribe(self.upload)
 
         def upload(self, step: int, path: Path) -> None:
             raise error
