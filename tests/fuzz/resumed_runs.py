@@ -224,9 +224,7 @@ class Trial:
         async def note_end(session: ah.Session) -> None:
             self.known = {*self.found["evaluate"], *self.evaluator.pending}
 
-        self.profiler = ah.ProfilerHook(
-            self.folder / "profiles", every=every["profile"], max_captures=2
-        )
+        self.profiler = ah.ProfilerHook(self.folder / "profiles", every=every["profile"])
         return [
             ah.LambdaHook(end=note_end),
             self.evaluator,

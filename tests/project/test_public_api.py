@@ -216,8 +216,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.PhaseTime": None,
     "graph.Placeholder": None,
     "ProfilerHook": (
-        "(output_dir, *, every=<Every>, window_steps=1, max_captures=None, max_events=20000,"
-        " on_write_error='log')"
+        "(output_dir, *, every=<Every>, window_steps=1, max_events=20000, on_write_error='log')"
     ),
     "ProgressHook": "(values=None, *, total=None, description='run', file=None)",
     "RecoveryPolicy": (
