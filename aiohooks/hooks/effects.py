@@ -534,18 +534,15 @@ class EffectsHook(ResettingHook):
     def _note_failure(
         self, kind: str, queue: _KindQueue, effect: Effect, error: BaseException
     ) -> None:
-        """Count a failed delivery. Log the first, the tenth, the hundredth, ... of them."""
+        """Count a failed delivery. Log the first, the tenth, the hundredth, ... of its kind."""
         queue.failures_of_first += 1
         queue.failures += 1
         queue.last_error = printable(safe_repr(error))
-        failures = queue.failures_of_first
-        # An effect that fails once is logged only by the count of all failures.
-        is_stuck = failures > 1 and is_logged(failures)
-        if is_stuck or is_logged(queue.failures):
+        if is_logged(queue.failures):
             logger.warning(
                 "delivery of %s failed, in attempt %d; %d of %r wait behind it: %s",
                 effect.key,
-                failures,
+                queue.failures_of_first,
                 len(queue.ready) - 1,
                 kind,
                 queue.last_error,

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 from aiohooks._core.validate import checked_path
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.hooks._fetching import Convert, Record, WritingHook
+from aiohooks.hooks._fetching import Record, WritingHook
 from aiohooks.hooks._line_file import LineFile
 from aiohooks.hooks._numbers import describe_value, scalar
 from aiohooks.hooks._observing import OnWriteError, Values
@@ -31,16 +31,14 @@ class JSONLinesHook(WritingHook):
     of this step and later ones are void. `read_records` returns each step once.
     """
 
-    _convert_name: ClassVar[str] = "record_fn"
     _numbered_state: ClassVar[bool] = False  # its state has lines of its file
 
     def __init__(
         self,
         path: str | os.PathLike[str],
-        values: Values | None = None,
+        values: Values,
         *,
         every: Every = Every(steps=1),
-        record_fn: Convert | None = None,
         max_queue: int = 1000,
         on_write_error: OnWriteError = "raise",
         fsync: bool = False,
@@ -53,8 +51,6 @@ class JSONLinesHook(WritingHook):
             values: a mapping from a tag to a fetch, or several nodes or names, whose names are the
                 tags.
             every: when to write.
-            record_fn: converts a dict of the fetched values to a mapping by tag, which is written
-                instead of them; called in the event loop.
             max_queue: how many lines may be unwritten before the run waits.
             on_write_error: `"raise"` raises a failed write in the next run at the latest, `"log"`
                 logs it and continues.
@@ -63,12 +59,12 @@ class JSONLinesHook(WritingHook):
             name: the name of its state in checkpoints; by default the class and the file's name.
 
         Raises:
-            InvalidArgumentError: neither `values` nor `record_fn`, or an argument is invalid.
+            InvalidArgumentError: an argument is invalid.
         """
         self.path: str = checked_path(path, "path")
         self.name: str = name or f"JSONLinesHook({os.path.basename(self.path)})"
         self._fsync = fsync
-        super().__init__(values, every, record_fn, max_queue, on_write_error)
+        super().__init__(values, every, max_queue, on_write_error)
         _check_tags(self._values)
 
     def _new_sink(self) -> tuple[_RecordFile, str]:

@@ -118,7 +118,7 @@ class StopAtTimeHook(SessionRunHook):
 
     No run begins after that point. A run that is active then finishes, but a wait inside it (for a
     step, for the next feed) ends immediately. Seconds are counted from `begin` by the current
-    clock; a recovery does not restart them.
+    clock; a recovery does not restart them, and a run that is resumed has the whole time again.
     """
 
     def __init__(
@@ -127,8 +127,6 @@ class StopAtTimeHook(SessionRunHook):
         secs: float | None = None,
         deadline: datetime.datetime | float | None = None,
         margin_secs: float = 0.0,
-        keep_elapsed: bool = False,
-        name: str | None = None,
     ) -> None:
         """Create the hook with exactly one of `secs` and `deadline`.
 
@@ -139,10 +137,6 @@ class StopAtTimeHook(SessionRunHook):
                 seconds.
             margin_secs: how much earlier to stop, so that the last run and the steps after it, such
                 as a save, end in time.
-            keep_elapsed: whether the time of a resumed run counts too, so that `secs` limits all of
-                its parts together.
-            name: the name of its state in checkpoints; needed if a session has several of these
-                hooks.
 
         Raises:
             InvalidArgumentError: neither or both are given, or an argument is invalid.
@@ -153,33 +147,25 @@ class StopAtTimeHook(SessionRunHook):
             )
         check_secs(secs, "secs", optional=True)
         check_secs(margin_secs, "margin_secs")
-        if keep_elapsed and secs is None:
-            raise InvalidArgumentError(
-                "keep_elapsed is for secs=; a deadline does not move when a run is resumed"
-            )
         self._secs = secs
         self._deadline = None if deadline is None else _unix_time(deadline)
         self._margin_secs = margin_secs
-        self._keep_elapsed = keep_elapsed
-        self.name: str = name or ""
         self._reset()
 
     def _reset(self) -> None:
         self._clock: Clock = current_clock()
         self._began: float | None = None
+        self._ended: float | None = None
         self._allowed_secs = 0.0
-        self._earlier_secs = 0.0
-        self._coord: Coordinator | None = None
         self._timer = NO_TIMER
 
     @property
     def elapsed_secs(self) -> float:
-        """The seconds from `begin` to now, or to the end; with `keep_elapsed` also those of the
-        earlier runs.
-        """
+        """The seconds from `begin` to now, or to the end of the session."""
         if self._began is None:
-            return self._earlier_secs
-        return self._earlier_secs + self._clock.now() - self._began
+            return 0.0
+        until = self._clock.now() if self._ended is None else self._ended
+        return until - self._began
 
     @property
     def remaining_secs(self) -> float:
@@ -197,22 +183,8 @@ class StopAtTimeHook(SessionRunHook):
         elif self._secs is not None:
             self._allowed_secs = self._secs - self._margin_secs
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the elapsed time."""
-        return {"elapsed_secs": self.elapsed_secs}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Add the time of the resumed run, with `keep_elapsed`; a recovery changes nothing."""
-        check_mapping(state, "state", optional=False)
-        elapsed = state.get("elapsed_secs")
-        check_secs(elapsed, "elapsed_secs in the state of a StopAtTimeHook")
-        # In a recovery, this session's own time counts.
-        if self._keep_elapsed and self._coord is None:
-            self._earlier_secs = float(elapsed or 0.0)
-
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Start the timer; request a stop before the first run if the time is up already."""
-        self._coord = coord
         if self._is_over():
             coord.request_stop(self._reason())
         elif self._timer is NO_TIMER:
@@ -237,8 +209,7 @@ class StopAtTimeHook(SessionRunHook):
     async def close(self, exc: BaseException | None) -> None:
         """Cancel the timer, and stop counting."""
         self._timer.cancel()
-        self._earlier_secs = self.elapsed_secs
-        self._began = None
+        self._ended = self._clock.now()
 
     def _is_over(self) -> bool:
         return self._began is not None and self.elapsed_secs >= self._allowed_secs
@@ -253,7 +224,8 @@ class StopAtTimeHook(SessionRunHook):
             when = datetime.datetime.fromtimestamp(self._deadline, datetime.UTC).isoformat(
                 " ", "seconds"
             )
-        except (OverflowError, ValueError, OSError):  # outside the range of datetime
+        except (OverflowError, ValueError, OSError):
+            # It is outside the range of datetime.
             when = f"{self._deadline:g} s since 1970"
         return f"the deadline is reached: {when}{margin}"
 
@@ -523,11 +495,13 @@ class EarlyStoppingHook(FetchingHook):
         state = self._counts_of_run
         if state is None:
             state = self._counts()
-        has_ended = self._is_ending and state["reason"] is not None and self._is_reason_of_stop()
-        return {**state, "ended": has_ended}
+        return {**state, "ended": state["reason"] is not None and self._has_ended_run()}
 
-    def _is_reason_of_stop(self) -> bool:
-        return self._coord is not None and self._coord.stop_reason == self.reason
+    def _has_ended_run(self) -> bool:
+        if self._coord is None:
+            # Without a session, the caller of `report` ends the run.
+            return True
+        return self._is_ending and self._coord.stop_reason == self.reason
 
     def _counts(self) -> dict[str, Any]:
         since_secs = None

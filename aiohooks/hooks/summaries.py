@@ -6,7 +6,7 @@ import os
 from typing import ClassVar
 
 from aiohooks._core.validate import checked_path
-from aiohooks.hooks._fetching import Convert, Record, RecordSink, WritingHook
+from aiohooks.hooks._fetching import Record, RecordSink, WritingHook
 from aiohooks.hooks._numbers import checked_numbers
 from aiohooks.hooks._observing import OnWriteError, Values
 from aiohooks.hooks.every import Every
@@ -24,16 +24,14 @@ class SummarySaverHook(WritingHook):
     `TensorBoardTracker` writes.
     """
 
-    _convert_name: ClassVar[str] = "summary_fn"
     _first: ClassVar[bool] = True
 
     def __init__(
         self,
         output_dir: str | os.PathLike[str],
-        values: Values | None = None,
+        values: Values,
         *,
         every: Every = Every(steps=100),
-        summary_fn: Convert | None = None,
         max_queue: int = 1000,
         on_write_error: OnWriteError = "raise",
     ) -> None:
@@ -44,14 +42,12 @@ class SummarySaverHook(WritingHook):
             values: a mapping from a tag to a fetch, or several nodes or names, whose names are the
                 tags.
             every: when to write.
-            summary_fn: converts a dict of the fetched values to a mapping from tags to numbers,
-                which is written instead of them; called in the event loop.
             max_queue: how many records may be unwritten before the run waits.
             on_write_error: `"raise"` raises a failed write in the next run at the latest, `"log"`
                 logs it and continues.
 
         Raises:
-            InvalidArgumentError: neither `values` nor `summary_fn`, or an argument is invalid.
+            InvalidArgumentError: an argument is invalid.
             ImportError: tensorboardX is not installed.
         """
         # An extra, imported here to fail now, and not after hours of training.
@@ -59,7 +55,7 @@ class SummarySaverHook(WritingHook):
 
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._tensorboard = _tensorboard
-        super().__init__(values, every, summary_fn, max_queue, on_write_error)
+        super().__init__(values, every, max_queue, on_write_error)
 
     def _new_sink(self) -> tuple[RecordSink, str]:
         return self._tensorboard.EventFile(self.output_dir), f"the summaries in {self.output_dir}"

@@ -12,16 +12,16 @@ from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import NO_TIMER, Clock, LoopClock, current_clock
 from aiohooks._core.observers import Kind, Observer
 from aiohooks._core.scope import current_run
-from aiohooks._core.validate import check_instance, check_secs
+from aiohooks._core.validate import check_secs
 from aiohooks._why.blocked_loop import BlockedLoopWatch
 from aiohooks._why.tasks import Frames, user_location
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
-from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import SessionRunContext, SessionRunHook
 
 _MAX_WARNINGS = 5
+_LAG_INTERVAL_SECS = 0.05
 _MAX_BLOCKERS = 100
 BUCKET_SECS: tuple[float, ...] = (
     *(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05),
@@ -103,24 +103,16 @@ class HookTimingHook(SessionRunHook):
     def __init__(
         self,
         *,
-        every: Every | None = None,
         warn_secs: float = 0.1,
-        lag_interval_secs: float = 0.05,
     ) -> None:
         """Create the hook.
 
         Args:
-            every: when to log the report at level info, besides the end.
             warn_secs: warn when a hook blocks the loop for longer than this, at most five times for
                 each method.
-            lag_interval_secs: how often the loop's lag is measured.
         """
-        check_instance(every, Every, "every", optional=True)
         check_secs(warn_secs, "warn_secs", positive=True)
-        check_secs(lag_interval_secs, "lag_interval_secs", positive=True)
-        self._every = every
         self._warn_secs = warn_secs
-        self._lag_interval_secs = lag_interval_secs
         self._observers: list[Observer] = []
         self._reset()
 
@@ -130,7 +122,6 @@ class HookTimingHook(SessionRunHook):
         self.now = self._clock.now
         if isinstance(self._clock, LoopClock):
             self.now = time.perf_counter
-        self._timer: EveryTimer | None = None
         self._step = 0
         # The times of each method, by the name of its calls.
         self._times: dict[str, PhaseTime] = {}
@@ -215,8 +206,8 @@ class HookTimingHook(SessionRunHook):
         self._schedule_lag_sample()
 
     def _schedule_lag_sample(self) -> None:
-        self._lag_due = self.now() + self._lag_interval_secs
-        self._lag_timer = self._clock.call_later(self._lag_interval_secs, self._sample_lag)
+        self._lag_due = self.now() + _LAG_INTERVAL_SECS
+        self._lag_timer = self._clock.call_later(_LAG_INTERVAL_SECS, self._sample_lag)
 
     def _sample_lag(self) -> None:
         lag = max(0.0, self.now() - self._lag_due)
@@ -230,14 +221,11 @@ class HookTimingHook(SessionRunHook):
         self._blockers.append(Blocker(user_location(frames) or "", secs, self._step))
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Observe the session, and count from the step at which it starts."""
+        """Observe the session."""
         self._step = session.global_step.latest.step
         if not self._observers:
             self._observers = coord.observers
             self._observers.append(self)
-        if self._every is not None and self._timer is None:
-            self._timer = self._every.timer()
-            self._timer.start(self._step, self._clock.now())
 
     async def before_run(self, run_context: SessionRunContext) -> None:
         """Observe the hooks in this run."""
@@ -245,14 +233,6 @@ class HookTimingHook(SessionRunHook):
         run = current_run()
         if run is not None:
             run.observers += (self,)
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Log the report if it is due."""
-        self._step = run_context.global_step
-        now = self._clock.now()
-        if self._timer is not None and self._timer.due(self._step, now):
-            self._timer.mark(self._step, now)
-            logger.info("hook times at step %d:\n%s", self._step, self.report())
 
     async def close(self, exc: BaseException | None) -> None:
         """Log the last report."""

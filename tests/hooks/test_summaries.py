@@ -110,27 +110,6 @@ async def test_steps_that_leap(tmp_path: Path, fetch: str, every: int, steps: li
     assert [step for step, _ in scalars(tmp_path, "loss")] == steps
 
 
-async def test_summary_fn(tmp_path: Path) -> None:
-    """`summary_fn` gets the fetched values and returns what is written; alone it gets an empty
-    dict.
-    """
-
-    def norms(values: dict[str, Any]) -> dict[str, Any]:
-        return {"norm": np.linalg.norm([values["total"], values["loss"]]), "wrong": math.inf}
-
-    await run(SummarySaverHook(tmp_path / "a", ["total", "loss"], summary_fn=norms), "train", 1)
-    assert scalars(tmp_path / "a", "norm") == [(1, 10)]
-    assert scalars(tmp_path / "a", "wrong") == [(1, math.inf)]
-    await run(
-        SummarySaverHook(
-            tmp_path / "b", summary_fn=lambda values: {"count": np.float32(len(values))}
-        ),
-        "train",
-        1,
-    )
-    assert scalars(tmp_path / "b", "count") == [(1, 0)]
-
-
 async def test_a_recovery_that_moves_the_step_back(tmp_path: Path) -> None:
     """Steps that a recovery repeats are written again, and TensorBoard drops its earlier values of
     them.
@@ -253,23 +232,26 @@ async def test_the_queue_is_bounded(tmp_path: Path) -> None:
     assert scalars(tmp_path, "total") == [(step, step - 1) for step in range(1, 21)]
 
 
-@pytest.mark.parametrize(
-    ("result", "says"),
-    [
-        (
-            {"weights": np.zeros((2, 3))},
-            ("'weights' is a ndarray of shape (2, 3)", "give one number"),
-        ),
-        (3, ("summary_fn returned 3",)),
-    ],
-)
-async def test_what_is_not_a_number_is_refused(
-    tmp_path: Path, result: Any, says: tuple[str, ...]
-) -> None:
-    """A value that is not a single number is an error that names its tag and shape; so is a result
-    that is no mapping.
-    """
-    with invalid(*says):
-        await run(
-            SummarySaverHook(tmp_path, ["loss"], summary_fn=lambda values: result), "train", 1
-        )
+async def test_what_is_not_a_number_is_refused(tmp_path: Path) -> None:
+    """A value that is not a single number is an error that names its tag and shape."""
+
+    async def step() -> dict[str, Any]:
+        return {"weights": np.zeros((2, 3))}
+
+    hook = SummarySaverHook(tmp_path, ["weights"])
+    with invalid("'weights' is a ndarray of shape (2, 3)", "give one number"):
+        async with ah.AsyncMonitoredSession(step, [hook]) as session:
+            await session.run("weights")
+
+
+async def test_numbers_of_numpy_and_infinities(tmp_path: Path) -> None:
+    """Scalars of numpy are numbers, and infinities are written."""
+
+    async def step() -> dict[str, Any]:
+        return {"norm": np.linalg.norm([6.0, 8.0]), "wrong": math.inf}
+
+    hook = SummarySaverHook(tmp_path, ["norm", "wrong"])
+    async with ah.AsyncMonitoredSession(step, [hook]) as session:
+        await session.run("norm")
+    assert scalars(tmp_path, "norm") == [(1, 10)]
+    assert scalars(tmp_path, "wrong") == [(1, math.inf)]

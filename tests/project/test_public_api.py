@@ -184,11 +184,11 @@ SIGNATURES: dict[str, str | None] = {
     "hook": "(method, *, fetches=None, every=None, name=None)",
     "dispatch.HookRegistration": None,
     "hooks.HookTimes": None,
-    "hooks.HookTimingHook": "(*, every=None, warn_secs=0.1, lag_interval_secs=0.05)",
+    "hooks.HookTimingHook": "(*, warn_secs=0.1)",
     "hooks.HookTimingHook.statistics": "(self)",
     "hooks.HookTimingHook.report": "(self)",
     "JSONLinesHook": (
-        "(path, values=None, *, every=<Every>, record_fn=None, max_queue=1000,"
+        "(path, values, *, every=<Every>, max_queue=1000,"
         " on_write_error='raise', fsync=False, name=None)"
     ),
     "checkpoint.KeepBest": "(k, metric, mode='min')",
@@ -305,12 +305,9 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.wait_initialised": "async (self, timeout=None)",
     "StepStore.flush": "async (self, timeout=None)",
     "StopAtStepHook": "(*steps, num_steps=None, last_step=None)",
-    "StopAtTimeHook": (
-        "(*, secs=None, deadline=None, margin_secs=0.0, keep_elapsed=False, name=None)"
-    ),
+    "StopAtTimeHook": "(*, secs=None, deadline=None, margin_secs=0.0)",
     "SummarySaverHook": (
-        "(output_dir, values=None, *, every=<Every>, summary_fn=None, max_queue=1000,"
-        " on_write_error='raise')"
+        "(output_dir, values, *, every=<Every>, max_queue=1000, on_write_error='raise')"
     ),
     "graph.Variable": None,
     "version_gate.Ticket": None,
