@@ -37,7 +37,7 @@ class FetchingHook(ScheduledHook):
         self._reset()
 
     def _reset(self) -> None:
-        self._timer: Sampling | None = None
+        self._timer = None
         if self._every is not None:
             self._timer = Sampling(self._every, first=self._first)
 
