@@ -4,7 +4,8 @@ to a file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from aiohooks._core.cancel import to_thread
@@ -20,6 +21,7 @@ from aiohooks.hooks._observing import (
 )
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.events import session_events
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
 
 
@@ -87,11 +89,8 @@ def restored_records(state: Mapping[str, Any]) -> list[Record]:
 class RecordSink(Protocol):
     """Where a hook writes; called in a thread."""
 
-    def open_at(self, step: int, restored: Sequence[Record]) -> list[Record]:
-        """Open it to continue after `step`; return what is to be written first, of `restored` what
-        may be missing.
-        """
-        ...
+    def open_at(self, step: int) -> None:
+        """Open it to continue after `step`."""
 
     def write(self, records: list[Record]) -> None:
         """Append the records."""
@@ -120,7 +119,6 @@ class WritingHook(FetchingHook):
 
     def _reset(self) -> None:
         super()._reset()
-        self._restored: list[Record] = []
         self._sink: RecordSink
         self._sink, what = self._new_sink()
         self._writer: BackgroundWriter[Record] = BackgroundWriter(
@@ -138,35 +136,23 @@ class WritingHook(FetchingHook):
         """Return what is written of a record; raise `InvalidArgumentError` if it cannot be."""
         raise NotImplementedError
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return when it was last due, and the records that are not written yet: a kill does not
-        lose them.
-        """
-        return {
-            **super().state_dict(),
-            "pending": [record.state() for record in self._writer.items],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the records of `state_dict`."""
-        super().load_state_dict(state)
-        self._restored = restored_records(state)
-
     async def begin(self) -> None:
         """Prepare for a new session; the file is opened when the session has been created."""
         self._reset()
+        session_events().saving.subscribe(self._finish_writes)
+
+    async def _finish_writes(self, step: int, checkpoint_dir: Path) -> None:
+        """Write all records before a save, so that a kill after it loses none of them."""
+        await self._writer.drain()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Open the file at the step at which the session starts, and again after a recovery that
         moved it back.
         """
         step = session.global_step.latest.step
-        restored = self._restored
-        self._restored = []
         if self._timer.start(step):
             await self._writer.flush()
-            for record in await to_thread(self._sink.open_at, step, restored):
-                self._writer.add(record)
+            await to_thread(self._sink.open_at, step)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise the error of a failed write; fetch the values if this run is to be written."""

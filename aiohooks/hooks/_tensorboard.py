@@ -50,15 +50,9 @@ class EventFile:
             self._writer.flush()
         return self._writer
 
-    def open_at(self, step: int, restored: Sequence[Record] = ()) -> list[Record]:
-        """Open a file; return what is to be written first, because a session starts after
-        `step`.
-        """
-        self.open()
-        # What was not written when the checkpoint was saved may be in the file by now, and is
-        # written again.
-        first = min([step + 1, *(record.step for record in restored)])
-        return [Record(first, time.time(), _START), *restored]
+    def open_at(self, step: int) -> None:
+        """Open a file, and note in it that a session starts after `step`."""
+        self.write([Record(step + 1, time.time(), _START)])
 
     def write(self, records: Sequence[Record]) -> None:
         """Write the records, and sync the file."""

@@ -188,8 +188,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.HookTimingHook.statistics": "(self)",
     "hooks.HookTimingHook.report": "(self)",
     "JSONLinesHook": (
-        "(path, values, *, every=<Every>, max_queue=1000,"
-        " on_write_error='raise', fsync=False, name=None)"
+        "(path, values, *, every=<Every>, max_queue=1000, on_write_error='raise', fsync=False)"
     ),
     "checkpoint.KeepBest": "(k, metric, mode='min')",
     "checkpoint.KeepEvery": "(steps)",
