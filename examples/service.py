@@ -127,7 +127,7 @@ class Service:
         saver = ah.CheckpointSaverHook(every=ah.Every(steps=checkpoint_every, secs=30))
         session = ah.AsyncMonitoredSession(
             ah.ChiefSessionCreator(graph, checkpoint_dir=checkpoint_dir, variables=self.variables),
-            timing.watch([saver, ah.NanHook("loss"), *hooks]),
+            [timing, saver, ah.NanHook("loss"), *hooks],
             stop_grace_period_secs=grace_secs
             / 2,  # without handle_signals: the server handles signals
             name="trainer",

@@ -1,7 +1,7 @@
 """A session in Prometheus: each scrape reads the state of the session.
 
     timing = HookTimingHook()
-    hooks = [PrometheusHook(timing=timing), *timing.watch([saver, MyHook()])]
+    hooks = [PrometheusHook(timing=timing), timing, saver, MyHook()]
 
 docs/guides/telemetry.md lists the metrics.
 """

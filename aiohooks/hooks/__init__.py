@@ -31,7 +31,7 @@ from aiohooks.hooks.profiler import ProfilerHook
 from aiohooks.hooks.progress import ProgressHook
 from aiohooks.hooks.records import JSONLinesHook, read_records
 from aiohooks.hooks.stopping import EarlyStoppingHook, StopAtStepHook, StopAtTimeHook
-from aiohooks.hooks.summaries import SummarySaverHook, SummaryWriter
+from aiohooks.hooks.summaries import SummarySaverHook
 from aiohooks.hooks.timing import Blocker, HookTimes, HookTimingHook, PhaseTime
 from aiohooks.hooks.version_gate import VersionGateHook
 from aiohooks.hooks.watchdog import Stall, WatchdogHook
@@ -65,7 +65,6 @@ __all__ = [
     "StopAtStepHook",
     "StopAtTimeHook",
     "SummarySaverHook",
-    "SummaryWriter",
     "VersionGateHook",
     "WatchdogHook",
     "hook",

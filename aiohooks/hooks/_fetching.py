@@ -4,13 +4,13 @@ to a file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from aiohooks._core.cancel import to_thread
-from aiohooks._core.validate import check_callable, check_instance
+from aiohooks._core.validate import check_instance
 from aiohooks.dispatch.calls import only_if
-from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import (
     BackgroundWriter,
@@ -21,9 +21,8 @@ from aiohooks.hooks._observing import (
 )
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.events import session_events
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
-
-Convert = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 class FetchingHook(ScheduledHook):
@@ -31,7 +30,8 @@ class FetchingHook(ScheduledHook):
     in none.
     """
 
-    _first: ClassVar[bool] = False  # whether the first run is due whatever its step
+    # Whether the first run is due whatever its step.
+    _first: ClassVar[bool] = False
 
     def __init__(self, fetches: Any, every: Every | None) -> None:
         self._args = SessionRunArgs(fetches)
@@ -39,7 +39,9 @@ class FetchingHook(ScheduledHook):
         self._reset()
 
     def _reset(self) -> None:
-        self._timer = None if self._every is None else Sampling(self._every, first=self._first)
+        self._timer = None
+        if self._every is not None:
+            self._timer = Sampling(self._every, first=self._first)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Count from the step at which the session starts, or to which a recovery moved it back."""
@@ -51,11 +53,9 @@ class FetchingHook(ScheduledHook):
         return self._args_if_due(run_context)
 
     def _args_if_due(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        return (
-            self._args
-            if self._timer is not None and self._timer.should_fetch(run_context.global_step)
-            else None
-        )
+        if self._timer is not None and self._timer.should_fetch(run_context.global_step):
+            return self._args
+        return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Observe the values of a run that was due."""
@@ -89,11 +89,8 @@ def restored_records(state: Mapping[str, Any]) -> list[Record]:
 class RecordSink(Protocol):
     """Where a hook writes; called in a thread."""
 
-    def open_at(self, step: int, restored: Sequence[Record]) -> list[Record]:
-        """Open it to continue after `step`; return what is to be written first, of `restored` what
-        may be missing.
-        """
-        ...
+    def open_at(self, step: int) -> None:
+        """Open it to continue after `step`."""
 
     def write(self, records: list[Record]) -> None:
         """Append the records."""
@@ -105,32 +102,23 @@ class RecordSink(Protocol):
 class WritingHook(FetchingHook):
     """Hands what a run that is due gives to a thread that writes it."""
 
-    _convert_name: ClassVar[str]
     _timer: Sampling
 
     def __init__(
         self,
-        values: Values | None,
+        values: Values,
         every: Every,
-        convert: Convert | None,
         max_queue: int,
         on_write_error: OnWriteError,
     ) -> None:
         check_instance(every, Every, "every")
-        check_callable(convert, self._convert_name, optional=True)
         self._max_queue = max_queue
-        if values is None and convert is None:
-            raise InvalidArgumentError(
-                f"nothing to write; give values={{'tag': fetch}}, {self._convert_name}=, or both"
-            )
-        self._values = checked_values(values, may_be_empty=convert is not None)
-        self._convert = convert
+        self._values = checked_values(values)
         self._on_write_error: OnWriteError = on_write_error
         super().__init__(self._values, every)
 
     def _reset(self) -> None:
         super()._reset()
-        self._restored: list[Record] = []
         self._sink: RecordSink
         self._sink, what = self._new_sink()
         self._writer: BackgroundWriter[Record] = BackgroundWriter(
@@ -148,34 +136,23 @@ class WritingHook(FetchingHook):
         """Return what is written of a record; raise `InvalidArgumentError` if it cannot be."""
         raise NotImplementedError
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return when it was last due, and the records that are not written yet: a kill does not
-        lose them.
-        """
-        return {
-            **super().state_dict(),
-            "pending": [record.state() for record in self._writer.items],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the records of `state_dict`."""
-        super().load_state_dict(state)
-        self._restored = restored_records(state)
-
     async def begin(self) -> None:
         """Prepare for a new session; the file is opened when the session has been created."""
         self._reset()
+        session_events().saving.subscribe(self._finish_writes)
+
+    async def _finish_writes(self, step: int, checkpoint_dir: Path) -> None:
+        """Write all records before a save, so that a kill after it loses none of them."""
+        await self._writer.drain()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Open the file at the step at which the session starts, and again after a recovery that
         moved it back.
         """
         step = session.global_step.latest.step
-        restored, self._restored = self._restored, []
         if self._timer.start(step):
             await self._writer.flush()
-            for record in await to_thread(self._sink.open_at, step, restored):
-                self._writer.add(record)
+            await to_thread(self._sink.open_at, step)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise the error of a failed write; fetch the values if this run is to be written."""
@@ -212,12 +189,6 @@ class WritingHook(FetchingHook):
         if not self._timer.mark_if_due(run_context.global_step):
             return None
         values: Mapping[str, Any] = run_values.results
-        if self._convert is not None:
-            values = self._convert(dict(values))
-            if not isinstance(values, Mapping):
-                raise InvalidArgumentError(
-                    f"{self._convert_name} returned {values!r}; it must return a mapping by tag"
-                )
         return self._checked(Record(run_context.global_step, self._timer.time(), values))
 
     async def end(self, session: Session) -> None:

@@ -10,17 +10,16 @@ from aiohooks.errors import InvalidArgumentError
 
 def checked_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers by tag; raise `InvalidArgumentError` for anything else."""
-    return {str(tag): float(_checked_number(value, str(tag))) for tag, value in values.items()}
-
-
-def _checked_number(value: Any, tag: str) -> int | float:
-    number = value if isinstance(value, (bool, int, float)) else scalar(value)
-    if number is None:
-        raise InvalidArgumentError(
-            f"{tag!r} is {describe_value(value)}; give one number, for example a mean or a norm"
-            " of it"
-        )
-    return number
+    numbers: dict[str, float] = {}
+    for tag, value in values.items():
+        number = scalar(value)
+        if number is None:
+            raise InvalidArgumentError(
+                f"{str(tag)!r} is {describe_value(value)}; give one number, for example a mean or a"
+                " norm of it"
+            )
+        numbers[str(tag)] = float(number)
+    return numbers
 
 
 def scalar(value: Any) -> int | float | None:
@@ -33,7 +32,9 @@ def scalar(value: Any) -> int | float | None:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         # torch raises RuntimeError.
         return None
-    return number if isinstance(number, (bool, int, float)) else None
+    if isinstance(number, (int, float)):
+        return number
+    return None
 
 
 def describe_value(value: Any) -> str:
@@ -42,4 +43,6 @@ def describe_value(value: Any) -> str:
     if shape is not None and shape != ():
         return f"a {type(value).__name__} of shape {tuple(shape)}"
     text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    if len(text) > 80:
+        text = f"{text[:77]}..."
+    return text

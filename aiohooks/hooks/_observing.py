@@ -23,7 +23,8 @@ from aiohooks.stores._protocol import Position
 
 logger = logging.getLogger("aiohooks.hooks")
 T = TypeVar("T")
-_RATE_WINDOW_SECS, _RATE_INTERVAL_SECS = 10.0, 0.2
+_RATE_WINDOW_SECS = 10.0
+_RATE_INTERVAL_SECS = 0.2
 
 
 class Sampling:
@@ -57,14 +58,16 @@ class Sampling:
         """Count from this step at the first call, and after a recovery that moved the step back;
         return whether it does.
         """
-        restarts = self._last is None or step < self._last
-        if restarts:
-            if self._last is None:
-                self._timer.resume(step, self._clock.now())  # it may continue from a checkpoint
-            else:
-                self._timer.start(step, self._clock.now())
-            self._last = step
-        return restarts
+        now = self._clock.now()
+        if self._last is None:
+            # The timer may continue from a checkpoint.
+            self._timer.resume(step, now)
+        elif step < self._last:
+            self._timer.start(step, now)
+        else:
+            return False
+        self._last = step
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to take the runs that an uninterrupted one takes."""
@@ -74,7 +77,8 @@ class Sampling:
         """Continue from this state; not in a recovery, where it counts already."""
         if "step" in state and self._last is None:
             self._timer.load_state_dict(state)
-            self._first, self._leap = bool(state["first"]), int(state["leap"])
+            self._first = bool(state["first"])
+            self._leap = int(state["leap"])
 
     def time(self) -> float:
         """Return Unix time that advances with the session's clock, so it never runs backwards
@@ -126,16 +130,17 @@ class StepRate:
     def update(self, now: float, position: Position) -> float | None:
         """Return the current rate, or None until there are two measurements."""
         seen = self._seen
-        if (
-            seen and seen[-1][1].epoch != position.epoch
-        ):  # steps before and after a reset have no difference
+        # Steps before and after a reset have no difference.
+        if seen and seen[-1][1].epoch != position.epoch:
             seen.clear()
         if not seen or now - seen[-1][0] >= _RATE_INTERVAL_SECS:
             seen.append((now, position))
             while len(seen) > 2 and now - seen[1][0] >= _RATE_WINDOW_SECS:
                 seen.popleft()
-            elapsed = now - seen[0][0]
-            self._rate = (position.step - seen[0][1].step) / elapsed if elapsed > 0 else None
+            first_time, first = seen[0]
+            self._rate = None
+            if now > first_time:
+                self._rate = (position.step - first.step) / (now - first_time)
         return self._rate
 
 

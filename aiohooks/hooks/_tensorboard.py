@@ -22,15 +22,10 @@ except ImportError as error:
     raise missing_extra("writing for TensorBoard", "tensorboard") from error
 
 
-STARTS: dict[str, float] = {}
-"""The values of a record at which TensorBoard drops its values of that step and of later ones: they
-are run again.
+_START: dict[str, float] = {}
+"""The values of a record at which a session starts: TensorBoard drops its values of that step and
+of later ones, which are run again.
 """
-
-
-def start_of(step: int, unix_time: float) -> Record:
-    """Return the record of a session whose first step is this one."""
-    return Record(step, unix_time, STARTS)
 
 
 class EventFile:
@@ -55,15 +50,9 @@ class EventFile:
             self._writer.flush()
         return self._writer
 
-    def open_at(self, step: int, restored: Sequence[Record] = ()) -> list[Record]:
-        """Open a file; return what is to be written first, because a session starts after
-        `step`.
-        """
-        self.open()
-        # What was not written when the checkpoint was saved may be in the file by now, and is
-        # written again.
-        first = min([step + 1, *(record.step for record in restored)])
-        return [start_of(first, time.time()), *restored]
+    def open_at(self, step: int) -> None:
+        """Open a file, and note in it that a session starts after `step`."""
+        self.write([Record(step + 1, time.time(), _START)])
 
     def write(self, records: Sequence[Record]) -> None:
         """Write the records, and sync the file."""
@@ -71,7 +60,7 @@ class EventFile:
         try:
             for record in records:
                 event: Any = Event(step=record.step, wall_time=record.time)
-                if record.values is STARTS:
+                if record.values is _START:
                     event.session_log.status = SessionLog.START
                 else:
                     values: Any = [
@@ -83,11 +72,14 @@ class EventFile:
             writer.flush()
         except BaseException:
             self._writer = None
-            with contextlib.suppress(OSError, ValueError):  # the error of the write says more
+            # The error of the write says more.
+            with contextlib.suppress(OSError, ValueError):
                 writer.close()
             raise
 
     def close(self) -> None:
-        writer, self._writer = self._writer, None
+        """Close the file, if one is open."""
+        writer = self._writer
+        self._writer = None
         if writer is not None:
             writer.close()

@@ -89,7 +89,8 @@ class BlockingHook(SessionRunHook):
             if self._close_method is not None:
                 await self._call("close", self._close_method, exc)
         finally:
-            calls, self._calls = self._calls, None
+            calls = self._calls
+            self._calls = None
             if calls is not None:
                 await calls.end(self._grace_secs)
 
@@ -97,16 +98,15 @@ class BlockingHook(SessionRunHook):
         calls = self._calls
         if calls is None or not calls.is_of_running_loop():
             calls = self._calls = _LoopCalls()
-        if name != "begin" and name != "close":
-            given, *others = args
-            replaced = (
-                {"session": PlainView(given.session, calls)}
-                if name in ("before_run", "after_run")
-                else {}
-            )
-            args = PlainView(given, calls, **replaced), *(calls.view_of(one) for one in others)
+        if name not in ("begin", "close"):
+            first, *others = args
+            view = PlainView(first, calls)
+            if name in ("before_run", "after_run"):
+                view = PlainView(first, calls, session=PlainView(first.session, calls))
+            args = (view, *map(calls.view_of, others))
         if name == "before_run":
-            method, args = next_feed, (method, *args)
+            args = (method, *args)
+            method = next_feed
         thread_call = _ThreadCall()
         token = _thread_call.set(thread_call)
         try:
@@ -160,11 +160,9 @@ class _LoopCalls:
 
     def view_of(self, value: Any) -> Any:
         """Return what plain code gets for an attribute or an argument."""
-        return (
-            PlainView(value, self)
-            if isinstance(value, (Session, Coordinator, Variables, StepStore))
-            else value
-        )
+        if isinstance(value, (Session, Coordinator, Variables, StepStore)):
+            return PlainView(value, self)
+        return value
 
     def call(self, what: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Return the result of `fn(*args, **options)`, called in the event loop, and awaited if it
@@ -201,12 +199,17 @@ class _LoopCalls:
         async def run() -> Any:
             self._check_open(what, waiting)
             answer = call()
-            return await answer if asyncio.iscoroutine(answer) else answer
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+            return answer
 
         def ended(task: asyncio.Task[Any]) -> None:
             waiting.tasks.discard(task)
-            error = None if task.cancelled() else task.exception()
-            if task.cancelled() or isinstance(error, concurrent.futures.CancelledError):
+            if task.cancelled():
+                result.cancel()
+                return
+            error = task.exception()
+            if isinstance(error, concurrent.futures.CancelledError):
                 result.cancel()
             elif error is not None:
                 result.set_exception(error)
@@ -250,12 +253,10 @@ class PlainView:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._target, name)
-        if name not in _CALLED_DIRECTLY and (
-            inspect.ismethod(value) or is_coroutine_function(value)
-        ):
-            return functools.partial(
-                self._calls.call, f"{type(self._target).__name__}.{name}", value
-            )
+        is_method = inspect.ismethod(value) or is_coroutine_function(value)
+        if is_method and name not in _CALLED_DIRECTLY:
+            what = f"{type(self._target).__name__}.{name}"
+            return functools.partial(self._calls.call, what, value)
         return self._calls.view_of(value)
 
     def __repr__(self) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from aiohooks._core.activity import active
@@ -29,13 +28,11 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import values_of
-from aiohooks.hooks._numbers import checked_numbers, scalar
+from aiohooks.hooks._numbers import checked_numbers
 from aiohooks.hooks._observing import logger
-from aiohooks.hooks.effects import EffectsHook
-from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
-from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.events import session_events
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
 
 
@@ -71,10 +68,13 @@ class CheckpointSaverHook(ScheduledHook):
     one. Where steps never wait, the task continues in the turns that the session gives the event
     loop (`yield_secs`).
 
-    What an `EvaluatorHook` returns for a step that is saved are metrics of its checkpoint, also if
-    it comes later: `KeepBest` needs no fetch for it. What is saved at an end at which no save is
-    due is an interim checkpoint, which the first one of the resumed run replaces, so that in the
-    end the checkpoints are those of an uninterrupted run.
+    The numbers that an evaluation of a saved step returns (the event `evaluated`) are metrics of
+    its checkpoint, also if they come later: `KeepBest` needs no fetch for them. What is saved at an
+    end at which no save is due is an interim checkpoint, which the first one of the resumed run
+    replaces, so that in the end the checkpoints are those of an uninterrupted run.
+
+    Other hooks ask for a save with `request_save`, and subscribe to the events `saving` and
+    `saved`: see `aiohooks.session.SessionEvents`.
 
     A session starts from a checkpoint if its creator has the directory: `ChiefSessionCreator(graph,
     checkpoint_dir=...)`.
@@ -82,6 +82,7 @@ class CheckpointSaverHook(ScheduledHook):
 
     order: ClassVar[int] = 100
     ends_last: ClassVar[bool] = True
+    watched_as: ClassVar[str] = "save"
 
     # Which checkpoints are kept is the saver's; when one is saved, and what a failure does, has
     # these independent choices.
@@ -126,56 +127,48 @@ class CheckpointSaverHook(ScheduledHook):
         check_instance(every, Every, "every")
         check_mapping(metrics, "metrics")
         check_choice(on_busy, "on_busy", "wait", "skip")
-        if on_save_error not in ("raise", "log"):
-            on_save_error = checked_int(
-                on_save_error,
-                "on_save_error",
-                1,
-                expected='"raise", "log" or a number of at least 1',
-            )
         self._listeners = tuple(listeners)
         for listener in self._listeners:
             check_instance(listener, CheckpointSaverListener, "a listener")
-        self._given: Saver | None
-        self._closes_saver = False
-        if isinstance(checkpoint_dir, Saver) or checkpoint_dir is None:
-            self._given = checkpoint_dir
-        else:
-            self._given, self._closes_saver = Saver(checkpoint_dir), True
+        # The saver that this hook made, and closes.
+        self._own_saver: Saver | None = None
+        if checkpoint_dir is not None and not isinstance(checkpoint_dir, Saver):
+            checkpoint_dir = self._own_saver = Saver(checkpoint_dir)
+        self._given_saver: Saver | None = checkpoint_dir
         self._every = every
         self._metrics = dict(metrics or {})
         self._background = background
-        self._skips = on_busy == "skip"
-        self._save_on_begin, self._save_on_end, self._save_on_error = (
-            save_on_begin,
-            save_on_end,
-            save_on_error,
-        )
-        self._tolerated_failures: float = (
-            {"raise": 0, "log": math.inf}[on_save_error]
-            if isinstance(on_save_error, str)
-            else on_save_error - 1
-        )
+        self._skips_if_busy = on_busy == "skip"
+        self._save_on_begin = save_on_begin
+        self._save_on_end = save_on_end
+        self._save_on_error = save_on_error
+        self._tolerated_failures: float = _tolerated_failures(on_save_error)
         self._reset()
 
     def _reset(self) -> None:
-        self._now: Callable[[], float]  # known from after_create_session on
-        self._timer: EveryTimer = self._every.timer()
+        # The saver and the coordinator are set in `after_create_session`.
         self._saver: Saver | None = None
         self._session: Session | None = None
-        self._coord: Coordinator | None = None
+        self._coord: Coordinator
+        self._now: Callable[[], float]
+        self._timer: EveryTimer = self._every.timer()
         self._write_task: asyncio.Task[None] | None = None
+        # The failure that is raised next, and how many saves have failed since the last good one.
         self._failure: BaseException | None = None
         self._consecutive_failures = 0
+        # The values of `metrics` in the last run, and the last step that all hooks have seen.
         self._results: dict[str, Any] = {}
-        self._seen_step: int | None = None  # by all hooks
+        self._seen_step: int | None = None
+        # The step of the last evaluation, and its numbers.
         self._evaluated: tuple[int, dict[str, float]] = -1, {}
-        self._last: Checkpoint | None = None  # also while it is written
-        self._saved_version = -1  # of the variables
-        self._steps: set[int] = set()  # of the checkpoints of this session
-        self._evaluators: list[EvaluatorHook] = []
-        self._effects: list[EffectsHook] = []
+        # The last checkpoint, also while it is written; its epoch and its version of the variables.
+        self._last: Checkpoint | None = None
         self._epoch = 0
+        self._saved_version = -1
+        # The steps of the checkpoints of this session.
+        self._steps: set[int] = set()
+        # How many of the requests for a save are served.
+        self._served_requests = 0
         self.latest: Checkpoint | None = None
         """The checkpoint that was written last, or None."""
         self._latest_at = 0.0
@@ -189,47 +182,53 @@ class CheckpointSaverHook(ScheduledHook):
     async def begin(self) -> None:
         """Reset for a new session."""
         self._reset()
+        events = session_events()
+        events.evaluated.subscribe(self._note_evaluation)
+        given = self._given_saver
+        events.checkpoint_dirs.append(None if given is None else given.checkpoint_dir)
         for listener in self._listeners:
             await listener.begin()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Choose the saver, start the timer, and save if this is the beginning."""
         await self._wait_for_write()  # started by a session that was lost
-        first = self._session is None
-        self._session, self._coord = session, coord
+        is_first = self._session is None
+        self._session = session
+        self._coord = coord
         self._saver = self._saver_for(session)
-        session.stateful_hooks()  # refuses equal names now, and not during training
-        if first:
-            check_tracked(session.tracked, session.state_of)  # likewise what no checkpoint can hold
+        session.stateful_hooks()  # rejects equal names now, and not during training
+        if is_first:
+            check_tracked(session.tracked, session.state_of)  # likewise
         self._epoch, step = session.global_step.latest
         self._now = quick_now()
         self._seen_step = step
-        if not first or self._timer.last_step is None:  # else it continues from a checkpoint
+        is_resumed = is_first and self._timer.last_step is not None
+        if not is_resumed:
             self._timer.start(step, self._now())
         session.saved = True
-        if self.saves_for(session):
-            self._effects = [
-                one for one in session.stateful_hooks().values() if isinstance(one, EffectsHook)
-            ]
         if session.restored is not None:
             self._last = session.restored.checkpoint
             self._saved_version = values_of(session.variables).version
             self._steps.add(self._last.step)
-        elif first and (checkpoints := await self._saver.checkpoints()):
-            logger.warning(
-                "%s has a checkpoint of step %d, and this session begins at step %d without it; "
-                "to continue from it, use ChiefSessionCreator(graph, checkpoint_dir=...)",
-                *(Path(self._saver.checkpoint_dir), checkpoints[0].step, step),
-            )
-        if first:
-            self._evaluators = [
-                one for one in session.stateful_hooks().values() if isinstance(one, EvaluatorHook)
-            ]
-            for one in self._evaluators:
-                for evaluated, result in one.results.items():  # before this call, as `at_begin`
-                    await self._judge(evaluated, result, True)
-                one.observers.append(self._judge)
-        if first and self._save_on_begin and not self._is_saved(session):
+        if is_first:
+            await self._begin_saving(session)
+
+    async def _begin_saving(self, session: Session) -> None:
+        """Save at the beginning, or add to the restored checkpoint what is already evaluated."""
+        assert self._saver is not None
+        step = session.global_step.latest.step
+        if session.restored is None:
+            checkpoints = await self._saver.checkpoints()
+            if checkpoints:
+                logger.warning(
+                    "%s has a checkpoint of step %d, and this session begins at step %d without it;"
+                    " to continue from it, use ChiefSessionCreator(graph, checkpoint_dir=...)",
+                    self._saver.checkpoint_dir,
+                    checkpoints[0].step,
+                    step,
+                )
+        await self._add_metrics(step, self._evaluated_at(step))
+        if self._save_on_begin and not self._is_saved(session):
             await self._save(session)
             self._raise_failure()
 
@@ -239,8 +238,9 @@ class CheckpointSaverHook(ScheduledHook):
                 f"CheckpointSaverHook cannot save {session!r}, which has no state_dict(); use"
                 " aiohooks.Session"
             )
-        shared, given = session.saver, self._given
-        if given is not None and (shared is None or shared.checkpoint_dir != given.checkpoint_dir):
+        given = self._given_saver
+        shared = session.saver
+        if given is not None and (shared is None or given.checkpoint_dir != shared.checkpoint_dir):
             return given
         if shared is None:
             raise InvalidArgumentError(
@@ -248,15 +248,6 @@ class CheckpointSaverHook(ScheduledHook):
                 " ChiefSessionCreator(checkpoint_dir=...)"
             )
         return shared
-
-    def saves_for(self, session: Session) -> bool:
-        """Return whether the session is restored from the directory that this hook writes: an
-        `EffectsHook` relies on that.
-        """
-        shared, given = getattr(session, "saver", None), self._given
-        return shared is not None and (
-            given is None or given.checkpoint_dir == shared.checkpoint_dir
-        )
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the metrics. Raise the error of a failed save."""
@@ -279,39 +270,27 @@ class CheckpointSaverHook(ScheduledHook):
         self._raise_failure()
         self._results = run_values.results or {}
         step = self._seen_step = run_context.global_step
-        session = run_context.session
-        is_due = self._timer.due(step, self._now()) and not self._is_saved(session)
-        if self._effects and not is_due:
-            is_due = any(one.wants_save for one in self._effects) and not self._is_saved(session)
-        skips = is_due and self._skips and self._write_task is not None
-        self.skipped += skips
-        return is_due and not skips
+        is_due = self._timer.due(step, self._now()) or self._is_requested()
+        if not is_due or self._is_saved(run_context.session):
+            return False
+        if self._skips_if_busy and self._write_task is not None:
+            self.skipped += 1
+            return False
+        return True
+
+    def _is_requested(self) -> bool:
+        return self._coord.events.save_requests > self._served_requests
 
     async def end(self, session: Session) -> None:
         """Save the last state and wait until it is durable."""
         await self._wait_for_write()
-        step = session.global_step.latest.step
-        await self._finish_evaluations(step)
-        ends = [
-            one.end_run()
-            for one in session.stateful_hooks().values()
-            if isinstance(one, EarlyStoppingHook)
-        ]
-        # Also after a failed save: this one may succeed. Also once more, to hold that the run has
-        # ended.
-        if self._save_on_end and (
-            any(ends)
-            or any(one.unsaved for one in self._effects)
-            or not await self._is_unchanged(session)
-        ):
-            await self._save(session, at_end=True)
-            await self._wait_for_write()
+        # Also after a failed save: this one may succeed.
+        if self._save_on_end and (self._is_requested() or not await self._is_unchanged(session)):
+            await self._save_last(session)
         self._raise_failure()
-        # They deliver what is durable now; the last checkpoint is to be without it.
-        delivered = [await one.drain() for one in self._effects]
-        if self._save_on_end and any(delivered):
-            await self._save(session, at_end=True)
-            await self._wait_for_write()
+        # A hook whose state has changed because of that save requests another one.
+        if self._save_on_end and self._is_requested():
+            await self._save_last(session)
             self._raise_failure()
         for listener in self._listeners:
             await listener.end(session, session.global_step.latest.step)
@@ -333,31 +312,18 @@ class CheckpointSaverHook(ScheduledHook):
         except Exception as error:
             self._record_failure(error)
         finally:
-            if self._closes_saver and self._saver is self._given and self._saver is not None:
-                await self._saver.aclose()
+            if self._own_saver is not None and self._saver is self._own_saver:
+                await self._own_saver.aclose()
         self._raise_failure()
 
     @property
     def latest_age_secs(self) -> float | None:
         """How long ago `latest` was written; None before the first."""
-        return None if self.latest is None else self._now() - self._latest_at
+        if self.latest is None:
+            return None
+        return self._now() - self._latest_at
 
-    async def _save_after_error(self) -> None:
-        session = self._session
-        if session is None or self._saver is None:
-            return
-        epoch, step = session.global_step.latest
-        # In another epoch, a recovery reset the step and then failed, perhaps with only a part of
-        # the state restored.
-        if epoch == self._epoch and not self._is_saved(session):
-            if step != self._seen_step:
-                logger.warning(
-                    "step %d is saved, and after_run of this step has not ended for all hooks: what"
-                    " they keep of it, such as records, may be missing when the run is resumed",
-                    step,
-                )
-            await self._save(session, at_end=True)
-            await self._wait_for_write()
+    # -- whether to save
 
     def _is_saved(self, session: Session) -> bool:
         """Return whether the last checkpoint has the session's step and variables."""
@@ -381,78 +347,101 @@ class CheckpointSaverHook(ScheduledHook):
             restored = await self._saver.restore(session.global_step.latest.step)
         except CheckpointError:
             return False
-        return restored is not None and await to_thread(
-            is_same, states, _untimed_states(session, restored.state)
-        )
+        if restored is None:
+            return False
+        return await to_thread(is_same, states, _untimed_states(session, restored.state))
 
     def _last_at(self, step: int) -> Checkpoint | None:
         """Return the last checkpoint if it is of this step."""
-        return self._last if self._last is not None and self._last.step == step else None
+        last = self._last
+        if last is None or last.step != step:
+            return None
+        return last
 
-    async def _finish_evaluations(self, step: int) -> None:
-        """Wait for the evaluations of earlier steps, whose values a checkpoint of this one does not
-        have.
-        """
-        for one in self._evaluators:
-            await one.finish_before(step)
+    # -- metrics
 
-    async def _judge(self, step: int, result: Any, is_due: bool) -> None:
-        """Keep the numbers of an evaluation for the checkpoint of its step; add them to it if it is
-        there.
-        """
-        if not isinstance(result, Mapping) or self._saver is None:
-            return
+    async def _note_evaluation(self, step: int, metrics: dict[str, float], is_extra: bool) -> None:
+        """Keep the numbers of an evaluation for the checkpoint of its step, or add them to it."""
         last = self._last_at(step)
-        if not is_due and last is not None and not last.interim:
-            return  # the checkpoint of an uninterrupted run, which makes no evaluation here
-        values: Mapping[Any, Any] = result  # pyright: ignore[reportUnknownVariableType]
-        numbers = {
-            str(tag): float(number)
-            for tag, value in values.items()
-            if (number := scalar(value)) is not None
-        }
-        self._evaluated = step, {**self._evaluated_at(step), **numbers}
-        if step in self._steps and numbers:
-            if self._write_task is not None:
-                await asyncio.wait([self._write_task])
-            try:
-                await self._saver.add_metrics(step, numbers)
-            except CheckpointError as error:
-                self._record_failed_save(step, error)
+        if is_extra and last is not None and not last.interim:
+            # The checkpoint of an uninterrupted run, which makes no evaluation here.
+            return
+        if metrics:
+            self._evaluated = step, {**self._evaluated_at(step), **metrics}
+            await self._add_metrics(step, metrics)
+
+    async def _add_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Add numbers to the checkpoint of a step, if this session has saved or restored it."""
+        if self._saver is None or step not in self._steps or not metrics:
+            return
+        if self._write_task is not None:
+            await asyncio.wait([self._write_task])
+        try:
+            await self._saver.add_metrics(step, metrics)
+        except Exception as error:
+            self._record_failed_save(step, error)
 
     def _evaluated_at(self, step: int) -> dict[str, float]:
-        return self._evaluated[1] if self._evaluated[0] == step else {}
+        evaluated_step, metrics = self._evaluated
+        return metrics if evaluated_step == step else {}
+
+    # -- saving
+
+    async def _save_last(self, session: Session) -> None:
+        """Save at the end of the session; wait for the write."""
+        await self._save(session, at_end=True)
+        await self._wait_for_write()
+
+    async def _save_after_error(self) -> None:
+        session = self._session
+        if session is None or self._saver is None:
+            return
+        epoch, step = session.global_step.latest
+        # In another epoch, a recovery reset the step and then failed, perhaps with only a part of
+        # the state restored.
+        if epoch != self._epoch or self._is_saved(session):
+            return
+        if step != self._seen_step:
+            logger.warning(
+                "step %d is saved, and after_run of this step has not ended for all hooks: what"
+                " they keep of it, such as records, may be missing when the run is resumed",
+                step,
+            )
+        await self._save_last(session)
 
     async def _save(self, session: Session, *, at_end: bool = False) -> None:
         """Take the state and start to write it, or write it in the foreground. There must be no
         other write.
         """
+        assert self._saver is not None
         for listener in self._listeners:
             await listener.before_save(session, session.global_step.latest.step)
         await session.drain_hooks()
-        await self._finish_evaluations(session.global_step.latest.step)
+        events = self._coord.events
+        await events.saving.emit(session.global_step.latest.step, self._saver.checkpoint_dir)
         # State and step without an await between: other sessions may change shared variables while
-        # a listener is awaited.
+        # a callback is awaited.
         self._epoch, step = session.global_step.latest
-        again = self._last_at(step)
-        interim = (
-            at_end and (again is None or again.interim) and not self._timer.due(step, self._now())
-        )
-        if not interim:
+        previous = self._last_at(step)
+        is_interim = at_end and not self._timer.due(step, self._now())
+        if previous is not None and not previous.interim:
+            is_interim = False
+        if not is_interim:
             self._timer.mark(step, self._now())
-        state, marks = session.state_dict(), [one.mark() for one in self._effects]
+        state = session.state_dict()
+        self._served_requests = events.save_requests
         self._saved_version = values_of(session.variables).version
-        metrics = {
-            **({} if again is None else again.metrics),
-            **checked_numbers(self._results),
-            **self._evaluated_at(step),
-        }
-        self._last = Checkpoint(step, 0, metrics, interim=interim)
+        metrics: dict[str, float] = {}
+        if previous is not None:
+            metrics.update(previous.metrics)
+        metrics.update(checked_numbers(self._results))
+        metrics.update(self._evaluated_at(step))
+        self._last = Checkpoint(step, 0, metrics, interim=is_interim)
         self._steps.add(step)
-        if interim:
+        if is_interim:
             metrics = {**metrics, INTERIM: 1.0}
         self._write_task = new_task(
-            self._write(session, state, step, metrics, marks), f"save of step {step}"
+            self._write(session, state, step, metrics), f"save of step {step}"
         )
         del state  # so that only the write refers to it
         if self._background:
@@ -462,18 +451,12 @@ class CheckpointSaverHook(ScheduledHook):
             await self._wait_for_write()
 
     async def _write(
-        self,
-        session: Session,
-        state: dict[str, Any],
-        step: int,
-        metrics: dict[str, float],
-        marks: list[int],
+        self, session: Session, state: dict[str, Any], step: int, metrics: dict[str, float]
     ) -> None:
         assert self._saver is not None
-        assert self._coord is not None
         try:
             with active("save", f"save of step {step}", observers=self._coord.observers):
-                self.latest = await self._saver.save(state, step, metrics=metrics)
+                checkpoint = await self._saver.save(state, step, metrics=metrics)
         except Exception as error:
             self._record_failed_save(step, error)
             return
@@ -482,31 +465,34 @@ class CheckpointSaverHook(ScheduledHook):
             raise
         finally:
             del state  # else it would be kept until the listeners return
+        self.latest = checkpoint
         self._latest_at = self._now()
         self.saved += 1
         self._consecutive_failures = 0
-        for one, mark in zip(self._effects, marks, strict=True):
-            one.release(mark)
         try:
+            await self._coord.events.saved.emit(step, checkpoint.path)
             for listener in self._listeners:
-                stop = await listener.after_save(session, step)
-                if stop:
-                    self._coord.request_stop(
-                        stop
-                        if isinstance(stop, str)
-                        else f"a listener requested it after saving step {step}"
-                    )
+                self._stop_if_asked(await listener.after_save(session, step), step)
         except Exception as error:
-            if is_clean_end(error):
-                # The input of a listener may end: that is no end of the training.
-                failure = RuntimeError(f"after_save of a listener raised {safe_repr(error)}")
-                failure.__cause__ = error
-                self._record_failure(failure)
-            else:
-                self._record_failure(error)
+            self._record_failure(_listener_failure(error))
         except asyncio.CancelledError as error:
             self._record_failure(hook_cancelled_error(f"the save of step {step}", error))
             raise
+
+    def _stop_if_asked(self, answer: object, step: int) -> None:
+        """Request a stop if `after_save` of a listener has returned a true value."""
+        if isinstance(answer, str) and answer:
+            self._coord.request_stop(answer)
+        elif answer:
+            self._coord.request_stop(f"a listener requested it after saving step {step}")
+
+    async def _wait_for_write(self) -> None:
+        """Wait until there is no write."""
+        while self._write_task is not None and not self._write_task.done():
+            await asyncio.wait([self._write_task])
+        self._write_task = None
+
+    # -- failures
 
     def _record_failed_save(self, step: int, error: Exception) -> None:
         self.failed += 1
@@ -526,18 +512,33 @@ class CheckpointSaverHook(ScheduledHook):
         else:
             add_note(self._failure, f"and then: {safe_repr(error)}")
 
-    async def _wait_for_write(self) -> None:
-        """Wait until there is no write."""
-        while self._write_task is not None and not self._write_task.done():
-            await asyncio.wait([self._write_task])
-        self._write_task = None
-
     def _raise_failure(self) -> None:
         if self._write_task is not None and self._write_task.done():
             self._write_task = None
-        failure, self._failure = self._failure, None
+        failure = self._failure
+        self._failure = None
         if failure is not None:
             raise failure
+
+
+def _tolerated_failures(on_save_error: object) -> float:
+    """Return how many saves in a row may fail."""
+    if on_save_error == "raise":
+        return 0
+    if on_save_error == "log":
+        return math.inf
+    expected = '"raise", "log" or a number of at least 1'
+    failures: int = checked_int(on_save_error, "on_save_error", 1, expected=expected)
+    return failures - 1
+
+
+def _listener_failure(error: Exception) -> Exception:
+    """Return the failure of a listener. The end of its input is no end of the training."""
+    if not is_clean_end(error):
+        return error
+    failure = RuntimeError(f"after_save of a listener raised {safe_repr(error)}")
+    failure.__cause__ = error
+    return failure
 
 
 def _untimed_states(session: Session, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 effect(kind, payload)      recorded in the attempt     a failed run leaves nothing
 the run is committed       moved to the outbox         part of the checkpoint of its step
-the checkpoint is durable  released to the handlers    with when="commit": immediately
+the checkpoint is durable  released to the handlers    at the event `saved`; with when="commit":
+                                                       immediately
 handler(effect) returns    removed from the outbox     until then the delivery is repeated,
                                                        also by the next process
 """
@@ -17,12 +18,13 @@ import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import Context, copy_context
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 from aiohooks._core.activity import Awaited, active
 from aiohooks._core.calls import Wait, limited
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
-from aiohooks._core.clock import sleep
+from aiohooks._core.clock import current_clock, sleep
 from aiohooks._core.scope import leave_run
 from aiohooks._core.validate import (
     call_error,
@@ -49,6 +51,7 @@ from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import ResettingHook
 from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.events import session_events
 from aiohooks.session.hook import SessionRunContext, SessionRunValues
 from aiohooks.session.status import EffectStatus
 
@@ -105,15 +108,15 @@ class EffectsHook(ResettingHook):
     A task for each kind delivers the effects in order, at least once, alongside the training. It
     repeats failed deliveries. The checkpoints contain the effects that are not delivered yet, and
     the next process delivers them. While `max_pending` effects wait for their handlers, runs that
-    record effects wait at their end. When `max_pending` effects wait for a checkpoint, the
-    `CheckpointSaverHook` saves one.
+    record effects wait at their end. When `max_pending` effects wait for a checkpoint, this hook
+    requests one.
 
-    When the session ends normally, that hook saves the last checkpoint, this hook delivers its
-    effects for at most `drain_secs`, and a checkpoint without them is saved. A warning counts the
-    remaining effects.
+    When the session ends normally, the last checkpoint is saved, this hook delivers its effects for
+    at most `drain_secs`, and a checkpoint without them is saved. A warning counts the remaining
+    effects.
     """
 
-    # This hook must follow the hooks that record effects, and precede the hook that saves them.
+    # This hook must follow the hooks that record effects.
     order: ClassVar[int] = 99
 
     def __init__(
@@ -154,7 +157,8 @@ class EffectsHook(ResettingHook):
         check_instance(backoff, Backoff, "backoff")
         check_secs(drain_secs, "drain_secs", optional=True)
         self._handlers = dict(handlers)
-        self._at_commit = when == "commit"
+        self._when = when
+        self._is_at_commit = when == "commit"
         self._given_run = run
         self._max_pending: int = checked_int(max_pending, "max_pending", 1)
         self._backoff = backoff
@@ -179,17 +183,32 @@ class EffectsHook(ResettingHook):
         # The effects that wait for a checkpoint, by number.
         self._unsaved: dict[int, Effect] = {}
         self._queues = {kind: _KindQueue(handler) for kind, handler in self._handlers.items()}
-        self._delivered_since_state = False
+        # The directory of the checkpoints that the session is restored from, if a hook saves the
+        # outbox there.
+        self._checkpoint_dir: Path | None = None
+        # The step of the save in progress, the number of the last effect in it, and whether it
+        # still has effects that were delivered since.
+        self._saving_step = 0
+        self._saving_count = 0
+        self._delivered_since_saving = False
         # Whether a checkpoint with effects was loaded for the raw session that is created.
         self._was_loaded = False
-        # Whether a hook saves the outbox in checkpoints.
-        self._is_saved = False
+        # Whether the session ends, and the time until which the end waits for deliveries.
+        self._is_ending = False
+        self._drains_until: float | None = None
         self._coord: Coordinator | None = None
         self._grace_secs = DEFAULT_GRACE_SECS
         self._context = Context()
         self._progress = Waiters()
 
     # -- the life of a session
+
+    async def begin(self) -> None:
+        """Begin with an empty outbox, and subscribe to the events of saves."""
+        await super().begin()
+        events = session_events()
+        events.saving.subscribe(self._note_saving)
+        events.saved.subscribe(self._note_saved)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Accept the effects of the session's runs, and deliver effects of the last process.
@@ -204,14 +223,11 @@ class EffectsHook(ResettingHook):
             raise InvalidHookError(
                 "the session has two EffectsHooks; give one of them the handlers of all kinds"
             )
-        stateful: Mapping[str, Any] = {}
-        # A creator of the program may return a session of a class without this method.
-        if hasattr(session, "stateful_hooks"):
-            stateful = session.stateful_hooks()
-        self._is_saved = any(
-            hook.saves_for(session) for hook in stateful.values() if hasattr(hook, "saves_for")
-        )
-        if not self._is_saved and not self._at_commit:
+        saver = getattr(session, "saver", None)
+        # None is the directory of the creator, in which the session's own saver saves.
+        if saver is not None and {None, saver.checkpoint_dir} & {*coord.events.checkpoint_dirs}:
+            self._checkpoint_dir = saver.checkpoint_dir
+        if self._checkpoint_dir is None and not self._is_at_commit:
             raise InvalidArgumentError(
                 'EffectsHook(when="checkpoint") delivers the effects of durable checkpoints, and no'
                 " hook saves this session where it is restored from. Give the session"
@@ -254,9 +270,11 @@ class EffectsHook(ResettingHook):
         return not self._has_room()
 
     async def end(self, session: Session) -> None:
-        """Deliver the remaining effects, unless a saver does so after the last checkpoint."""
-        if not self._is_saved:
-            await self.drain()
+        """Deliver the remaining effects, except those that wait for the last checkpoint."""
+        self._is_ending = True
+        if self._drain_secs is not None:
+            self._drains_until = current_clock().now() + self._drain_secs
+        await self._drain_at_end()
 
     async def close(self, exc: BaseException | None) -> None:
         """Cancel the deliveries, and log how many effects remain.
@@ -265,11 +283,11 @@ class EffectsHook(ResettingHook):
         of the grace period. The deliveries that are cancelled then may take the rest.
         """
         self._move_to_outbox()
-        if not self._is_saved and exc is not None:
+        if self._checkpoint_dir is None and exc is not None:
             secs = self._grace_secs / 3
             if self._drain_secs is not None:
                 secs = min(secs, self._drain_secs)
-            await self.drain(secs)
+            await self._drain(secs)
         tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
         for task in tasks:
             task.cancel()
@@ -279,7 +297,7 @@ class EffectsHook(ResettingHook):
         remaining = self._pending()
         if remaining:
             outcome = "they are lost, as no checkpoint has them"
-            if self._is_saved:
+            if self._checkpoint_dir is not None:
                 outcome = (
                     "the next process delivers the effects in its checkpoint, and repeats the steps"
                     " of the others"
@@ -314,7 +332,7 @@ class EffectsHook(ResettingHook):
     def _move_to_outbox(self) -> None:
         """Move the effects of committed attempts to the outbox, and drop those of failed attempts.
 
-        With `when="commit"`, the effects are delivered.
+        With `when="commit"`, the effects are delivered. Otherwise a save is requested if many wait.
         """
         # Threads only record. The outbox itself belongs to the event loop, and needs no lock.
         with self._lock:
@@ -327,8 +345,10 @@ class EffectsHook(ResettingHook):
             ]
         for step, effects in recorded:
             self._add_to_outbox(step, effects)
-        if self._at_commit:
-            self.release(self._effect_count)
+        if self._is_at_commit:
+            self._release(self._effect_count)
+        elif self._coord is not None and len(self._unsaved) >= self._max_pending:
+            self._coord.events.request_save()
 
     def _add_to_outbox(self, step: int, recorded: list[tuple[str, Any, str]]) -> None:
         if step < self._step:
@@ -337,29 +357,35 @@ class EffectsHook(ResettingHook):
         if step != self._step:
             self._numbers.clear()
         self._step = step
-        run = f"{self._run}+{self._resets}" if self._resets else self._run
+        run = self._run
+        if self._resets:
+            run = f"{run}+{self._resets}"
         for kind, payload, recorder in recorded:
             self._numbers[recorder] += 1
             key = f"{run}/{step}/{recorder}/{self._numbers[recorder]}"
             self._effect_count += 1
             self._unsaved[self._effect_count] = Effect(kind, payload, key, step)
 
-    @property
-    def unsaved(self) -> int:
-        """How many effects wait for a checkpoint."""
-        return len(self._unsaved)
+    # -- saves
 
-    @property
-    def wants_save(self) -> bool:
-        """Whether too many effects wait for a checkpoint."""
-        return self.unsaved >= self._max_pending
+    def _note_saving(self, step: int, checkpoint_dir: Path) -> None:
+        """Note which effects the checkpoint will contain."""
+        if checkpoint_dir == self._checkpoint_dir:
+            self._move_to_outbox()
+            self._saving_step = step
+            self._saving_count = self._effect_count
+            self._delivered_since_saving = False
 
-    def mark(self) -> int:
-        """Return the argument for `release`, once the state that was just taken is durable."""
-        self._delivered_since_state = False
-        return self._effect_count
+    async def _note_saved(self, step: int, path: Path) -> None:
+        """Release the effects that are durable. At the end, wait until they are delivered."""
+        # The checkpoint of an earlier step is that of another hook. It lacks some of the effects.
+        if path.parent != self._checkpoint_dir or step < self._saving_step:
+            return
+        self._release(self._saving_count)
+        if self._is_ending:
+            await self._drain_at_end()
 
-    def release(self, mark: int) -> None:
+    def _release(self, mark: int) -> None:
         """Deliver the effects up to the number `mark`."""
         released = [number for number in self._unsaved if number <= mark]
         for number in released:
@@ -499,7 +525,7 @@ class EffectsHook(ResettingHook):
         """Count a delivery, and remove the effect from the queue."""
         queue.failures_of_first = 0
         queue.delivered += 1
-        self._delivered_since_state = True
+        self._delivered_since_saving = True
         # A recovery during the delivery may have removed the effect already.
         if queue.ready and queue.ready[0] is effect:
             queue.ready.popleft()
@@ -508,41 +534,39 @@ class EffectsHook(ResettingHook):
     def _note_failure(
         self, kind: str, queue: _KindQueue, effect: Effect, error: BaseException
     ) -> None:
-        """Count a failed delivery. Log the first, the tenth, the hundredth, ... of them."""
+        """Count a failed delivery. Log the first, the tenth, the hundredth, ... of its kind."""
         queue.failures_of_first += 1
         queue.failures += 1
         queue.last_error = printable(safe_repr(error))
-        failures = queue.failures_of_first
-        # An effect that fails once is logged only by the count of all failures.
-        is_stuck = failures > 1 and is_logged(failures)
-        if is_stuck or is_logged(queue.failures):
+        if is_logged(queue.failures):
             logger.warning(
                 "delivery of %s failed, in attempt %d; %d of %r wait behind it: %s",
                 effect.key,
-                failures,
+                queue.failures_of_first,
                 len(queue.ready) - 1,
                 kind,
                 queue.last_error,
                 exc_info=error if queue.failures == 1 else None,
             )
 
-    async def drain(self, secs: float | None = None) -> bool:
-        """Wait at most `secs`, by default `drain_secs`, until all ready effects are delivered.
+    async def _drain_at_end(self) -> None:
+        """Wait for the deliveries for the rest of `drain_secs`; request a save if it is needed."""
+        secs = None
+        if self._drains_until is not None:
+            secs = max(0.0, self._drains_until - current_clock().now())
+        await self._drain(secs)
+        if self._coord is not None and (self._unsaved or self._delivered_since_saving):
+            self._coord.events.request_save()
 
-        Returns:
-            Whether effects were delivered after the latest state was taken, which thus still
-            contains them.
-        """
+    async def _drain(self, secs: float | None) -> None:
+        """Wait at most so many seconds until all ready effects are delivered."""
         self._move_to_outbox()
         self._deliver()
-        if secs is None:
-            secs = self._drain_secs
         if secs != 0:
             queues = self._queues.values()
             waiting = self._wait_until(lambda: all(queue.task is None for queue in queues))
             with contextlib.suppress(TimeoutError):
                 await limited(waiting, secs, "the delivery of effects")
-        return self._delivered_since_state
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         with active("wait", "the deliveries of effects", self._awaited):
@@ -560,8 +584,7 @@ class EffectsHook(ResettingHook):
         return Awaited("calls", "", by=lambda: deliveries, needs="any")
 
     def __repr__(self) -> str:
-        when = "commit" if self._at_commit else "checkpoint"
-        return f"EffectsHook({list(self._handlers)}, when={when!r})"
+        return f"EffectsHook({list(self._handlers)}, when={self._when!r})"
 
 
 def _check_handler(kind: object, handler: Any) -> None:

@@ -5,13 +5,12 @@ step.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import to_thread, wait_done
@@ -22,15 +21,13 @@ from aiohooks._core.validate import (
     check_choice,
     check_instance,
     check_mapping,
-    check_secs,
     checked_int,
     is_coroutine_function,
 )
-from aiohooks.dispatch.calls import hook_timeout_error, only_if
+from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     AiohooksError,
     FetchError,
-    HookTimeoutError,
     InvalidArgumentError,
     InvalidHookError,
     StopRequestedError,
@@ -39,10 +36,11 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.plan import Leaves, Plan, canonical_feeds
 from aiohooks.graph.session import Session
+from aiohooks.hooks._numbers import scalar
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import Every, EveryTimer
-from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.events import session_events
 from aiohooks.session.hook import (
     SessionRunArgs,
     SessionRunContext,
@@ -117,10 +115,15 @@ class EvaluatorHook(SessionRunHook):
     `max_pending` may be unfinished, and a run at which one more is due waits. Each unfinished
     evaluation keeps its values in memory. Each runs in a task of its own, inline as well.
 
+    The numbers of a result, if it is a mapping, are the metrics of the event `evaluated`. Saves
+    wait for the evaluations of earlier steps, whose values a checkpoint does not have.
+
     An error of an evaluation is raised in the run in which it happened or in the next one, or at
     the end. After a recovery the unfinished evaluations are repeated. When a run is resumed, an
     evaluation that was due and unfinished when it was saved is repeated before the first run.
     """
+
+    watched_as: ClassVar[str] = "evaluation"
 
     # When, how, on what, and where the result goes: each is independent of the others, and most
     # programs give two.
@@ -132,10 +135,9 @@ class EvaluatorHook(SessionRunHook):
         mode: Literal["inline", "background"] = "inline",
         at_begin: bool = False,
         at_end: bool = True,
-        timeout_secs: float | None = None,
         max_pending: int = 1,
         snapshot: Callable[[], Any] | None = None,
-        on_result: OnResult | Iterable[OnResult] = (),
+        on_result: OnResult | None = None,
         max_results: int = 1000,
         thread: bool = False,
         name: str | None = None,
@@ -150,13 +152,11 @@ class EvaluatorHook(SessionRunHook):
             at_begin: evaluate before the first run too; not if a run is resumed that has been
                 evaluated.
             at_end: evaluate the last step at a clean end, unless it has been evaluated.
-            timeout_secs: how long one evaluation may take. One that ignores its cancellation for
-                the session's grace period is left running, with a warning.
             max_pending: how many evaluations may be unfinished in the background.
             snapshot: a plain function, called when an evaluation is due; for state outside the
                 graph's variables, such as a copy of a model's parameters.
-            on_result: a function, or several, called with each step and its result in turn:
-                `stopping.report`, a writer.
+            on_result: called with each step and its result, such as `stopping.report`. An error of
+                it is an error of the evaluation.
             max_results: how many results to keep, the newest ones.
             thread: call `eval_fn`, a plain function, in a worker thread, because it blocks.
             name: the name of its state in checkpoints; needed if a session has several of these
@@ -167,7 +167,6 @@ class EvaluatorHook(SessionRunHook):
             InvalidHookError: `eval_fn` is not a coroutine function, or with `thread` it is one.
         """
         check_callable(eval_fn, "eval_fn")
-        check_secs(timeout_secs, "timeout_secs", optional=True, positive=True)
         if is_coroutine_function(eval_fn) == bool(thread):
             hint = "a coroutine function, which cannot run in a thread; leave out thread=True"
             if not thread:
@@ -178,25 +177,17 @@ class EvaluatorHook(SessionRunHook):
             raise InvalidHookError(f"eval_fn is {eval_fn!r}, {hint}")
         check_instance(every, Every, "every")
         check_choice(mode, "mode", "inline", "background")
-        max_pending = checked_int(max_pending, "max_pending", 1)
-        max_results = checked_int(max_results, "max_results", 1)
         check_callable(snapshot, "snapshot", optional=True)
-        if isinstance(on_result, Iterable):
-            several: Iterable[OnResult] = on_result  # pyright: ignore[reportUnknownVariableType]
-        else:
-            several = (on_result,)
-        self._listeners = tuple(several)
-        for listener in self._listeners:
-            check_callable(listener, "on_result")
+        check_callable(on_result, "on_result", optional=True)
         self._eval_fn = eval_fn
         self._every = every
         self._background = mode == "background"
         self._at_begin = at_begin
         self._at_end = at_end
-        self._timeout_secs = timeout_secs
-        self._max_pending = max_pending
+        self._max_pending = checked_int(max_pending, "max_pending", 1)
         self._snapshot = snapshot
-        self._max_results = max_results
+        self._on_result = on_result
+        self._max_results = checked_int(max_results, "max_results", 1)
         self._thread = thread
         self.name: str = name or ""
         self._reset()
@@ -204,70 +195,66 @@ class EvaluatorHook(SessionRunHook):
     def _reset(self) -> None:
         self.results: dict[int, Any] = {}
         """The results by step, in the order in which the evaluations ended."""
-        self.observers: list[Callable[[int, Any, bool], Awaitable[None]]] = []
-        """Awaited with each step, its result, and whether it was due, before `on_result`: for hooks
-        that keep results, as `CheckpointSaverHook` does. Those of a session are added in
-        `after_create_session`.
-        """
         self._clock: Clock = current_clock()
-        self._extra: int | None = None  # the step of an evaluation at the end, which was not due
-        self._coord: Coordinator | None = None
         self._timer: EveryTimer = self._every.timer()
-        self._evaluated: int | None = None  # the last step that was evaluated
-        self._unfinished = False  # by a restored state
+        self._coord: Coordinator | None = None
+        # The last step that was evaluated, and the step of an evaluation at the end that was not
+        # due.
+        self._evaluated_step: int | None = None
+        self._extra_step: int | None = None
+        # Whether a restored state has an unfinished evaluation.
+        self._was_unfinished = False
         self._pending: deque[Evaluation] = deque()
-        self._scheduled: int | None = None  # the step whose `after_run` is to be called for that
+        # The step whose evaluation was scheduled before its `after_run` is called.
+        self._scheduled_step: int | None = None
         self._worker: asyncio.Task[None] | None = None
         self._progressed = asyncio.Event()
         self._error: tuple[Evaluation, Exception] | None = None
-        self._failed: Evaluation | None = (
-            None  # its error was raised; evaluated again if the session recovers from it
-        )
+        # The evaluation whose error was raised. A session that recovers from it evaluates again.
+        self._failed: Evaluation | None = None
 
     @property
     def pending(self) -> tuple[int, ...]:
         """The steps whose evaluation has not ended yet."""
-        return tuple(due.step for due in self._pending)
+        return tuple(evaluation.step for evaluation in self._pending)
 
     async def begin(self) -> None:
         """Clear the results of an earlier session."""
         self._reset()
+        session_events().saving.subscribe(self._finish_earlier)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Evaluate before the first run, with `at_begin`; after a recovery or a restart, repeat the
         unfinished ones.
         """
-        is_first, step, now = (
-            self._coord is None,
-            session.global_step.latest.step,
-            self._clock.now(),
-        )
-        self._coord, self._worker = coord, None
+        is_first = self._coord is None
+        self._coord = coord
+        self._worker = None
+        step = session.global_step.latest.step
+        now = self._clock.now()
         if self._failed is not None:
             self._pending.appendleft(self._failed)
             self._failed = None
         # Later steps are lost, and will be run again.
         self._pending = deque(
-            replace(due, session=session) for due in self._pending if due.step <= step
+            replace(evaluation, session=session)
+            for evaluation in self._pending
+            if evaluation.step <= step
         )
         self._timer.resume(step, now)
-        repeats, self._unfinished = self._unfinished and not self._pending, False
-        if (
-            repeats
-            or (self._at_begin and is_first and self._evaluated is None)
-            or self._timer.due(step, now)
-        ):
+        is_repeated = self._was_unfinished and not self._pending
+        self._was_unfinished = False
+        is_beginning = self._at_begin and is_first and self._evaluated_step is None
+        if is_repeated or is_beginning or self._timer.due(step, now):
             self._schedule(session, step)
-        if (
-            not self._background
-        ):  # in the background it starts with a run, and must not be waited for here
-            await self._drain()
+        # In the background it starts with a run, and must not be waited for here.
+        if not self._background:
+            await self._finish_all()
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise the error of an evaluation in the background, if there is one."""
-        self._failed = (
-            None  # a recovery from its error would have called `after_create_session` first
-        )
+        # A recovery from its error would have called `after_create_session` first.
+        self._failed = None
         self._raise_error()
         if self._background:
             self._ensure_worker()
@@ -275,19 +262,17 @@ class EvaluatorHook(SessionRunHook):
 
     @only_if("_schedule_if_due")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Evaluate if it is due, or start it in the background; raise its error, or
-        `HookTimeoutError`.
-        """
-        if self._scheduled == run_context.global_step or self._schedule_if_due(
-            run_context, run_values
-        ):
-            self._scheduled = None
-            if not self._background:
-                await self._drain()
-            while len(self._pending) > self._max_pending:
-                await self._wait_for_worker()
-                self._raise_error()
-            self._ensure_worker()
+        """Evaluate if it is due, or start it in the background; raise its error."""
+        is_scheduled = self._scheduled_step == run_context.global_step
+        if not is_scheduled and not self._schedule_if_due(run_context, run_values):
+            return
+        self._scheduled_step = None
+        if not self._background:
+            await self._finish_all()
+        while len(self._pending) > self._max_pending:
+            await self._wait_for_worker()
+            self._raise_error()
+        self._ensure_worker()
 
     def _schedule_if_due(
         self, run_context: SessionRunContext, run_values: SessionRunValues
@@ -295,16 +280,17 @@ class EvaluatorHook(SessionRunHook):
         """Take the values of this step, which other sessions may change while the task of
         `after_run` starts.
         """
-        is_due = self._timer.due(run_context.global_step, self._clock.now())
-        if is_due:
-            self._schedule(run_context.session, run_context.global_step)
-            self._scheduled = run_context.global_step
-        return is_due
+        step = run_context.global_step
+        if not self._timer.due(step, self._clock.now()):
+            return False
+        self._schedule(run_context.session, step)
+        self._scheduled_step = step
+        return True
 
     async def end(self, session: Session) -> None:
         """Wait for the unfinished evaluations, and evaluate the last step."""
         try:
-            await self._drain()
+            await self._finish_all()
         except Exception:
             await self._evaluate_last(session)
             raise
@@ -313,8 +299,8 @@ class EvaluatorHook(SessionRunHook):
     async def close(self, exc: BaseException | None) -> None:
         """Log the evaluations that were not made, and an error that was not raised."""
         if self._error is not None:
-            due, error = self._error
-            logger.error("the evaluation at step %d had failed", due.step, exc_info=error)
+            evaluation, error = self._error
+            logger.error("the evaluation at step %d had failed", evaluation.step, exc_info=error)
         if self._pending:
             logger.warning(
                 "not evaluated, because the session ended with %s: steps %s",
@@ -322,65 +308,60 @@ class EvaluatorHook(SessionRunHook):
                 list(self.pending),
             )
         self._pending.clear()
-        self._coord = self._worker = self._error = None
+        self._coord = None
+        self._worker = None
+        self._error = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last evaluated step, when it was last due, and whether an evaluation is
         unfinished; not the results.
         """
-        unfinished = bool(self._pending) or self._error is not None
         return {
-            "evaluated_step": self._evaluated,
+            "evaluated_step": self._evaluated_step,
             "timer": self._timer.state_dict(),
-            "unfinished": unfinished,
+            "unfinished": bool(self._pending) or self._error is not None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state: `after_create_session` repeats an unfinished evaluation."""
         check_mapping(state, "state", optional=False)
-        try:
-            self._evaluated, timer, self._unfinished = (
-                state["evaluated_step"],
-                state["timer"],
-                state["unfinished"],
-            )
-        except KeyError as error:
+        missing = self.state_dict().keys() - state.keys()
+        if missing:
             raise InvalidArgumentError(
-                f"the state of an EvaluatorHook has no {error}; it has {state!r}"
-            ) from None
-        self._timer.load_state_dict(timer)
+                f"the state of an EvaluatorHook has no {', '.join(sorted(missing))}; it has"
+                f" {state!r}"
+            )
+        self._evaluated_step = state["evaluated_step"]
+        self._was_unfinished = state["unfinished"]
+        self._timer.load_state_dict(state["timer"])
 
-    async def finish_before(self, step: int) -> None:
-        """Wait for the evaluations of steps before `step`, for a hook that saves that step; the
-        next run raises an error.
+    async def _finish_earlier(self, step: int, checkpoint_dir: object = None) -> None:
+        """Wait for the evaluations of earlier steps; the next run raises an error of one.
+
+        A callback of the event `saving`.
         """
-        while (
-            self._background
-            and self._error is None
-            and self._pending
-            and self._pending[0].step < step
-        ):
+        if not self._background:
+            return
+        while self._error is None and self._pending and self._pending[0].step < step:
             await self._wait_for_worker()
 
     def _schedule(self, session: Session, step: int) -> None:
         """Queue the evaluation of this step, with its values."""
-        if step != self._extra:
+        if step != self._extra_step:
             self._timer.start(step, self._clock.now())
-        snapshot = None if self._snapshot is None else self._snapshot()
+        snapshot = None
+        if self._snapshot is not None:
+            snapshot = self._snapshot()
         self._pending.append(Evaluation(step, session.variables.snapshot(), snapshot, session))
 
     async def _evaluate_last(self, session: Session) -> None:
         step = session.global_step.latest.step
-        if self._at_end and self._evaluated != step:
-            with contextlib.suppress(InvalidHookError):  # equal names: then no checkpoint is saved
-                for one in session.stateful_hooks().values():
-                    if isinstance(one, EarlyStoppingHook):
-                        one.end_run()
-            self._extra = step
+        if self._at_end and self._evaluated_step != step:
+            self._extra_step = step
             self._schedule(session, step)
-        await self._drain()
+        await self._finish_all()
 
-    async def _drain(self) -> None:
+    async def _finish_all(self) -> None:
         """Make all pending evaluations, or wait until they are made."""
         while self._pending:
             if self._background:
@@ -392,6 +373,8 @@ class EvaluatorHook(SessionRunHook):
             await wait_done([self._worker], None)
         self._raise_error()
 
+    # -- the worker in the background
+
     async def _wait_for_worker(self) -> None:
         """Wait until one more evaluation in the background has ended."""
         self._progressed.clear()
@@ -399,90 +382,81 @@ class EvaluatorHook(SessionRunHook):
         await self._progressed.wait()
 
     def _ensure_worker(self) -> None:
-        """Start the task that evaluates if evaluations are pending and it has ended or was
-        cancelled.
-        """
-        if (
-            self._pending
-            and self._coord is not None
-            and (self._worker is None or self._worker.done())
-        ):
+        """Start the worker if evaluations are pending, and it has ended or was cancelled."""
+        if not self._pending or self._coord is None:
+            return
+        if self._worker is None or self._worker.done():
             self._worker = self._coord.start_soon(self._work, current_run(), name="evaluation")
-            self._worker.add_done_callback(
-                lambda _: self._progressed.set()
-            )  # also called if it is cancelled
+            # Also if it is cancelled.
+            self._worker.add_done_callback(lambda _: self._progressed.set())
 
     async def _work(self, run: RunScope | None) -> None:
         if run is not None:
-            # Refuse monitored runs in here, as inline: they could wait for a run that waits for
+            # Reject monitored runs in here, as inline: they could wait for a run that waits for
             # this task.
             begin_run(run.session, None)
         while self._pending and self._error is None:
             await self._evaluate_first()
             self._progressed.set()
 
+    # -- one evaluation
+
     async def _evaluate_first(self) -> None:
         """Make the oldest pending evaluation. It stays pending if cancelled; an error is kept in
         `_error`.
         """
-        due = self._pending[0]
+        evaluation = self._pending[0]
+        step = evaluation.step
         began = self._clock.now()
         try:
-            result = await self._call_eval_fn(due)
-            logger.info(
-                "evaluation at step %d: %s (%.3f sec)",
-                due.step,
-                _text(result),
-                self._clock.now() - began,
-            )
-            self._evaluated = due.step
-            self.results.pop(due.step, None)
-            self.results[due.step] = result
-            while len(self.results) > self._max_results:
-                del self.results[next(iter(self.results))]
-            for observer in self.observers:
-                await observer(due.step, result, due.step != self._extra)
-            for listener in self._listeners:
-                answer = listener(due.step, result)
-                if inspect.isawaitable(answer):
-                    await answer
+            result = await self._call_eval_fn(evaluation)
+            secs = self._clock.now() - began
+            logger.info("evaluation at step %d: %s (%.3f sec)", step, _text(result), secs)
+            await self._keep_result(step, result)
         except StopRequestedError as stop:
-            logger.warning("the evaluation at step %d was ended by the stop: %s", due.step, stop)
+            logger.warning("the evaluation at step %d was ended by the stop: %s", step, stop)
         except Exception as error:
-            self._error = due, error
+            self._error = evaluation, error
         self._pending.popleft()
 
+    async def _keep_result(self, step: int, result: Any) -> None:
+        """Keep a result, and pass it to the other hooks and to `on_result`."""
+        self._evaluated_step = step
+        self.results.pop(step, None)
+        self.results[step] = result
+        if len(self.results) > self._max_results:
+            del self.results[next(iter(self.results))]
+        if self._coord is not None:
+            is_extra = step == self._extra_step
+            await self._coord.events.evaluated.emit(step, _numbers_of(result), is_extra)
+        if self._on_result is not None:
+            answer = self._on_result(step, result)
+            if inspect.isawaitable(answer):
+                await answer
+
     async def _call_eval_fn(self, evaluation: Evaluation) -> Any:
-        """Return the result within the time limit; no error of the function may be taken for the
-        end of the training.
+        """Return the result; no error of the function may be taken for the end of the training.
 
         A cancellation of something in it that is not one of the caller raises `HookCancelledError`,
         and an error that means the end of input `AiohooksError`; `StopRequestedError` from a wait
         inside it passes.
         """
-        what, grace_secs = (
-            f"the evaluation at step {evaluation.step}",
-            evaluation.session.grace_secs,
-        )
-        call = (
-            functools.partial(to_thread, self._eval_fn, grace_secs=grace_secs)
-            if self._thread
-            else self._eval_fn
-        )
-        evaluating = _EvaluationWait(what, grace_secs, self._timeout_secs)
+        what = f"the evaluation at step {evaluation.step}"
+        grace_secs = evaluation.session.grace_secs
+        call: Callable[[Evaluation], Any] = self._eval_fn
+        if self._thread:
+            call = functools.partial(to_thread, self._eval_fn, grace_secs=grace_secs)
         try:
-            evaluating.start(0, call, (evaluation,), what, self._timeout_secs)
-            await evaluating.wait()
-            return evaluating.results[0]
+            return await Wait[Any](what, grace_secs).result_of(call(evaluation))
         except StopRequestedError:
             raise
         except Exception as error:
-            if is_clean_end(error):
-                raise AiohooksError(
-                    f"{what} ended with {safe_repr(error)}: its input has ended; "
-                    "catch that in eval_fn and return the result so far"
-                ) from error
-            raise
+            if not is_clean_end(error):
+                raise
+            raise AiohooksError(
+                f"{what} ended with {safe_repr(error)}: its input has ended; "
+                "catch that in eval_fn and return the result so far"
+            ) from error
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -494,26 +468,26 @@ class EvaluatorHook(SessionRunHook):
         mode = "background" if self._background else "inline"
         return (
             f"EvaluatorHook({self._eval_fn!r}, {self._every}, {mode!r}, evaluated step"
-            f" {self._evaluated})"
+            f" {self._evaluated_step})"
         )
 
 
-class _EvaluationWait(Wait[Any]):
-    """An evaluation in progress."""
-
-    __slots__ = ("_secs",)
-
-    def __init__(self, what: str, grace_secs: float, secs: float | None) -> None:
-        super().__init__(what, grace_secs)
-        self._secs = secs
-
-    def timeout_error(self, number: int, task: asyncio.Task[Any]) -> HookTimeoutError:
-        return hook_timeout_error(self.what, self._secs, task, "give it more with timeout_secs=")
+def _numbers_of(result: Any) -> dict[str, float]:
+    """Return the numbers of a result; none if it is not a mapping."""
+    numbers: dict[str, float] = {}
+    if isinstance(result, Mapping):
+        for tag, value in cast("Mapping[object, Any]", result).items():
+            number = scalar(value)
+            if number is not None:
+                numbers[str(tag)] = float(number)
+    return numbers
 
 
 def _text(result: Any) -> str:
     """Return a result as text for the log."""
     if isinstance(result, Mapping):
-        values: Mapping[Any, Any] = result  # pyright: ignore[reportUnknownVariableType]
+        values = cast("Mapping[object, Any]", result)
         return ", ".join(f"{key} = {_text(value)}" for key, value in values.items())
-    return f"{result:.6g}" if isinstance(result, float) else str(result)
+    if isinstance(result, float):
+        return f"{result:.6g}"
+    return str(result)

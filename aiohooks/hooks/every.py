@@ -34,7 +34,8 @@ class Every:
     after: int = 0
 
     def __post_init__(self) -> None:
-        set_field = object.__setattr__  # the instance is frozen
+        # The instance is frozen.
+        set_field = object.__setattr__
         if self.steps is not None:
             steps = checked_int(
                 self.steps, "steps of Every", 1, expected="a whole number of steps, at least 1"
@@ -83,7 +84,8 @@ class EveryTimer:
 
     def start(self, step: int, now: float) -> None:
         """Count from this step and time."""
-        self._last_step, self._last_now = step, now
+        self._last_step = step
+        self._last_now = now
 
     def resume(self, step: int, now: float) -> None:
         """Start, or continue after a recovery, which may have moved the global step back to
@@ -125,11 +127,9 @@ class EveryTimer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step from which it counts, and the seconds since then."""
-        return (
-            {}
-            if self._last_step is None
-            else {"step": self._last_step, "secs": current_clock().now() - self._last_now}
-        )
+        if self._last_step is None:
+            return {}
+        return {"step": self._last_step, "secs": current_clock().now() - self._last_now}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state; not in a recovery, where it counts already."""
@@ -137,7 +137,9 @@ class EveryTimer:
             self.start(int(state["step"]), current_clock().now() - float(state["secs"]))
 
     def __repr__(self) -> str:
-        state = "not started" if self._last_step is None else f"last at step {self._last_step}"
+        state = "not started"
+        if self._last_step is not None:
+            state = f"last at step {self._last_step}"
         return f"<EveryTimer of {self.every}, {state}>"
 
 
@@ -162,7 +164,9 @@ class ScheduledHook(ResettingHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return when it was last due."""
-        state: dict[str, Any] = {} if self._timer is None else self._timer.state_dict()
+        if self._timer is None:
+            return {}
+        state: dict[str, Any] = self._timer.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -144,9 +144,8 @@ class LambdaHook(SessionRunHook):
             close: `close(exc)`.
             fetches: what `after_run` gets as `run_values.results`; instead of a `before_run` that
                 requests it.
-            every: for which runs `before_run` and `after_run` are called; without it, for all. If
-                the hook has a `before_run` or fetches, the step about to run counts, otherwise the
-                committed step.
+            every: for which runs `after_run` is called, and fetches; without it, for all. With
+                fetches the step about to run counts, otherwise the committed step.
             name: the hook's name.
             unknown: not accepted.
 
@@ -155,10 +154,16 @@ class LambdaHook(SessionRunHook):
                 method's arguments.
             InvalidArgumentError: no function, or options that do not go with those given.
         """
-        in_order = begin, after_create_session, before_run, after_run, end, close
-        given = dict(zip(HOOK_METHODS, in_order, strict=True))
-        for wrong in unknown:
-            raise _no_such_method(wrong)
+        for name_of_method in unknown:
+            raise _no_such_method(name_of_method)
+        given = dict(
+            begin=begin,
+            after_create_session=after_create_session,
+            before_run=before_run,
+            after_run=after_run,
+            end=end,
+            close=close,
+        )
         functions = {method: fn for method, fn in given.items() if fn is not None}
         if not functions:
             raise InvalidArgumentError(
@@ -167,35 +172,28 @@ class LambdaHook(SessionRunHook):
         for method, fn in functions.items():
             _check_function(method, fn)
         check_instance(every, Every, "every", optional=True)
-        if every is not None and before_run is None and after_run is None:
-            raise InvalidArgumentError(
-                f"every is {every!r}, and there is neither before_run nor after_run; leave it out"
-            )
-        if fetches is not None:
-            if before_run is not None or after_run is None:
+        options = {"every": every, "fetches": fetches}
+        for option, value in options.items():
+            if value is not None and (before_run is not None or after_run is None):
                 raise InvalidArgumentError(
-                    f"fetches is {fetches!r}; it goes with after_run and without before_run, which"
-                    " requests its own"
+                    f"{option} is {value!r}; it goes with after_run and without before_run, which"
+                    " requests its own fetches in every run"
                 )
-            args = SessionRunArgs(fetches)
-
-            async def request(
-                run_context: SessionRunContext,
-            ) -> SessionRunArgs:  # without an await: it needs no task
-                return args
-
-            functions["before_run"] = request
-        self._described = ", ".join(
-            f"{method}={fn!r}" for method, fn in given.items() if fn is not None
-        )
+        self.name: str = name or ""
+        self._described = ", ".join(f"{method}={fn!r}" for method, fn in functions.items())
+        self._args = SessionRunArgs(fetches)
         calls = {method: _as_coroutine_function(fn) for method, fn in functions.items()}
+        if fetches is not None:
+            calls["before_run"] = self._request
         if every is not None:
-            calls = calls | _DueRuns(every, calls).methods()
+            calls |= _DueRuns(every, calls).methods()
         # Set on the instance, so that missing methods are not overridden: a session never calls
         # those.
         for method, call in calls.items():
             setattr(self, method, call)
-        self.name: str = name or ""
+
+    async def _request(self, run_context: SessionRunContext) -> SessionRunArgs:
+        return self._args
 
     def __repr__(self) -> str:
         return f"LambdaHook({self._described})"
@@ -233,7 +231,10 @@ def hook(
         chosen: dict[str, Any] = {method: fn}
         own_name: str | None = getattr(fn, "__name__", None)
         return LambdaHook(
-            **chosen, fetches=fetches, every=every, name=own_name if name is None else name
+            **chosen,
+            fetches=fetches,
+            every=every,
+            name=name or own_name,
         )
 
     return decorate
@@ -248,7 +249,8 @@ def _no_such_method(name: str) -> InvalidHookError:
 def _check_function(method: str, fn: Function) -> None:
     check_callable(fn, method)
     parameters = _PARAMETERS[method]
-    if (error := call_error(fn, *parameters)) is not None:
+    error = call_error(fn, *parameters)
+    if error is not None:
         takes = inspect.signature(fn)
         raise InvalidHookError(
             f"{method} is {fn!r}, which takes {takes} and is called with ({', '.join(parameters)}):"
@@ -262,38 +264,33 @@ def _as_coroutine_function(fn: Function) -> Function:
 
     async def call(*args: Any) -> Any:
         answer = fn(*args)
-        return await answer if inspect.isawaitable(answer) else answer
+        if inspect.isawaitable(answer):
+            answer = await answer
+        return answer
 
     return call
 
 
 class _DueRuns(ScheduledHook):
-    """Limits the functions of one hook to the runs that are due."""
+    """Limits `after_run` of a hook, and its fetches, to the runs that are due."""
 
-    def __init__(self, every: Every, calls: dict[str, Function]) -> None:
+    def __init__(self, every: Every, calls: Mapping[str, Function]) -> None:
         self._every = every
-        self._calls = calls
-        self._requests = "before_run" in calls
+        self._calls = dict(calls)
+        self._has_fetches = "before_run" in calls
         self._reset()
 
     def _reset(self) -> None:
         self._clock: Clock = current_clock()
         self._timer: EveryTimer = self._every.timer()
-        self._due = False
+        self._is_due = False
 
     def methods(self) -> dict[str, Function]:
-        """Return the methods that replace the hook's functions, and the conditions of those in
-        runs.
-        """
-        names = [
-            "begin",
-            "after_create_session",
-            "after_run",
-            "after_run_is_due",
-            "state_dict",
-            "load_state_dict",
-        ]
-        names += ["before_run", "before_run_is_due"] if self._requests else []
+        """Return the methods that replace those of the hook, and the conditions of their calls."""
+        names = ["begin", "after_create_session", "after_run", "after_run_is_due"]
+        names += ["state_dict", "load_state_dict"]
+        if self._has_fetches:
+            names += ["before_run", "before_run_is_due"]
         return {name: getattr(self, name) for name in names}
 
     async def begin(self) -> None:
@@ -306,15 +303,13 @@ class _DueRuns(ScheduledHook):
 
     @only_if("before_run_is_due")
     async def before_run(self, run_context: SessionRunContext) -> Any:
-        return (
-            await self._call("before_run", run_context)
-            if self.before_run_is_due(run_context)
-            else None
-        )
+        if self.before_run_is_due(run_context):
+            return await self._call("before_run", run_context)
+        return None
 
     def before_run_is_due(self, run_context: SessionRunContext) -> bool:
-        self._due = self._timer.due(run_context.global_step, self._clock.now())
-        return self._due
+        self._is_due = self._timer.due(run_context.global_step, self._clock.now())
+        return self._is_due
 
     @only_if("after_run_is_due")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -325,11 +320,11 @@ class _DueRuns(ScheduledHook):
     def after_run_is_due(
         self, run_context: SessionRunContext, run_values: SessionRunValues
     ) -> bool:
-        return (
-            self._due
-            if self._requests
-            else self._timer.due(run_context.global_step, self._clock.now())
-        )
+        if self._has_fetches:
+            return self._is_due
+        return self._timer.due(run_context.global_step, self._clock.now())
 
     async def _call(self, method: str, *args: Any) -> Any:
-        return await self._calls[method](*args) if method in self._calls else None
+        if method in self._calls:
+            return await self._calls[method](*args)
+        return None

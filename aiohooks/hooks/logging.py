@@ -120,9 +120,7 @@ class NanHook(SessionRunHook):
         check_choice(check, "check", "nan", "non-finite")
         self._value = value
         self._fail = fail_on_nan_loss
-        self._is_bad: Callable[[float], bool] = (
-            math.isnan if check == "nan" else lambda number: not math.isfinite(number)
-        )
+        self._accepts_infinities = check == "nan"
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the value."""
@@ -136,24 +134,31 @@ class NanHook(SessionRunHook):
             InvalidArgumentError: it is not a number, such as None or a text.
         """
         try:
-            bad = next(filter(self._is_bad, _numbers(run_values.results)), None)
+            bad_numbers = list(filter(self._is_bad, _numbers(run_values.results)))
         except TypeError as error:
             raise InvalidArgumentError(
                 f"{self._value!r} {error} at step {run_context.global_step}, and NanHook checks"
                 " numbers; give what returns one"
             ) from None
-        if bad is None:
+        if not bad_numbers:
             return
+        bad = bad_numbers[0]
         message = f"model diverged with {self._value!r} = {bad} at step {run_context.global_step}"
         if self._fail:
             raise NanLossDuringTrainingError(message)
         logger.warning("%s", message)
         run_context.request_stop(message)
 
+    def _is_bad(self, number: float) -> bool:
+        if self._accepts_infinities:
+            return math.isnan(number)
+        return not math.isfinite(number)
+
 
 def _numbers(value: Any) -> Iterable[float]:
     """Return all numbers in a value."""
-    if hasattr(value, "tolist"):  # an array of any library, or one of its scalars
+    # An array of any library, or one of its scalars.
+    if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
         for item in cast("Iterable[Any]", value):
@@ -220,7 +225,9 @@ class LoggingHook(FetchingHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return when it was last due, and how long ago the last line was."""
-        secs = None if self._logged_at is None else self._clock.now() - self._logged_at
+        secs = None
+        if self._logged_at is not None:
+            secs = self._clock.now() - self._logged_at
         return {**super().state_dict(), "logged_secs": secs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -236,15 +243,19 @@ class LoggingHook(FetchingHook):
 
     def _observe(self, step: int, values: dict[str, Any]) -> None:
         now = self._clock.now()
-        previous, self._logged_at = self._logged_at, now
+        previous = self._logged_at
+        self._logged_at = now
         if self._formatter is not None:
             logger.info("%s", self._formatter(values))
             return
-        line = f"step {step}: " + ", ".join(
-            f"{tag} = {_text(value)}" for tag, value in values.items()
-        )
-        logger.info("%s", line if previous is None else f"{line} ({now - previous:.3f} sec)")
+        line = f"step {step}: "
+        line += ", ".join(f"{tag} = {_text(value)}" for tag, value in values.items())
+        if previous is not None:
+            line += f" ({now - previous:.3f} sec)"
+        logger.info("%s", line)
 
 
 def _text(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)

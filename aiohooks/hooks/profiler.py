@@ -11,7 +11,7 @@ import heapq
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, TextIO
 
 from aiohooks._core.clock import monotonic_now
@@ -68,7 +68,6 @@ class ProfilerHook(ScheduledHook):
         *,
         every: Every = Every(steps=1000),
         window_steps: int = 1,
-        max_captures: int | None = None,
         max_events: int = 20_000,
         on_write_error: OnWriteError = "log",
     ) -> None:
@@ -76,10 +75,8 @@ class ProfilerHook(ScheduledHook):
 
         Args:
             output_dir: the directory of the files; created if missing.
-            every: when a window begins.
+            every: when a window begins; `Every(at=(100, 5000))` limits their number.
             window_steps: how many runs a window has, repeated attempts included.
-            max_captures: how many windows to record, over all resumed parts of the run; None for
-                no limit.
             max_events: how many activities a file has at most; later ones are counted in its
                 `otherData.dropped`.
             on_write_error: `"log"` logs a failed write and continues, `"raise"` raises it in the
@@ -92,15 +89,14 @@ class ProfilerHook(ScheduledHook):
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._every = every
         self._window_steps = checked_int(window_steps, "window_steps", 1)
-        self._max_captures = checked_int(max_captures, "max_captures", 1, optional=True)
         self._max_events = checked_int(max_events, "max_events", 1)
         self._on_write_error: OnWriteError = on_write_error
         self._observers: list[Observer] | None = None
         self._reset()
 
     def _reset(self) -> None:
-        self._timer: Sampling = Sampling(self._every, first=False)
-        self._recorder = _Recorder(self._window_steps, self._max_events, self._capture)
+        self._timer = Sampling(self._every, first=False)
+        self._recorder = _Recorder(self._window_steps, self._max_events, self._add_trace)
         self._writer: BackgroundWriter[_Trace] = BackgroundWriter(
             self._write,
             what=f"traces in {self.output_dir}",
@@ -108,19 +104,8 @@ class ProfilerHook(ScheduledHook):
             on_write_error=self._on_write_error,
         )
         self._is_first_run = True
-        self._captured = 0
         self.captures: list[str] = []
         """The files that this session has written."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return when it was last due, and how many windows it has recorded."""
-        return {**super().state_dict(), "captured": self._captured}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from there; a recovery changes nothing."""
-        if not self._timer.started:
-            super().load_state_dict(state)
-            self._captured = int(state["captured"])
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Begin to observe the session, and count from the step at which it starts."""
@@ -134,22 +119,18 @@ class ProfilerHook(ScheduledHook):
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Begin a window if it is due; raise the error of a failed write."""
         self._writer.check()
+        step = run_context.global_step
         recorder = self._recorder
-        is_due = self._timer.should_fetch(run_context.global_step)
-        if is_due and not self._is_first_run and not recorder.is_recording and self._may_capture():
-            recorder.begin_window(run_context.global_step)
-        scope = current_run()
-        if recorder.is_recording and scope is not None:
-            recorder.begin_attempt(run_context.global_step, run_context.attempt)
-            scope.observers += (recorder,)
-        return None
-
-    def _may_capture(self) -> bool:
+        is_due = self._timer.should_fetch(step) and not self._is_first_run
         # While a file is being written no window begins: a slow disk costs windows, and never
         # delays a run.
-        if self._writer.is_full:
-            return False
-        return self._max_captures is None or self._captured < self._max_captures
+        if is_due and not recorder.is_recording and not self._writer.is_full:
+            recorder.begin_window(step)
+        scope = current_run()
+        if recorder.is_recording and scope is not None:
+            recorder.begin_attempt(step, run_context.attempt)
+            scope.observers += (recorder,)
+        return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Note the committed step; drop a window whose first run was not the expected one."""
@@ -162,9 +143,8 @@ class ProfilerHook(ScheduledHook):
         if self._recorder.is_recording and self._recorder.run_count == 1 and not is_expected:
             self._recorder.drop_window()
 
-    def _capture(self, trace: _Trace) -> None:
+    def _add_trace(self, trace: _Trace) -> None:
         """Pass a complete window to the thread that writes."""
-        self._captured += 1
         self._writer.add(trace)
 
     def _write(self, traces: list[_Trace]) -> None:
@@ -229,14 +209,6 @@ class _Track(NamedTuple):
     @property
     def name(self) -> str:
         return _TRACK_NAMES[self.kind].format(self.owner)
-
-
-class _Row(NamedTuple):
-    """Where activities of one name are shown: the owner of their tracks, and the free ones."""
-
-    owner: str
-    activity_name: str
-    idle_tracks: list[_Track]
 
 
 class _Activity:
@@ -309,7 +281,6 @@ class _Recorder:
         self._on_captured = on_captured
         self._tracks: list[_Track] = []
         self._idle_tracks: dict[tuple[str, str], list[_Track]] = {}
-        self._rows: dict[tuple[str, str], _Row] = {}
         self._active: dict[_Activity, None] = {}
         self._attempt: _Activity | None = None
         self._step = 0
@@ -353,19 +324,6 @@ class _Recorder:
 
     def started(self, kind: str, what: str) -> _Activity:
         """Called at the start of an activity: by the session, or for an attempt of a run."""
-        row = self._rows.get((kind, what))
-        if row is None:
-            row = self._new_row(kind, what)
-        if row.idle_tracks:
-            track = heapq.heappop(row.idle_tracks)
-        else:
-            track = _Track(len(self._tracks) + 1, kind, row.owner, row.idle_tracks)
-            self._tracks.append(track)
-        activity = _Activity(self, track, row.activity_name)
-        self._active[activity] = None
-        return activity
-
-    def _new_row(self, kind: str, what: str) -> _Row:
         owner = ""
         name = what
         if kind in ("hook", "background"):
@@ -373,11 +331,14 @@ class _Recorder:
         elif kind == "operation":
             owner = what
         idle_tracks = self._idle_tracks.setdefault((kind, owner), [])
-        row = _Row(owner, name, idle_tracks)
-        if owner:
-            # Only these have few names, which come again and again.
-            self._rows[kind, what] = row
-        return row
+        if idle_tracks:
+            track = heapq.heappop(idle_tracks)
+        else:
+            track = _Track(len(self._tracks) + 1, kind, owner, idle_tracks)
+            self._tracks.append(track)
+        activity = _Activity(self, track, name)
+        self._active[activity] = None
+        return activity
 
     def end_activity(self, activity: _Activity) -> None:
         """Keep an activity that has ended, if there is a window with room for it."""

@@ -57,7 +57,9 @@ class ProgressHook(SessionRunHook):
         check_instance(description, str, "description")
         self._total = checked_int(total, "total", 1, expected="a step, at least 1", optional=True)
         fetches = checked_values(values, may_be_empty=True)
-        self._args = SessionRunArgs(fetches) if fetches else None
+        self._args: SessionRunArgs | None = None
+        if fetches:
+            self._args = SessionRunArgs(fetches)
         self._description = description
         self._file = file
         self._new_bar = _rich.ProgressBar
@@ -79,7 +81,9 @@ class ProgressHook(SessionRunHook):
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the values if they are to be shown."""
-        return self._args if self._sampling.should_fetch(run_context.global_step) else None
+        if self._sampling.should_fetch(run_context.global_step):
+            return self._args
+        return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Update the bar."""
@@ -100,12 +104,16 @@ class ProgressHook(SessionRunHook):
 async def _draw(draw: Callable[[], None]) -> None:
     try:
         await to_thread(draw, grace_secs=10.0)
-    except (OSError, ValueError) as error:  # the terminal or the file was closed
+    except (OSError, ValueError) as error:
+        # The terminal or the file was closed.
         logger.warning("progress cannot be shown: %r", error)
 
 
 def _text(value: Any) -> str:
-    number = value if isinstance(value, int) else scalar(value)
-    if isinstance(number, float):
-        return f"{number:.4g}"
-    return printable(str(value if number is None else number))
+    if not isinstance(value, int):
+        number = scalar(value)
+        if isinstance(number, float):
+            return f"{number:.4g}"
+        if number is not None:
+            return str(number)
+    return printable(str(value))

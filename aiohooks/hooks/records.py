@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, BinaryIO, ClassVar, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, BinaryIO, cast
 
 from aiohooks._core.validate import checked_path
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.hooks._fetching import Convert, Record, WritingHook
+from aiohooks.hooks._fetching import Record, WritingHook
 from aiohooks.hooks._line_file import LineFile
 from aiohooks.hooks._numbers import describe_value, scalar
 from aiohooks.hooks._observing import OnWriteError, Values
@@ -28,23 +28,19 @@ class JSONLinesHook(WritingHook):
 
     The hook never changes what the file contains. A session that resumes, or that a recovery
     moves back, appends a line such as `{"restart": 31}` when it runs step 31 next: earlier lines
-    of this step and later ones are void. `read_records` returns each step once.
+    of this step and later ones are void. `read_records` returns each step once. A save waits until
+    all lines are written, so a kill loses none that a resumed run does not write again.
     """
-
-    _convert_name: ClassVar[str] = "record_fn"
-    _numbered_state: ClassVar[bool] = False  # its state has lines of its file
 
     def __init__(
         self,
         path: str | os.PathLike[str],
-        values: Values | None = None,
+        values: Values,
         *,
         every: Every = Every(steps=1),
-        record_fn: Convert | None = None,
         max_queue: int = 1000,
         on_write_error: OnWriteError = "raise",
         fsync: bool = False,
-        name: str | None = None,
     ) -> None:
         """Create the hook.
 
@@ -53,22 +49,18 @@ class JSONLinesHook(WritingHook):
             values: a mapping from a tag to a fetch, or several nodes or names, whose names are the
                 tags.
             every: when to write.
-            record_fn: converts a dict of the fetched values to a mapping by tag, which is written
-                instead of them; called in the event loop.
             max_queue: how many lines may be unwritten before the run waits.
             on_write_error: `"raise"` raises a failed write in the next run at the latest, `"log"`
                 logs it and continues.
             fsync: sync the file after each write, so that a power failure loses no line; a crash of
                 the process loses none anyway.
-            name: the name of its state in checkpoints; by default the class and the file's name.
 
         Raises:
-            InvalidArgumentError: neither `values` nor `record_fn`, or an argument is invalid.
+            InvalidArgumentError: an argument is invalid.
         """
         self.path: str = checked_path(path, "path")
-        self.name: str = name or f"JSONLinesHook({os.path.basename(self.path)})"
         self._fsync = fsync
-        super().__init__(values, every, record_fn, max_queue, on_write_error)
+        super().__init__(values, every, max_queue, on_write_error)
         _check_tags(self._values)
 
     def _new_sink(self) -> tuple[_RecordFile, str]:
@@ -149,16 +141,12 @@ def _with_floats(value: Any) -> Any:
 class _RecordFile(LineFile):
     """The file to which the thread of a `JSONLinesHook` writes."""
 
-    def open_at(self, step: int, restored: Sequence[Record]) -> list[Record]:
-        """Open the file to continue after `step`; return the restored records to write first."""
+    def open_at(self, step: int) -> None:
+        """Open the file to continue after `step`."""
         file = self.open()
         _check_contents(file, self.path)
-        unwritten = [record for record in restored if record.step <= step]
         if file.seek(0, os.SEEK_END):
-            # The previous process may have written restored records after its checkpoint.
-            first = min([step + 1, *(record.step for record in unwritten)])
-            self.append([{"restart": first}])
-        return unwritten
+            self.append([{"restart": step + 1}])
 
     def write(self, records: list[Record]) -> None:
         """Append the records."""

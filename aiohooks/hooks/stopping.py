@@ -32,6 +32,7 @@ from aiohooks.hooks._numbers import scalar
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.events import session_events
 from aiohooks.session.hook import (
     SessionRunArgs,
     SessionRunContext,
@@ -75,15 +76,15 @@ class StopAtStepHook(SessionRunHook):
                 f"only one of num_steps ({num_steps}) or last_step ({last_step}) can be given"
             )
         self._num_steps: int | None = checked_int(num_steps, "num_steps", optional=True)
-        self._given: int | None = checked_int(last_step, "last_step", optional=True)
-        self.last_step: int | None = self._given
+        self._given_last_step: int | None = checked_int(last_step, "last_step", optional=True)
+        self.last_step: int | None = self._given_last_step
         """The step after which it stops; with `num_steps`, None until the session has been
         created.
         """
 
     async def begin(self) -> None:
         """Clear the last step of an earlier session."""
-        self.last_step = self._given
+        self.last_step = self._given_last_step
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Compute the last step, and request a stop if it is reached already."""
@@ -107,11 +108,9 @@ def _reached(step: int, last: int) -> str:
     """Return the reason of a stop at `step`, which other sessions may have moved beyond the last
     one.
     """
-    return (
-        f"step {step} reached the last step, {last}"
-        if step == last
-        else f"reached the last step, {last}: now at step {step}"
-    )
+    if step == last:
+        return f"step {step} reached the last step, {last}"
+    return f"reached the last step, {last}: now at step {step}"
 
 
 class StopAtTimeHook(SessionRunHook):
@@ -119,7 +118,7 @@ class StopAtTimeHook(SessionRunHook):
 
     No run begins after that point. A run that is active then finishes, but a wait inside it (for a
     step, for the next feed) ends immediately. Seconds are counted from `begin` by the current
-    clock; a recovery does not restart them.
+    clock; a recovery does not restart them, and a run that is resumed has the whole time again.
     """
 
     def __init__(
@@ -128,8 +127,6 @@ class StopAtTimeHook(SessionRunHook):
         secs: float | None = None,
         deadline: datetime.datetime | float | None = None,
         margin_secs: float = 0.0,
-        keep_elapsed: bool = False,
-        name: str | None = None,
     ) -> None:
         """Create the hook with exactly one of `secs` and `deadline`.
 
@@ -140,10 +137,6 @@ class StopAtTimeHook(SessionRunHook):
                 seconds.
             margin_secs: how much earlier to stop, so that the last run and the steps after it, such
                 as a save, end in time.
-            keep_elapsed: whether the time of a resumed run counts too, so that `secs` limits all of
-                its parts together.
-            name: the name of its state in checkpoints; needed if a session has several of these
-                hooks.
 
         Raises:
             InvalidArgumentError: neither or both are given, or an argument is invalid.
@@ -154,33 +147,25 @@ class StopAtTimeHook(SessionRunHook):
             )
         check_secs(secs, "secs", optional=True)
         check_secs(margin_secs, "margin_secs")
-        if keep_elapsed and secs is None:
-            raise InvalidArgumentError(
-                "keep_elapsed is for secs=; a deadline does not move when a run is resumed"
-            )
         self._secs = secs
         self._deadline = None if deadline is None else _unix_time(deadline)
         self._margin_secs = margin_secs
-        self._keep_elapsed = keep_elapsed
-        self.name: str = name or ""
         self._reset()
 
     def _reset(self) -> None:
         self._clock: Clock = current_clock()
         self._began: float | None = None
+        self._ended: float | None = None
         self._allowed_secs = 0.0
-        self._earlier_secs = 0.0
-        self._coord: Coordinator | None = None
         self._timer = NO_TIMER
 
     @property
     def elapsed_secs(self) -> float:
-        """The seconds from `begin` to now, or to the end; with `keep_elapsed` also those of the
-        earlier runs.
-        """
-        return self._earlier_secs + (
-            0.0 if self._began is None else self._clock.now() - self._began
-        )
+        """The seconds from `begin` to now, or to the end of the session."""
+        if self._began is None:
+            return 0.0
+        until = self._clock.now() if self._ended is None else self._ended
+        return until - self._began
 
     @property
     def remaining_secs(self) -> float:
@@ -193,26 +178,13 @@ class StopAtTimeHook(SessionRunHook):
         """Start counting."""
         self._reset()
         self._began = self._clock.now()
-        total = self._secs if self._deadline is None else self._deadline - time.time()
-        self._allowed_secs = (total or 0.0) - self._margin_secs
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the elapsed time."""
-        return {"elapsed_secs": self.elapsed_secs}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Add the time of the resumed run, with `keep_elapsed`; a recovery changes nothing."""
-        check_mapping(state, "state", optional=False)
-        elapsed = state.get("elapsed_secs")
-        check_secs(elapsed, "elapsed_secs in the state of a StopAtTimeHook")
-        if (
-            self._keep_elapsed and self._coord is None
-        ):  # in a recovery this session's own time counts
-            self._earlier_secs = float(elapsed or 0.0)
+        if self._deadline is not None:
+            self._allowed_secs = self._deadline - time.time() - self._margin_secs
+        elif self._secs is not None:
+            self._allowed_secs = self._secs - self._margin_secs
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Start the timer; request a stop before the first run if the time is up already."""
-        self._coord = coord
         if self._is_over():
             coord.request_stop(self._reason())
         elif self._timer is NO_TIMER:
@@ -237,26 +209,31 @@ class StopAtTimeHook(SessionRunHook):
     async def close(self, exc: BaseException | None) -> None:
         """Cancel the timer, and stop counting."""
         self._timer.cancel()
-        self._earlier_secs, self._began = self.elapsed_secs, None
+        self._ended = self._clock.now()
 
     def _is_over(self) -> bool:
         return self._began is not None and self.elapsed_secs >= self._allowed_secs
 
     def _reason(self) -> str:
-        margin = f", less a margin of {self._margin_secs:g} s" if self._margin_secs else ""
+        margin = ""
+        if self._margin_secs:
+            margin = f", less a margin of {self._margin_secs:g} s"
         if self._deadline is None:
             return f"the time is up: {self._secs:g} s{margin}"
         try:
             when = datetime.datetime.fromtimestamp(self._deadline, datetime.UTC).isoformat(
                 " ", "seconds"
             )
-        except (OverflowError, ValueError, OSError):  # outside the range of datetime
+        except (OverflowError, ValueError, OSError):
+            # It is outside the range of datetime.
             when = f"{self._deadline:g} s since 1970"
         return f"the deadline is reached: {when}{margin}"
 
     def __repr__(self) -> str:
-        given = f"secs={self._secs}" if self._deadline is None else f"deadline={self._deadline}"
-        return f"StopAtTimeHook({given}, margin_secs={self._margin_secs})"
+        return (
+            f"StopAtTimeHook(secs={self._secs}, deadline={self._deadline},"
+            f" margin_secs={self._margin_secs})"
+        )
 
 
 def _unix_time(deadline: object) -> float:
@@ -345,27 +322,22 @@ class EarlyStoppingHook(FetchingHook):
                 " that are not finite alone, use NanHook)"
             )
         check_mapping(restore_best, "restore_best", optional=True)
-        for what, one in (restore_best or {}).items():
-            if not is_stateful(one):
-                raise InvalidArgumentError(
-                    f"restore_best[{what!r}] is {safe_repr(one)}; give an object with state_dict()"
-                    " and load_state_dict(state)"
-                )
         self._restore_best = dict(restore_best or {})
+        for name_of_object, restored in self._restore_best.items():
+            if not is_stateful(restored):
+                raise InvalidArgumentError(
+                    f"restore_best[{name_of_object!r}] is {safe_repr(restored)}; give an object"
+                    " with state_dict() and load_state_dict(state)"
+                )
         self._has_monitor = monitor is not None
-        self._value_name = (
-            monitor.name
-            if isinstance(monitor, Node)
-            else "the value"
-            if monitor is None
-            else str(monitor)
-        )
+        self._value_name = _name_of(monitor)
         self._mode = mode
-        self._sign = 1.0 if mode == "min" else -1.0  # times this, smaller is always better
+        # Times this, smaller is always better.
+        self._sign = -1.0 if mode == "max" else 1.0
         self._min_delta = min_delta
         self._threshold = stopping_threshold
         self.name: str = name or ""
-        super().__init__(monitor, None if monitor is None else every)
+        super().__init__(monitor, every if self._has_monitor else None)
 
     def _reset(self) -> None:
         super()._reset()
@@ -381,10 +353,18 @@ class EarlyStoppingHook(FetchingHook):
         """The states of the objects of `restore_best` at the best observation, by name."""
         # Where patience in steps and seconds counts from: the best observation, or the first one if
         # none was good.
-        self._since: tuple[int, float] | None = None
+        self._since_step: int | None = None
+        self._since_time = 0.0
         self._clock: Clock = current_clock()
         self._coord: Coordinator | None = None
-        self._state_at_end: dict[str, Any] | None = None
+        self._is_ending = False
+        # The counts before an evaluation that is no part of the run.
+        self._counts_of_run: dict[str, Any] | None = None
+
+    async def begin(self) -> None:
+        """Reset the counts of an earlier session."""
+        await super().begin()
+        session_events().evaluated.subscribe(self._note_evaluation)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Count from the step at which the session starts, or to which a recovery moved it back."""
@@ -393,26 +373,14 @@ class EarlyStoppingHook(FetchingHook):
         if self.reason is not None:
             coord.request_stop(self.reason)
 
+    def _note_evaluation(self, step: int, metrics: Mapping[str, float], is_extra: bool) -> None:
+        """Keep the counts of the run before `report` gets the result of an extra evaluation."""
+        if is_extra and self._counts_of_run is None:
+            self._counts_of_run = self._counts()
+
     async def end(self, session: Session) -> None:
-        """Note whether it has ended the run."""
-        self.end_run()
-
-    def end_run(self) -> bool:
-        """Keep the state of this moment for checkpoints, and return whether this hook has ended the
-        run.
-
-        For a hook that reports after the last run has ended, as `EvaluatorHook` does with `at_end`,
-        or saves then: what is observed from then on is no part of the run, and a run that is
-        resumed knows nothing of it.
-        """
-        if self._state_at_end is None:
-            ended = (
-                self.reason is not None
-                and self._coord is not None
-                and self._coord.stop_reason == self.reason
-            )
-            self._state_at_end = {**self.state_dict(), "ended": ended}
-        return bool(self._state_at_end["ended"])
+        """Note that the run ends, perhaps by this hook: a save follows."""
+        self._is_ending = True
 
     async def close(self, exc: BaseException | None) -> None:
         """After a clean end, give the objects of `restore_best` the states of the best
@@ -465,67 +433,94 @@ class EarlyStoppingHook(FetchingHook):
         return values[name]
 
     def _observe(self, step: int, values: Any, states: Mapping[str, Any] | None = None) -> None:
-        found = scalar(values)
-        if found is None:
+        value = scalar(values)
+        if value is None:
             raise InvalidArgumentError(
                 f"{self._value_name} is {values!r} at step {step}; early stopping needs one number"
             )
-        number, now = float(found), self._clock.now()
-        if math.isfinite(number) and (
-            self.best is None or self._sign * number < self._sign * self.best - self._min_delta
-        ):
-            self.best, self.best_step, self.waited = number, step, 0
-            self._since = step, now
-            self.best_states = states or snapshot(
-                {name: one.state_dict() for name, one in self._restore_best.items()}, HostMemory()
-            )
+        number = float(value)
+        now = self._clock.now()
+        if self._is_better(number):
+            self.best = number
+            self.best_step = step
+            self.waited = 0
+            self.best_states = states or self._current_states()
         else:
             self.waited += 1
-            self._since = self._since or (step, now)
-        if self.reason is None and (cause := self._stop_cause(step, number, now)) is not None:
+        if self.waited == 0 or self._since_step is None:
+            self._since_step = step
+            self._since_time = now
+        cause = self._stop_cause(step, number, now)
+        if cause is not None and self.reason is None:
             self.reason = f"early stopping at step {step}: {self._value_name} = {number:g}{cause}"
             logger.info("%s", self.reason)
             if self._coord is not None:
                 self._coord.request_stop(self.reason)
 
+    def _is_better(self, number: float) -> bool:
+        if not math.isfinite(number):
+            return False
+        if self.best is None:
+            return True
+        return self._sign * number < self._sign * self.best - self._min_delta
+
+    def _current_states(self) -> Mapping[str, Any]:
+        states = {name: stateful.state_dict() for name, stateful in self._restore_best.items()}
+        copied: Mapping[str, Any] = snapshot(states, HostMemory())
+        return copied
+
     def _stop_cause(self, step: int, number: float, now: float) -> str | None:
+        """Return why this observation stops the run, or None if it does not."""
         if not math.isfinite(number):
             return " is not finite"
         if self._threshold is not None and self._sign * number <= self._sign * self._threshold:
             return f" is as good as the threshold, {self._threshold:g}"
-        since_step, since_secs = self._since or (step, now)
-        used = {"observations": self.waited, "steps": step - since_step, "s": now - since_secs}
+        if self.waited == 0 or self._since_step is None:
+            return None
+        amounts = {
+            "observations": self.waited,
+            "steps": step - self._since_step,
+            "s": now - self._since_time,
+        }
         for unit, limit in self._limits.items():
-            amount = used[unit]
-            if self.waited and amount >= limit:
-                passed = f"{amount:g} {unit if amount != 1 else unit.rstrip('s') or unit}"
+            if amounts[unit] >= limit:
+                passed = _amount_text(amounts[unit], unit)
                 return (
                     f", no better for {passed}; the best was {self.best:g} at step {self.best_step}"
                 )
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts."""
-        if self._state_at_end is not None:
-            return self._state_at_end
-        since_step, since_secs = (
-            (None, None)
-            if self._since is None
-            else (self._since[0], self._clock.now() - self._since[1])
-        )
-        return {
+        """Return the counts, and whether this hook has ended the run."""
+        state = self._counts_of_run
+        if state is None:
+            state = self._counts()
+        return {**state, "ended": state["reason"] is not None and self._has_ended_run()}
+
+    def _has_ended_run(self) -> bool:
+        if self._coord is None:
+            # Without a session, the caller of `report` ends the run.
+            return True
+        return self._is_ending and self._coord.stop_reason == self.reason
+
+    def _counts(self) -> dict[str, Any]:
+        since_secs = None
+        if self._since_step is not None:
+            since_secs = self._clock.now() - self._since_time
+        counts: dict[str, Any] = {
             "monitor": self._value_name,
             "mode": self._mode,
             "best": self.best,
             "best_step": self.best_step,
             "waited": self.waited,
-            "since_step": since_step,
+            "since_step": self._since_step,
             "since_secs": since_secs,
             "reason": self.reason,
-            "ended": self.reason is not None and self._coord is None,
             "timer": super().state_dict(),
-            **({"best_states": dict(self.best_states)} if self._restore_best else {}),
         }
+        if self._restore_best:
+            counts["best_states"] = dict(self.best_states)
+        return counts
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with these counts; the state of another `monitor` or `mode` is ignored with a
@@ -542,29 +537,32 @@ class EarlyStoppingHook(FetchingHook):
             logger.warning(
                 "early stopping starts its counts again: the saved state is of %r (%s), it now"
                 " monitors %r (%s)",
-                *(state["monitor"], state["mode"], self._value_name, self._mode),
+                state["monitor"],
+                state["mode"],
+                self._value_name,
+                self._mode,
             )
             return
-        self.best, self.best_step = state["best"], state["best_step"]
+        self.best = state["best"]
+        self.best_step = state["best_step"]
         if self._restore_best:
             self.best_states = self._checked_best_states(state["best_states"])
-        in_recovery = (
-            self._coord is not None
-        )  # the stop has been requested already, whatever the state says
-        self.waited, self.reason = (
-            state["waited"],
-            state["reason"] or (self.reason if in_recovery else None),
-        )
-        now = self._clock.now()
-        self._since = (
-            None
-            if state["since_step"] is None
-            else (state["since_step"], now - state["since_secs"])
-        )
+        self.waited = state["waited"]
+        self._since_step = state["since_step"]
+        if self._since_step is not None:
+            self._since_time = self._clock.now() - state["since_secs"]
         super().load_state_dict(state["timer"])
-        if self.reason is not None and state["ended"] and not in_recovery:
-            logger.info("resuming a run that had ended: %s; its patience starts again", self.reason)
-            self.reason, self.waited, self._since = None, 0, None
+        if self._coord is not None:
+            # In a recovery, the stop has been requested already, whatever the state says.
+            self.reason = state["reason"] or self.reason
+        elif state["reason"] is not None and state["ended"]:
+            logger.info(
+                "resuming a run that had ended: %s; its patience starts again", state["reason"]
+            )
+            self.waited = 0
+            self._since_step = None
+        else:
+            self.reason = state["reason"]
 
     def _checked_best_states(self, states: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the states, if they are those of the objects of `restore_best`."""
@@ -578,8 +576,25 @@ class EarlyStoppingHook(FetchingHook):
         return states
 
     def __repr__(self) -> str:
-        state = "" if self.best is None else f", best={self.best:g} at step {self.best_step}"
+        state = ""
+        if self.best is not None:
+            state = f", best={self.best:g} at step {self.best_step}"
         return f"EarlyStoppingHook({self._value_name!r}, mode={self._mode!r}{state})"
+
+
+def _name_of(monitor: Any) -> str:
+    if monitor is None:
+        return "the value"
+    if isinstance(monitor, Node):
+        return monitor.name
+    return str(monitor)
+
+
+def _amount_text(amount: float, unit: str) -> str:
+    """Return an amount with its unit, such as "1 step" or "2.5 s"."""
+    if amount == 1 and unit != "s":
+        unit = unit.removesuffix("s")
+    return f"{amount:g} {unit}"
 
 
 def _patience_limits(patience: Any) -> dict[str, float]:

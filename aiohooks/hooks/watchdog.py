@@ -18,8 +18,6 @@ from aiohooks._why.tasks import Frames, user_location
 from aiohooks.errors import SessionStalledError, add_note
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
-from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
-from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunContext, SessionRunHook
 from aiohooks.session.status import Activity, SessionStatus, activity_of
@@ -100,23 +98,22 @@ class WatchdogHook(SessionRunHook):
                 the block itself or the creation of a session.
         """
         check_secs(step_secs, "step_secs", positive=True)
-        own = {
+        check_secs(wait_secs, "wait_secs", optional=True, positive=True)
+        check_secs(blocked_secs, "blocked_secs", optional=True, positive=True)
+        check_choice(on_stall, "on_stall", "report", "stop", "raise")
+        own_limits = {
             "first step": first_step_secs,
             "hook": hook_secs,
             "save": save_secs,
             "evaluation": evaluation_secs,
         }
-        for phase, secs in own.items():
+        self._limits: dict[str, float] = {"step": step_secs, "wait": math.inf}
+        if wait_secs is not None:
+            self._limits["wait"] = wait_secs
+        for phase, secs in own_limits.items():
             if secs != math.inf:
                 check_secs(secs, f"{phase.replace(' ', '_')}_secs", optional=True, positive=True)
-        check_secs(wait_secs, "wait_secs", optional=True, positive=True)
-        check_secs(blocked_secs, "blocked_secs", optional=True, positive=True)
-        check_choice(on_stall, "on_stall", "report", "stop", "raise")
-        self._limits: dict[str, float] = {
-            **{phase: step_secs if secs is None else secs for phase, secs in own.items()},
-            "step": step_secs,
-            "wait": math.inf if wait_secs is None else wait_secs,
-        }
+            self._limits[phase] = secs or step_secs
         self._limits_hooks = hook_secs is not None
         self._blocked_secs = blocked_secs
         self._on_stall = on_stall
@@ -129,7 +126,8 @@ class WatchdogHook(SessionRunHook):
         self._clock: Clock = current_clock()
         self._coord: Coordinator | None = None
         self._step = 0
-        self._runs = 0  # of the current session
+        # How many runs the current raw session has begun.
+        self._runs = 0
         self._timer = NO_TIMER
         self._owner: asyncio.Task[Any] | None = None
         self._since: dict[object, float] = {}
@@ -159,52 +157,61 @@ class WatchdogHook(SessionRunHook):
     async def close(self, exc: BaseException | None) -> None:
         """Stop watching."""
         self._timer.cancel()
-        loop_watch, self._loop_watch = self._loop_watch, None
-        if loop_watch is not None:
-            await to_thread(loop_watch.stop, grace_secs=10.0)
-        self._coord = self._owner = None
-        self._since, self._reported = {}, set()
+        if self._loop_watch is not None:
+            await to_thread(self._loop_watch.stop, grace_secs=10.0)
+        self._loop_watch = None
+        self._coord = None
+        self._owner = None
+        self._since.clear()
+        self._reported.clear()
 
     def _schedule_check(self, secs: float) -> None:
-        self._timer = (
-            self._clock.call_later(secs, self._check_limits) if secs < math.inf else NO_TIMER
-        )
+        self._timer = NO_TIMER
+        if secs < math.inf:
+            self._timer = self._clock.call_later(secs, self._check_limits)
 
     def _check_limits(self) -> None:
         """Compare the current activities with the limits, and schedule the next check when one
         could be exceeded.
         """
-        status = None if self._coord is None else self._coord.status()
+        status = None
+        runs = 0
+        if self._coord is not None:
+            status = self._coord.status()
+        if status is not None:
+            runs = status.runs
         now = self._clock.now()
-        left = [min(self._limits.values())]
+        next_check_secs = min(self._limits.values())
         current: dict[object, float] = {}
         for activity in self._activities(status):
-            key = (activity.what, activity.task, 0 if status is None else status.runs)
-            since = now - activity.secs if activity.secs is not None else self._since.get(key, now)
+            key = (activity.what, activity.task, runs)
+            since = self._since.get(key, now)
+            if activity.secs is not None:
+                since = now - activity.secs
             current[key] = since
             phase = self._phase(activity)
             remaining = self._limits[phase] - (now - since)
             if remaining > 0:
-                left.append(remaining)
+                next_check_secs = min(next_check_secs, remaining)
             elif key not in self._reported:
                 self._reported.add(key)
                 self._report_activity(phase, activity, now - since, status)
         self._since = current
         self._reported &= current.keys()
-        self._schedule_check(min(left))
+        self._schedule_check(next_check_secs)
 
     def _activities(self, status: SessionStatus | None) -> Iterable[Activity]:
         if status is not None:
-            return () if status.pause_reason is not None and not status.running else status.doing
+            is_paused = status.pause_reason is not None and not status.running
+            return () if is_paused else status.doing
         if self._owner is None:
             return ()
         return (activity_of("creating the session", self._owner),)
 
     def _phase(self, activity: Activity) -> str:
-        if isinstance(activity.hook, CheckpointSaverHook):
-            return "save"
-        if isinstance(activity.hook, EvaluatorHook):
-            return "evaluation"
+        watched_as = getattr(activity.hook, "watched_as", None)
+        if watched_as in self._limits:
+            return str(watched_as)
         if activity.kind in ("step", "block"):
             return "wait"
         if self._limits_hooks and activity.hook is not None:
@@ -217,14 +224,14 @@ class WatchdogHook(SessionRunHook):
         if activity.secs is None:
             activity = dataclasses.replace(activity, secs=secs)
         summary = f"{phase}: {activity} - the limit is {self._limits[phase]:g} s"
-        state = str(activity) if status is None else str(status)
         try:
             from aiohooks._why.builder import wait_graph  # seldom needed
 
             graph = str(wait_graph([asyncio.get_running_loop()])).replace("\n", "\n  ")
-        except Exception as error:  # the stall is reported all the same
+        except Exception as error:
+            # The stall is reported all the same.
             graph = f"could not be found out: {error!r}"
-        report = f"{summary}\n{state}\nwhy:\n  {graph}"
+        report = f"{summary}\n{status or activity}\nwhy:\n  {graph}"
         self._report(Stall(phase, activity.what, secs, self._step, report), summary, why=graph)
 
     def _report_blocked_loop(self, frames: Frames, secs: float) -> None:
@@ -235,9 +242,12 @@ class WatchdogHook(SessionRunHook):
             f"blocked loop: {what} has blocked the event loop for {secs_text(secs)}, at {where}"
         )
         lines = [
-            (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname) for frame in frames
+            traceback.FrameSummary(
+                frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname
+            )
+            for frame in frames
         ]
-        stack = "".join(traceback.format_list([traceback.FrameSummary(*line) for line in lines]))
+        stack = "".join(traceback.format_list(lines))
         self._report(Stall("blocked loop", what, secs, self._step, f"{summary}\n{stack}"), summary)
 
     def _report(self, stall: Stall, summary: str, why: str = "") -> None:

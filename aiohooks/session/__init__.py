@@ -6,6 +6,7 @@ types of its results. Read `monitored.py` first: it has one run on one screen. E
 only from those above it:
 
     status          the status of a session, as a value and as text
+    events          SessionEvents: how the hooks of a session meet
     coordinator     Coordinator: background tasks, their failures, the stop, the drain and the pause
     turns           one run at a time, and a turn for the event loop between runs
     hook            SessionRunHook, and the arguments and results of its methods
@@ -25,6 +26,7 @@ only from those above it:
 
 from typing import TYPE_CHECKING
 
+from aiohooks.session.events import Event, SessionEvents, session_events
 from aiohooks.session.status import Activity, EffectStatus, SessionStatus
 from aiohooks.session.steps import StepContext, Steps
 
@@ -34,15 +36,27 @@ if TYPE_CHECKING:
 __all__ = [
     "Activity",
     "EffectStatus",
+    "Event",
+    "SessionEvents",
     "SessionStatus",
     "StepContext",
     "Steps",
     "WaitEdge",
     "WaitGraph",
     "WaitNode",
+    "session_events",
 ]
 
-for _public in (Activity, EffectStatus, SessionStatus, StepContext, Steps):
+for _public in (
+    Activity,
+    EffectStatus,
+    Event,
+    SessionEvents,
+    SessionStatus,
+    StepContext,
+    Steps,
+    session_events,
+):
     _public.__module__ = __name__
 
 if not TYPE_CHECKING:

@@ -47,6 +47,7 @@ from aiohooks.errors import (
     raise_unchanged,
     safe_repr,
 )
+from aiohooks.session.events import SessionEvents
 from aiohooks.session.recovery import NEVER, RecoveryPolicy, check_error_types
 from aiohooks.session.status import EffectRecorder, SessionStatus, background_activities
 
@@ -362,6 +363,8 @@ class Coordinator(RequestMethods):
         """The failures so far, in the order of their occurrence."""
         self.observers: list[Observer] = []
         """Notified of what happens outside of the session's runs, and of all waits in `until`."""
+        self.events: SessionEvents = SessionEvents()
+        """The events by which the session's hooks meet."""
         self._tasks: dict[Task, Coordinator] = {}
         """The tasks that have not ended, in the order of their start."""
         self._cancelled: WeakSet[Task] = WeakSet()

@@ -18,7 +18,7 @@ import contextlib
 import functools
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from threading import get_ident
 from typing import Any, NoReturn, TypeVar, cast
 from weakref import WeakSet
@@ -71,6 +71,7 @@ from aiohooks.session.creators import (
     restore_hooks,
     warn_if_not_saved,
 )
+from aiohooks.session.events import opening
 from aiohooks.session.feeds import FeedsWentBack, SessionFeeds
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.hook_set import HookSet
@@ -210,7 +211,8 @@ class Lifecycle(TasksOwner):
             if signals is not None:
                 self._at_end.callback(signals.install())
             with self.graph.as_default():
-                await self.hooks.begin()
+                with opening(self.coordinator.events):
+                    await self.hooks.begin()
                 self._at_end.callback(held(self.graph))
                 await self._create_first_session()
         except BaseException as error:
@@ -273,6 +275,7 @@ class Lifecycle(TasksOwner):
         self.raw_coordinator = self.coordinator.for_raw_session()
         if isinstance(created, Session):
             restore_hooks(created)
+            await self._report_restored(created)
             # Before the hooks, which may fail: the elements in use come again in any case.
             self.feeds.note_new_session(created, self.policy.on_lost_feeds, self.recovering_from)
         await self.hooks.after_create_session(session, self.raw_coordinator)
@@ -280,6 +283,11 @@ class Lifecycle(TasksOwner):
             self.coordinator.request_stop(str(created.finished))
         self.feeds.continue_reading()
         return session
+
+    async def _report_restored(self, session: Session) -> None:
+        if session.restored is not None:
+            checkpoint = session.restored.checkpoint
+            await self.coordinator.events.restored.emit(checkpoint.step, checkpoint.path)
 
     # -- run
 
@@ -453,19 +461,6 @@ class Lifecycle(TasksOwner):
             return
         if self.session is not None or self.coordinator.lasting_errors:
             self.end_run(failure)
-
-    async def wait_between_runs(self, wait: Coroutine[Any, Any, T]) -> T:
-        """Await a wait in which the session makes no steps: whoever waits for these may have to do
-        without.
-        """
-        publisher = self._publisher
-        run = current_run()
-        is_in_run = run is not None and run.session is self
-        with contextlib.ExitStack() as stack:
-            if publisher is not None and (is_in_run or current_task() is self._entered_by):
-                publisher.hold_up()
-                stack.callback(publisher.let_go)
-            return await wait
 
     def until(self, awaitable: Awaitable[T]) -> Awaitable[T]:
         """Wrap something that code in a run awaits, so that a stop of the session ends the wait."""

@@ -465,9 +465,7 @@ class AsyncMonitoredSession(RequestMethods):
         if lifecycle.phase == "new":
             close_unawaited(awaitable)
             lifecycle.raise_if_not_entered()
-        return await lifecycle.wait_between_runs(
-            lifecycle.coordinator.until(awaitable, producer=producer, drain=drain)
-        )
+        return await lifecycle.coordinator.until(awaitable, producer=producer, drain=drain)
 
     # -- its parts
 

@@ -226,14 +226,12 @@ class Steps(Generic[T_co]):
             producers = producers or ()  # whoever they are, the feeds end with the queue
         try:
             with active("feed", "next feed", observers=coordinator.observers):
-                await lifecycle.wait_between_runs(
-                    coordinator.wait_until_ended(
-                        "next feed",
-                        source.wait(),
-                        producers,
-                        drain=source.ends_at_drain and not is_draining,
-                        lasts=True,
-                    )
+                await coordinator.wait_until_ended(
+                    "next feed",
+                    source.wait(),
+                    producers,
+                    drain=source.ends_at_drain and not is_draining,
+                    lasts=True,
                 )
         except StopRequestedError:
             if is_draining or requests.stopped or requests.drain_reason is None:

@@ -47,7 +47,6 @@ from aiohooks.stores._protocol import (
 from aiohooks.stores.publishers import (
     Publisher,
     PublisherExit,
-    PublisherWatcher,
     publisher_summary,
     publishers_held_up,
 )
@@ -153,8 +152,6 @@ class WaitRegistry:
         """The exit of the publisher that left last, in any process."""
         self.has_left: bool = False
         """Whether a publisher of this process has left."""
-        self.watcher: PublisherWatcher | None = None
-        """The object to notify when the session of a publisher waits between its runs."""
         self.registration_open: bool = False
         """Whether further publishers will register soon: no wait ends for lack of a publisher."""
         self._on_publisher_changed = on_publisher_changed
@@ -403,21 +400,6 @@ class WaitRegistry:
         """The names of the publishers: of this process, as registered, then of the others."""
         local_names = [publisher.name for publisher in self.registered]
         return tuple(local_names + [member.name for member in self.others])
-
-    @property
-    def all_held_up(self) -> bool:
-        """Whether each publisher belongs to a session that waits for something between its runs.
-
-        False without a publisher, or with a publisher in another process, which may advance.
-        """
-        if self.others or not self.registered:
-            return False
-        return all(publisher.held_up for publisher in self.registered)
-
-    def on_held_up(self) -> None:
-        """Notify the watcher that the session of a publisher begins to wait between its runs."""
-        if self.watcher is not None:
-            self.watcher.on_held_up()
 
     def _park_publishers(self, waiter: Waiter, step: int, innermost: RunScope) -> list[Publisher]:
         """Record a wait for `step` in the registered publishers that it blocks; return these.
@@ -699,7 +681,7 @@ class StepStore(abc.ABC):
         """
         name = _checked_name(name, "publisher ")
         self._check_loop()
-        publisher = Publisher(name, self._leave, self._waits.on_held_up)
+        publisher = Publisher(name, self._leave)
         self._waits.registered[publisher] = None
         return publisher
 

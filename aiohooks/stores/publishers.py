@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from aiohooks._core.activity import Awaited
 from aiohooks._core.scope import RunScope, current_run
@@ -23,9 +23,7 @@ class Publisher:
 
     __slots__ = (
         "_leave",
-        "_on_held_up",
         "closed",
-        "held_up",
         "member_id",
         "name",
         "parked",
@@ -36,14 +34,12 @@ class Publisher:
         self,
         name: str,
         leave: Callable[[Publisher, BaseException | None], None],
-        on_held_up: Callable[[], None],
     ) -> None:
-        """Called by the store, whose waits the callbacks update.
+        """Called by the store.
 
         Args:
             name: the name for messages and reports.
             leave: called by `close`, with the error that the publisher failed with, if any.
-            on_held_up: called when its session begins to wait between its runs.
         """
         self.name: str = name
         self.closed: bool = False
@@ -56,10 +52,7 @@ class Publisher:
         """The waits that block it, with the step and the run of each. The store adds and removes
         them; an ended wait stays until its task has run.
         """
-        self.held_up: int = 0
-        """The number of pending waits of its session between its runs, of any kind."""
         self._leave = leave
-        self._on_held_up = on_held_up
 
     @property
     def key(self) -> object:
@@ -71,15 +64,6 @@ class Publisher:
         if self.session is None:
             return Awaited("publisher", f"publisher {self.name!r}", key=self.key)
         return self.session()
-
-    def hold_up(self) -> None:
-        """Called by its session when a wait begins between its runs; `let_go` ends that."""
-        self.held_up += 1
-        self._on_held_up()
-
-    def let_go(self) -> None:
-        """Called by its session when the wait has ended; once for each `hold_up`."""
-        self.held_up -= 1
 
     @property
     def waiting(self) -> int:
@@ -156,16 +140,6 @@ class PublisherExit:
     """The error that it failed with; None if it has finished."""
     is_remote: bool = False
     """Whether the publisher was in another process."""
-
-
-class PublisherWatcher(Protocol):
-    """An object that depends on the publishers of a store, such as a version gate."""
-
-    def on_held_up(self) -> None:
-        """Called when the session of a publisher begins to wait between its runs.
-
-        The publisher may not advance the store until the wait ends.
-        """
 
 
 def publisher_summary(names: tuple[str, ...]) -> str:

@@ -125,7 +125,7 @@ async def test_a_session_that_is_entered_elsewhere() -> None:
 async def test_progress_has_times_and_waiters() -> None:
     """`GET progress` has the hooks' times, the store and the rate."""
     timing = HookTimingHook()
-    async with serving(timing.watch([NanHook("loss")]), timing=timing, title="digits") as one:
+    async with serving([timing, NanHook("loss")], timing=timing, title="digits") as one:
         assert (await one.ask("/progress")).json["steps_per_sec"] is None
         one.feeds.put(0.5, 1.0, 2.0, 0.25)
         await one.ask("/steps/4")

@@ -128,7 +128,7 @@ async def test_hooks(clock: ManualClock, registry: CollectorRegistry) -> None:
     timing = ah.hooks.HookTimingHook(warn_secs=100)
     slow = Slow(clock, 0.25, 0.5, 5.0, 60.0, 61.0)
     labels = {"hook": "Slow", "method": "before_run"}
-    async with shown(registry, *timing.watch([slow]), shows={"timing": timing}) as session:
+    async with shown(registry, timing, slow, shows={"timing": timing}) as session:
         while slow.secs:
             await session.run("loss")
         series = scraped(registry)
@@ -335,7 +335,7 @@ async def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorR
     feeds, timing = FeedQueue(), ah.hooks.HookTimingHook()
     saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2))
     metrics = PrometheusHook(registry=registry, timing=timing, saver=saver)
-    service = make_service(feeds, [metrics, *timing.watch([saver])], metrics=metrics, timing=timing)
+    service = make_service(feeds, [metrics, timing, saver], metrics=metrics, timing=timing)
     async with (
         under_uvicorn(service) as url,
         httpx.AsyncClient(base_url=url, trust_env=False) as client,

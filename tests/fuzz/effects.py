@@ -397,7 +397,7 @@ def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Co
 
 def _release_when_taken(original: Any, self: Any) -> None:
     original(self)
-    self.release(self._effect_count)
+    self._release(self._effect_count)
 
 
 def _release_late(original: Any, self: Any, mark: int) -> None:
@@ -446,7 +446,7 @@ def _name_by_process(original: Any, self: Any, state: Any) -> None:
 
 BUGS: dict[str, tuple[type, str, Any]] = {
     "delivered at the commit": (EffectsHook, "_move_to_outbox", _release_when_taken),
-    "a save releases what came after it": (EffectsHook, "release", _release_late),
+    "a save releases what came after it": (EffectsHook, "_release", _release_late),
     "the outbox is not saved": (EffectsHook, "state_dict", _forget_pending),
     "undone effects stay": (EffectsHook, "_drop_undone", _drop_nothing),
     "a failed attempt leaves its effects": (EffectsHook, "_move_to_outbox", _take_all),

@@ -418,7 +418,7 @@ class Attack(logging.Handler):
         timing = ah.hooks.HookTimingHook(warn_secs=60)
         self.steps = ah.MemoryStepStore()
         self.session = ah.AsyncMonitoredSession(
-            graph, timing.watch([ah.NanHook("step")]), global_step=self.steps
+            graph, [timing, ah.NanHook("step")], global_step=self.steps
         )
         self.open = SessionService(self.session, self._loop, timing=timing, refresh_secs=0.05)
         self.closed = SessionService(self.session, token=self.token)

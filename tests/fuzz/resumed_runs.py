@@ -198,17 +198,20 @@ class Trial:
         stopping = ah.EarlyStoppingHook(
             "val", patience=program.patience, every=None, name="by evaluation"
         )
+
+        def note_result(step: int, result: Any) -> None:
+            self.found["evaluate"][step] = result
+            # In the background it depends on turns of the loop at which step a result comes.
+            if program.mode == "inline":
+                stopping.report(step, result)
+
         self.evaluator = ah.EvaluatorHook(
             evaluate,
             every=every["evaluate"],
             mode=program.mode,
             at_begin=program.at_begin,
             at_end=program.at_end,
-            # In the background it depends on turns of the loop at which step a result comes.
-            on_result=[
-                self.found["evaluate"].__setitem__,
-                *([stopping.report] if program.mode == "inline" else []),
-            ],
+            on_result=note_result,
         )
 
         async def call(context: ah.SessionRunContext, values: ah.SessionRunValues) -> None:
@@ -221,9 +224,7 @@ class Trial:
         async def note_end(session: ah.Session) -> None:
             self.known = {*self.found["evaluate"], *self.evaluator.pending}
 
-        self.profiler = ah.ProfilerHook(
-            self.folder / "profiles", every=every["profile"], max_captures=2
-        )
+        self.profiler = ah.ProfilerHook(self.folder / "profiles", every=every["profile"])
         return [
             ah.LambdaHook(end=note_end),
             self.evaluator,

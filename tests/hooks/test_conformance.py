@@ -92,7 +92,6 @@ async def test_it_passes(name: str, check: str, tmp_path: Path) -> None:
 NAMED: tuple[Callable[[str | None], Any], ...] = (
     lambda name: ah.EarlyStoppingHook("loss", patience=1, name=name),
     lambda name: EvaluatorHook(evaluate, every=EVERY_RUN, name=name),
-    lambda name: ah.StopAtTimeHook(secs=1, name=name),
 )
 
 

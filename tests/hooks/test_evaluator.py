@@ -8,6 +8,7 @@ import asyncio
 import functools
 import logging
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
+from aiohooks.session import session_events
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import invalid, refused
 from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
@@ -218,15 +220,16 @@ async def test_a_run_waits_while_too_many_are_pending(room: int) -> None:
 
 @both_modes
 async def test_others_wait_for_evaluations_of_earlier_steps(mode: Any) -> None:
-    """`finish_before` waits for those of steps before, and for no other; inline there are none."""
+    """A save waits for those of steps before, and for no other; inline there are none."""
     gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=1), mode=mode, max_pending=2, at_end=False)
     async with counting(hook) as session:
         gate.release(2 if mode == "inline" else 0)
         for _ in range(2):
             await session.run("train")
-        await hook.finish_before(1)
-        finishing = asyncio.create_task(hook.finish_before(2))
+        saving = session.coord.events.saving
+        await saving.emit(1, Path())
+        finishing = asyncio.create_task(saving.emit(2, Path()))
         await ticks(20)
         assert finishing.done() is (mode == "inline")
         gate.release()
@@ -240,29 +243,33 @@ async def test_others_wait_for_evaluations_of_earlier_steps(mode: Any) -> None:
 
 @both_modes
 async def test_on_result(mode: Any) -> None:
-    """Each function, plain or async, is called with each step and result, in turn; observers
-    before, with what was due.
+    """The function, plain or async, is called with each step and result; callbacks of the event
+    before, with the numbers and whether it was extra.
     """
     calls: list[Any] = []
 
     class Watches(ah.SessionRunHook):
-        async def after_create_session(self, *_: object) -> None:
-            hook.observers.append(self.note)
+        async def begin(self) -> None:
+            session_events().evaluated.subscribe(self.note)
 
-        async def note(self, step: int, result: Any, was_due: bool) -> None:
-            calls.append(("observer", step, was_due))
+        async def note(self, step: int, metrics: dict[str, float], is_extra: bool) -> None:
+            calls.append(("event", step, metrics, is_extra))
+
+    async def sum_of(evaluation: Evaluation) -> Any:
+        return {"total": await total(evaluation), "name": "not a number"}
 
     async def waits(step: int, result: Any) -> None:
         await ticks()
         calls.append(("async", step, result))
 
     plain = functools.partial(lambda *args: calls.append(args), "plain")
-    hook = EvaluatorHook(total, every=ah.Every(steps=2), mode=mode, on_result=[plain, waits])
-    await results_of(hook, 3, Watches())
-    assert calls[:3] == [("observer", 2, True), ("plain", 2, 2), ("async", 2, 2)]
-    assert calls[3:] == [("observer", 3, False), ("plain", 3, 3), ("async", 3, 3)]
-    await results_of(EvaluatorHook(total, every=ah.Every(steps=2), mode=mode, on_result=waits), 2)
-    assert calls[6:] == [("async", 2, 2)]
+    every = ah.Every(steps=2)
+    await results_of(EvaluatorHook(total, every=every, mode=mode, on_result=plain), 3, Watches())
+    assert calls[:2] == [("event", 2, {}, False), ("plain", 2, 2)]
+    assert calls[2:] == [("event", 3, {}, True), ("plain", 3, 3)]
+    await results_of(EvaluatorHook(sum_of, every=every, mode=mode, on_result=waits), 2, Watches())
+    assert calls[4] == ("event", 2, {"total": 2.0}, False)
+    assert calls[5:] == [("async", 2, {"total": 2, "name": "not a number"})]
 
 
 @both_modes
@@ -427,5 +434,5 @@ async def test_a_restored_state(mode: Any) -> None:
 
 def test_an_invalid_state_is_refused() -> None:
     """The state of another hook is refused, with the missing key."""
-    with invalid("the state of an EvaluatorHook has no 'timer'"):
+    with invalid("the state of an EvaluatorHook has no timer"):
         EvaluatorHook(total, every=ah.Every(steps=1)).load_state_dict({"evaluated_step": 1})

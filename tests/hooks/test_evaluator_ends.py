@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 from typing import Any
 
@@ -11,12 +10,12 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting
-from tests.support.waiting import forever, ticks, until_true
+from tests.support.waiting import forever, ticks
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -50,34 +49,6 @@ async def test_a_failing_loop_cancels_pending_evaluations(caplog: pytest.LogCapt
 
 
 @both_modes
-@pytest.mark.parametrize("suspend", [False, True])
-async def test_an_evaluation_that_takes_too_long(mode: Any, suspend: bool) -> None:
-    """`timeout_secs` limits each evaluation; the error names it, and the evaluation has ended, even
-    next to slow hooks.
-    """
-    gate = GatedEvaluation()
-    hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode=mode, timeout_secs=5)
-    with ManualClock() as clock:
-        looping = asyncio.create_task(results_of(hook, 3, RecordingHook(suspend=suspend)))
-        await ticks(30)
-        assert gate.began == [2]
-        clock.advance(4)
-        await ticks(30)
-        assert gate.cancelled == []
-        clock.advance(1)
-        if mode == "background":  # the end waited for it, and then evaluates the last step
-            await until_true(lambda: gate.began == [2, 3])
-            gate.release()
-        with refused(
-            ah.errors.HookTimeoutError,
-            "the evaluation at step 2 took longer than its timeout of 5 s; give it more",
-        ):
-            await looping
-    assert gate.cancelled == [2]
-    assert list(hook.results) == ([] if mode == "inline" else [3])
-
-
-@both_modes
 async def test_the_timeout_of_the_registration(mode: Any) -> None:
     """The timeout of a registration ends the wait for the evaluation as for any hook."""
     gate = GatedEvaluation()
@@ -91,34 +62,6 @@ async def test_the_timeout_of_the_registration(mode: Any) -> None:
     where = "at GatedEvaluation.__call__"  # the line where the evaluation waits
     assert any(where in note for note in caught.value.__notes__) or mode == "background"
     assert gate.cancelled == [1]
-
-
-async def test_a_function_that_ignores_its_cancellation(caplog: pytest.LogCaptureFixture) -> None:
-    """After the time limit and the grace period of the session the error is raised; a warning says
-    that it still runs.
-    """
-    released = asyncio.Event()
-
-    async def evaluate(evaluation: Evaluation) -> None:
-        while not released.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await released.wait()
-
-    hook = EvaluatorHook(evaluate, every=EVERY_STEP, timeout_secs=5, at_end=False)
-    with ManualClock() as clock:
-        looping = asyncio.create_task(runs_of(hook, 1))
-        for secs in (5, 10):
-            await ticks(30)
-            assert not looping.done()
-            clock.advance(secs)
-        with refused(
-            ah.errors.HookTimeoutError,
-            "the evaluation at step 1 took longer than its timeout of 5 s",
-        ):
-            await looping
-    assert "the evaluation at step 1 still runs 10" in caplog.text
-    released.set()
-    await ticks()
 
 
 async def runs_of(hook: Any, runs: int, *others: Any, **options: Any) -> ah.AsyncMonitoredSession:
@@ -194,9 +137,7 @@ async def test_what_is_raised_for_an_error_of_the_function(
     if they were the caller's.
     """
     with pytest.raises(error, match=says) as caught:
-        await results_of(
-            EvaluatorHook(make(), every=EVERY_STEP, mode=mode, timeout_secs=5, at_end=False), 5
-        )
+        await results_of(EvaluatorHook(make(), every=EVERY_STEP, mode=mode, at_end=False), 5)
     assert caught.type is error
 
 

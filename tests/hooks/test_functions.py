@@ -96,16 +96,18 @@ async def test_only_runs_that_are_due(fetches: Any) -> None:
 
 
 async def test_every_with_other_functions() -> None:
-    """With `every` the other methods are called as usual; `before_run` alone may be limited too."""
+    """With `every` the other methods are called as usual; `before_run` cannot be limited."""
     calls: list[str] = []
     names: dict[str, Any] = {
         "begin": lambda: calls.append("begin"),
         "after_create_session": lambda session, coord: calls.append("created"),
-        "before_run": lambda run_context: calls.append(f"before {run_context.global_step}"),
+        "after_run": lambda run_context, values: calls.append(f"after {run_context.global_step}"),
         "end": lambda session: calls.append("end"),
     }
     await run(LambdaHook(every=ah.Every(steps=2), **names), times=4)
-    assert calls == ["begin", "created", "before 2", "before 4", "end"]
+    assert calls == ["begin", "created", "after 2", "after 4", "end"]
+    with refused(ah.errors.InvalidArgumentError, "goes with after_run and without before_run"):
+        LambdaHook(before_run=print, every=ah.Every(steps=2))
 
 
 async def test_every_over_time_and_recoveries() -> None:

@@ -446,9 +446,9 @@ async def test_window_steps(clock: ManualClock, tmp_path: Path) -> None:
     assert trace_tracks(tmp_path / "timeline-9.json")["steps"] == [("step 9", 0, 10)]
 
 
-async def test_max_captures(tmp_path: Path) -> None:
-    """A session records at most `max_captures` windows; the next session counts again."""
-    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=2), max_captures=1)
+async def test_windows_at_given_steps(tmp_path: Path) -> None:
+    """`every` limits the number of windows; the next session counts again."""
+    hook = ah.ProfilerHook(tmp_path, every=ah.Every(at=(2,)))
     for _ in range(2):
         await run(double, [hook], 12)
         assert written(tmp_path) == ["timeline-2.json"]
@@ -507,22 +507,6 @@ async def test_memory_is_bounded(clock: ManualClock, tmp_path: Path) -> None:
     dropped = json.loads(path.read_text(encoding="utf-8"))["otherData"]["dropped"]
     await played(clock, run(train_step, [recording(tmp_path, 4)], 5))
     assert len([event for event in checked_events(path) if event["ph"] == "X"]) == 6 + dropped
-
-
-async def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
-    """`max_captures` counts over all resumed parts of a run."""
-    first = ah.ProfilerHook(tmp_path, every=ah.Every(steps=2), max_captures=1)
-    await run(double, [first], 3)
-    second = ah.ProfilerHook(tmp_path / "resumed", every=ah.Every(steps=2), max_captures=1)
-
-    class Restores(ah.SessionRunHook):
-        order = -2000
-
-        async def begin(self) -> None:
-            second.load_state_dict(first.state_dict())
-
-    await run(double, [second, Restores()], 5)
-    assert not (tmp_path / "resumed").exists()
 
 
 # -- the disk

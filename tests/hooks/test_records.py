@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import json
 import math
 import os
-from collections.abc import Callable
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.support.sessions import (
     run_session,
     train,
 )
+from tests.support.waiting import ticks
 
 
 @pytest.fixture
@@ -52,9 +54,14 @@ def write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def returning(values: Any) -> Callable[[Any], Any]:
-    """Return a `record_fn` that ignores the fetched values."""
-    return lambda _: values
+async def write_values(path: Path, values: dict[str, Any]) -> None:
+    """Write a line of the values that a step returns."""
+
+    async def step() -> dict[str, Any]:
+        return values
+
+    async with ah.AsyncMonitoredSession(step, [JSONLinesHook(path, list(values))]) as session:
+        await session.run(list(values))
 
 
 async def test_lines(path: Path) -> None:
@@ -105,7 +112,7 @@ async def test_values_of_other_types(path: Path) -> None:
         "none": None,
         "text": 'a "b",\r\nc',
     }
-    await train(JSONLinesHook(path, record_fn=returning(values)), runs=1)
+    await write_values(path, values)
     (text,) = contents(path).splitlines()
     line = json.loads(text, parse_constant=refuse_constant)
     assert line["nan"] == ["NaN", "NaN"]
@@ -121,19 +128,12 @@ async def test_values_of_other_types(path: Path) -> None:
     [
         ({"thing": object()}, ("'thing'", "<object object")),
         ({"step": 3}, ("'step'",)),
-        (3, ("record_fn returned 3",)),
     ],
 )
 async def test_a_value_that_cannot_be_written(path: Path, record: Any, says: Any) -> None:
-    """It is an error that names its tag; so is a record that is no mapping, or has a step."""
+    """It is an error that names its tag; so is a value with the tag of the step."""
     with invalid(*says):
-        await train(JSONLinesHook(path, record_fn=returning(record)), runs=1)
-
-
-def test_the_name_of_the_state(path: Path) -> None:
-    """The states of several files of one session have different names; a name may be given."""
-    assert JSONLinesHook(path, ["loss"]).name == "JSONLinesHook(run.jsonl)"
-    assert JSONLinesHook(path, ["loss"], name="mine").name == "mine"
+        await write_values(path, record)
 
 
 # -- failures
@@ -261,7 +261,7 @@ async def test_every_torn_tail(path: Path, tail: bytes) -> None:
         kept = steps(path)
         file = _RecordFile(str(path))
         for step in (2, 3):  # the next session is cut, too
-            file.open_at(step, ())
+            file.open_at(step)
             file.close()
         file.write([Record(4, 1.0, {"loss": 1.0})])
         file.close()
@@ -269,18 +269,32 @@ async def test_every_torn_tail(path: Path, tail: bytes) -> None:
         assert steps(path) == [*kept, 4], length
 
 
-def test_records_that_were_not_written_when_the_process_died(path: Path) -> None:
-    """Those of a checkpoint are written first, up to its step, whether or not the file has them."""
-    records = [Record(step, 1.0, {"loss": float(step)}) for step in range(1, 6)]
-    file = _RecordFile(str(path))
-    assert file.open_at(0, ()) == []
-    file.write(records[:3])
-    file.close()
-    unwritten = file.open_at(4, records[1:])
-    assert [record.step for record in unwritten] == [2, 3, 4]
-    file.write(unwritten)
-    file.close()
-    assert without_time(path) == [{"step": step, "loss": float(step)} for step in range(1, 5)]
+async def test_a_save_waits_until_the_lines_are_written(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state is taken when the lines of its step and of all earlier ones are in the file."""
+    may_write = threading.Event()
+    write_records = _RecordFile.write
+
+    def write_late(self: _RecordFile, records: list[Record]) -> None:
+        may_write.wait()
+        write_records(self, records)
+
+    monkeypatch.setattr(_RecordFile, "write", write_late)
+    every = ah.Every(steps=3)
+    saving = ah.CheckpointSaverHook(tmp_path / "saved", every=every, save_on_begin=False)
+    try:
+        async with counting(saving, JSONLinesHook(path, ["loss"])) as session:
+            await make_runs(session, 2, "train")
+            third = asyncio.create_task(session.run("train"))
+            await ticks(30)
+            assert not third.done()
+            assert contents(path) == b""
+            may_write.set()
+            await third
+            assert steps(path) == [1, 2, 3]
+    finally:
+        may_write.set()
 
 
 async def test_a_line_that_is_being_written(path: Path) -> None:

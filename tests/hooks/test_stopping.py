@@ -13,8 +13,7 @@ import aiohooks as ah
 from aiohooks._core.clock import set_current_clock
 from aiohooks.hooks.stopping import StopAtTimeHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.checks import invalid
-from tests.support.hooks import RestoringHook, SessionRecorder
+from tests.support.hooks import SessionRecorder
 from tests.support.sessions import NO_BACKOFF, counting
 from tests.support.waiting import forever, parked
 
@@ -181,16 +180,13 @@ async def test_no_run_begins_late_in_a_busy_loop() -> None:
 
 
 async def test_a_recovery_does_not_restart_the_time() -> None:
-    """Seconds count from `begin` through recoveries, and a state that a recovery restores is
-    ignored.
-    """
+    """Seconds count from `begin` through recoveries, until the end."""
     with ManualClock() as clock:
-        hook, seen = StopAtTimeHook(secs=10, keep_elapsed=True), SessionRecorder()
+        hook, seen = StopAtTimeHook(secs=10), SessionRecorder()
         lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
         async with counting(hook, lost, seen, recovery=NO_BACKOFF) as session:
             await session.run("train")
             clock.advance(6)
-            hook.load_state_dict({"elapsed_secs": 3.0})
             await session.run("train")
             assert len(seen.sessions) == 2
             assert hook.elapsed_secs == 6
@@ -199,22 +195,6 @@ async def test_a_recovery_does_not_restart_the_time() -> None:
             assert session.should_stop()
         clock.advance(100)
         assert hook.elapsed_secs == 10
-
-
-@pytest.mark.parametrize(("keep", "runs"), [(True, 4), (False, 10)])
-async def test_keep_elapsed(keep: bool, runs: int) -> None:
-    """With `keep_elapsed` the time limits all parts of the run together, otherwise each part."""
-    with ManualClock() as clock:
-        first, hook = (StopAtTimeHook(secs=10, keep_elapsed=keep) for _ in range(2))
-        assert (await seconds_run(first, clock, most=6))[0] == 6
-        assert (state := first.state_dict()) == {"elapsed_secs": 6.0}
-        assert (await seconds_run(hook, clock, RestoringHook(hook, state)))[0] == runs
-
-
-def test_an_invalid_state_is_refused() -> None:
-    """The state of another hook is refused, with a message that says what is wrong."""
-    with invalid("elapsed_secs in the state", "None"):
-        StopAtTimeHook(secs=1).load_state_dict({})
 
 
 def test_a_deadline_beyond_the_range_of_datetime() -> None:

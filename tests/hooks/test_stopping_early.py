@@ -267,19 +267,21 @@ async def test_a_run_that_was_cut_after_its_stop_stops_again() -> None:
 
 
 async def test_what_is_observed_after_the_end_is_not_in_the_state() -> None:
-    """`end_run` keeps the state of its moment, once: a later report changes what the hook knows,
-    and no checkpoint.
+    """An extra evaluation is no part of the run: the reports of its results change what the hook
+    knows, and no checkpoint.
     """
     hook = EarlyStoppingHook(patience=1)
     async with counting(hook) as session:
+        evaluated = session.coord.events.evaluated
+        await evaluated.emit(1, {}, False)
         hook.report(1, 2.0)
         state = {**hook.state_dict(), "since_secs": None}
-        assert not hook.end_run()
-        hook.report(2, 3.0)
-        assert not hook.end_run()
+        for step in (2, 3):
+            await evaluated.emit(step, {}, True)
+            hook.report(step, 3.0)
         assert session.stop_reason == hook.reason is not None
     assert {**hook.state_dict(), "since_secs": None} == state
-    assert hook.waited == 1
+    assert hook.waited == 2
 
 
 @pytest.mark.parametrize("other", [{"monitor": "accuracy"}, {"mode": "max"}])

@@ -6,7 +6,6 @@ import itertools
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.summaries import SummarySaverHook, SummaryWriter
+from aiohooks.hooks.summaries import SummarySaverHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid
 from tests.support.event_files import events, restarts, scalars
@@ -27,7 +26,6 @@ from tests.support.sessions import (
     run_session,
     train,
 )
-from tests.support.waiting import parked
 
 
 def graph_with_look() -> ah.Graph:
@@ -110,27 +108,6 @@ async def test_steps_that_leap(tmp_path: Path, fetch: str, every: int, steps: li
     """
     await run(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=every)), fetch, 8)
     assert [step for step, _ in scalars(tmp_path, "loss")] == steps
-
-
-async def test_summary_fn(tmp_path: Path) -> None:
-    """`summary_fn` gets the fetched values and returns what is written; alone it gets an empty
-    dict.
-    """
-
-    def norms(values: dict[str, Any]) -> dict[str, Any]:
-        return {"norm": np.linalg.norm([values["total"], values["loss"]]), "wrong": math.inf}
-
-    await run(SummarySaverHook(tmp_path / "a", ["total", "loss"], summary_fn=norms), "train", 1)
-    assert scalars(tmp_path / "a", "norm") == [(1, 10)]
-    assert scalars(tmp_path / "a", "wrong") == [(1, math.inf)]
-    await run(
-        SummarySaverHook(
-            tmp_path / "b", summary_fn=lambda values: {"count": np.float32(len(values))}
-        ),
-        "train",
-        1,
-    )
-    assert scalars(tmp_path / "b", "count") == [(1, 0)]
 
 
 async def test_a_recovery_that_moves_the_step_back(tmp_path: Path) -> None:
@@ -255,151 +232,26 @@ async def test_the_queue_is_bounded(tmp_path: Path) -> None:
     assert scalars(tmp_path, "total") == [(step, step - 1) for step in range(1, 21)]
 
 
-@pytest.mark.parametrize(
-    ("result", "says"),
-    [
-        (
-            {"weights": np.zeros((2, 3))},
-            ("'weights' is a ndarray of shape (2, 3)", "give one number"),
-        ),
-        (3, ("summary_fn returned 3",)),
-    ],
-)
-async def test_what_is_not_a_number_is_refused(
-    tmp_path: Path, result: Any, says: tuple[str, ...]
-) -> None:
-    """A value that is not a single number is an error that names its tag and shape; so is a result
-    that is no mapping.
-    """
-    with invalid(*says):
-        await run(
-            SummarySaverHook(tmp_path, ["loss"], summary_fn=lambda values: result), "train", 1
-        )
+async def test_what_is_not_a_number_is_refused(tmp_path: Path) -> None:
+    """A value that is not a single number is an error that names its tag and shape."""
+
+    async def step() -> dict[str, Any]:
+        return {"weights": np.zeros((2, 3))}
+
+    hook = SummarySaverHook(tmp_path, ["weights"])
+    with invalid("'weights' is a ndarray of shape (2, 3)", "give one number"):
+        async with ah.AsyncMonitoredSession(step, [hook]) as session:
+            await session.run("weights")
 
 
-# -- SummaryWriter
+async def test_numbers_of_numpy_and_infinities(tmp_path: Path) -> None:
+    """Scalars of numpy are numbers, and infinities are written."""
 
+    async def step() -> dict[str, Any]:
+        return {"norm": np.linalg.norm([6.0, 8.0]), "wrong": math.inf}
 
-class OwnHook(ah.SessionRunHook):
-    """A hook of one's own, as the page about hooks that observe shows it."""
-
-    def __init__(self, folder: Path, every: ah.Every) -> None:
-        self.folder, self.every = folder, every
-        self.marks: list[tuple[float, int]] = []
-
-    async def begin(self) -> None:
-        self.clock, self.timer = ah.current_clock(), self.every.timer()
-        self.writer = SummaryWriter(self.folder)
-        await self.writer.open()
-
-    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        step = session.global_step.latest.step
-        self.timer.resume(step, self.clock.now())
-        self.writer.restart(step)
-
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
-        step, now = run_context.global_step, self.clock.now()
-        if self.timer.due(step, now):
-            self.marks.append(self.timer.mark(step, now))
-            await self.writer.add(step, {"own": np.float32(10 * step)})
-
-    async def close(self, exc: BaseException | None) -> None:
-        await self.writer.aclose()
-
-
-async def test_a_hook_of_ones_own_writes_summaries(tmp_path: Path) -> None:
-    """With a timer and a writer a hook writes on time; after a recovery TensorBoard shows each step
-    once.
-    """
-    hook = OwnHook(tmp_path, ah.Every(steps=2))
-    async with going_back(hook, at=6, to=2) as session:
-        await make_runs(session, 8, "train")
-    assert [mark[1] for mark in hook.marks] == [2, 2, 2]  # steps 2 and 4, and 4 again
-    assert restarts(tmp_path) == [1, 3]
-    assert scalars(tmp_path, "own") == [(2, 20), (4, 40)]
-
-
-async def test_a_writer_without_a_session(tmp_path: Path) -> None:
-    """What was added is in the file after a flush, and at the end of the block; times follow the
-    clock.
-    """
-    with ManualClock() as clock:
-        async with SummaryWriter(tmp_path / "new") as writer:
-            assert len(os.listdir(tmp_path / "new")) == 1
-            await writer.add(1, {"a": 1, "b": True})
-            clock.advance(60)
-            await writer.add(2, {"a": 0.5})
-            await writer.flush()
-            assert scalars(tmp_path / "new", "a") == [(1, 1), (2, 0.5)]
-            await writer.add(3, {"a": math.inf})
-    assert scalars(tmp_path / "new", "a") == [(1, 1), (2, 0.5), (3, math.inf)]
-    first, second, third = [
-        event.wall_time for event in events(tmp_path / "new") if event.HasField("summary")
-    ]
-    assert (second - first, third - second) == (pytest.approx(60), 0)
-
-
-async def test_a_full_queue_makes_add_wait(tmp_path: Path) -> None:
-    """Until a record has been written; none is lost."""
-    writer = SummaryWriter(tmp_path, max_queue=1)
-    held, write = threading.Event(), writer._writer._write
-
-    def slow(records: list[Any]) -> None:
-        held.wait()
-        write(records)
-
-    writer._writer._write = slow
-    await writer.add(1, {"a": 1})
-    adding = await parked(writer.add(2, {"a": 2}), 20)
-    assert not adding.done()
-    held.set()
-    await adding
-    await writer.aclose()
-    assert scalars(tmp_path, "a") == [(1, 1), (2, 2)]
-
-
-async def test_a_writer_is_closed_once(tmp_path: Path) -> None:
-    """A closed writer takes no numbers; closing it again is harmless."""
-    writer = SummaryWriter(tmp_path)
-    await writer.add(1, {"a": 1})
-    await writer.aclose()
-    await writer.aclose()
-    for use in (writer.add(2, {"a": 1}), writer.open()):
-        with invalid(f"SummaryWriter({str(tmp_path)!r}) is closed"):
-            await use
-    with invalid(f"SummaryWriter({str(tmp_path)!r}) is closed"):
-        writer.restart(2)
-    await writer.flush()  # nothing was queued that no thread would write
-    assert scalars(tmp_path, "a") == [(1, 1)]
-
-
-async def test_a_value_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    """It is refused where it is added, and nothing of it is written."""
-    async with SummaryWriter(tmp_path) as writer:
-        with invalid("'bad' is 'text'", "give one number"):
-            await writer.add(1, {"good": 1, "bad": "text"})
-    assert not [event for event in events(tmp_path) if event.HasField("summary")]
-
-
-@pytest.mark.parametrize("on_write_error", ["raise", "log"])
-async def test_a_failed_write_of_a_writer(
-    tmp_path: Path, on_write_error: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A failed write is raised by the next call, or logged; its records are counted, and later ones
-    are written.
-    """
-    writer = SummaryWriter(tmp_path, on_write_error=on_write_error)
-    writer._writer._write = FullDisk(1).wrap(writer._writer._write)
-    await writer.add(1, {"a": 1})
-    if on_write_error == "raise":
-        with pytest.raises(OSError, match="No space left"):
-            await writer.flush()
-    else:
-        await writer.flush()
-        assert "cannot be written" in caplog.text
-    assert writer.lost == 1
-    await writer.add(2, {"a": 2})
-    await writer.aclose()
-    assert scalars(tmp_path, "a") == [(2, 2)]
+    hook = SummarySaverHook(tmp_path, ["norm", "wrong"])
+    async with ah.AsyncMonitoredSession(step, [hook]) as session:
+        await session.run("norm")
+    assert scalars(tmp_path, "norm") == [(1, 10)]
+    assert scalars(tmp_path, "wrong") == [(1, math.inf)]

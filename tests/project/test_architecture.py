@@ -49,7 +49,13 @@ PACKAGES = (
     "__main__",
 )
 # What a built-in hook knows of a session: the contract of every hook, and what hooks are handed.
-KNOWN_TO_HOOKS = {"session", "session.hook", "session.coordinator", "session.status"}
+KNOWN_TO_HOOKS = {
+    "session",
+    "session.hook",
+    "session.coordinator",
+    "session.events",
+    "session.status",
+}
 
 # What an extra brings (by the name it is imported as), and the modules that may import it.
 EXTRAS: dict[str, str] = {
@@ -200,6 +206,20 @@ def test_hooks_never_import_the_session() -> None:
         if package(one.importer) == "hooks"
         and package(one.module) == "session"
         and one.module not in allowed
+    ]
+    assert not wrong, lines(wrong)
+
+
+def test_a_built_in_hook_knows_no_other_hook() -> None:
+    """The built-in hooks meet at the events of the session: no family imports another one."""
+    helpers = {"hooks", "hooks.every"}
+    wrong = [
+        found
+        for found in inside("top", "inner", "types")
+        if package(found.importer) == package(found.module) == "hooks"
+        and found.importer != f"{PACKAGE}.hooks"
+        and found.module.removeprefix(f"{PACKAGE}.") not in helpers
+        and not found.module.startswith(f"{PACKAGE}.hooks._")
     ]
     assert not wrong, lines(wrong)
 

@@ -139,7 +139,6 @@ SIGNATURES: dict[str, str | None] = {
         "(monitor=None, *, mode='min', patience=None, min_delta=0.0, stopping_threshold=None,"
         " every=<Every>, restore_best=None, name=None)"
     ),
-    "EarlyStoppingHook.end_run": "(self)",
     "EarlyStoppingHook.report": "(self, step, value, states=None)",
     "EarlyStoppingHook.state_dict": "(self)",
     "EarlyStoppingHook.load_state_dict": "(self, state)",
@@ -150,13 +149,11 @@ SIGNATURES: dict[str, str | None] = {
         "(handlers, *, when='checkpoint', run=None, max_pending=1000, backoff=<Backoff>,"
         " drain_secs=10.0)"
     ),
-    "EffectsHook.mark": "(self)",
-    "EffectsHook.release": "(self, mark)",
     "hooks.Evaluation": None,
     "hooks.Evaluation.run": "async (self, fetches, feed_dict=None)",
     "EvaluatorHook": (
-        "(eval_fn, *, every, mode='inline', at_begin=False, at_end=True, timeout_secs=None,"
-        " max_pending=1, snapshot=None, on_result=(), max_results=1000, thread=False, name=None)"
+        "(eval_fn, *, every, mode='inline', at_begin=False, at_end=True,"
+        " max_pending=1, snapshot=None, on_result=None, max_results=1000, thread=False, name=None)"
     ),
     "Every": "(*, steps=None, secs=None, at=(), after=0)",
     "Every.timer": "(self)",
@@ -185,14 +182,11 @@ SIGNATURES: dict[str, str | None] = {
     "hook": "(method, *, fetches=None, every=None, name=None)",
     "dispatch.HookRegistration": None,
     "hooks.HookTimes": None,
-    "hooks.HookTimingHook": "(*, every=None, warn_secs=0.1, lag_interval_secs=0.05, logger=None)",
-    "hooks.HookTimingHook.watch": "(self, hooks)",
-    "hooks.HookTimingHook.unwatch": "(self)",
+    "hooks.HookTimingHook": "(*, warn_secs=0.1)",
     "hooks.HookTimingHook.statistics": "(self)",
     "hooks.HookTimingHook.report": "(self)",
     "JSONLinesHook": (
-        "(path, values=None, *, every=<Every>, record_fn=None, max_queue=1000,"
-        " on_write_error='raise', fsync=False, name=None)"
+        "(path, values, *, every=<Every>, max_queue=1000, on_write_error='raise', fsync=False)"
     ),
     "checkpoint.KeepBest": "(k, metric, mode='min')",
     "checkpoint.KeepEvery": "(steps)",
@@ -219,8 +213,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.PhaseTime": None,
     "graph.Placeholder": None,
     "ProfilerHook": (
-        "(output_dir, *, every=<Every>, window_steps=1, max_captures=None, max_events=20000,"
-        " on_write_error='log')"
+        "(output_dir, *, every=<Every>, window_steps=1, max_events=20000, on_write_error='log')"
     ),
     "ProgressHook": "(values=None, *, total=None, description='run', file=None)",
     "RecoveryPolicy": (
@@ -267,6 +260,11 @@ SIGNATURES: dict[str, str | None] = {
     "SessionRunHook.end": "async (self, session, /)",
     "SessionRunHook.close": "async (self, exc, /)",
     "SessionRunValues": "(results, options, run_metadata)",
+    "session.Event": None,
+    "session.Event.subscribe": "(self, callback)",
+    "session.SessionEvents": None,
+    "session.SessionEvents.request_save": "(self)",
+    "session.session_events": "()",
     "session.SessionStatus": None,
     "SignalPolicy": ("(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None)"),
     "hooks.Stall": None,
@@ -304,12 +302,9 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.wait_initialised": "async (self, timeout=None)",
     "StepStore.flush": "async (self, timeout=None)",
     "StopAtStepHook": "(*steps, num_steps=None, last_step=None)",
-    "StopAtTimeHook": (
-        "(*, secs=None, deadline=None, margin_secs=0.0, keep_elapsed=False, name=None)"
-    ),
+    "StopAtTimeHook": "(*, secs=None, deadline=None, margin_secs=0.0)",
     "SummarySaverHook": (
-        "(output_dir, values=None, *, every=<Every>, summary_fn=None, max_queue=1000,"
-        " on_write_error='raise')"
+        "(output_dir, values, *, every=<Every>, max_queue=1000, on_write_error='raise')"
     ),
     "graph.Variable": None,
     "version_gate.Ticket": None,

@@ -245,7 +245,8 @@ def test_a_healthy_program_logs_no_warning(
                 ah.LoggingHook({"total": "total"}, every=ah.Every(steps=2)),
                 ah.NanHook("total"),
                 ah.WatchdogHook(HANG_SECS),
-                *ah.hooks.HookTimingHook().watch([Publishes()]),
+                ah.hooks.HookTimingHook(),
+                Publishes(),
             ]
             creator = ah.ChiefSessionCreator(
                 counting_graph(), checkpoint_dir=tmp_path / "checkpoints", global_step=store

@@ -24,7 +24,7 @@ class TensorBoardTracker:
 
     def start(self, step: int) -> int:
         """Note the step in the file: what is there of later steps is dropped."""
-        self._file.write(self._file.open_at(step))
+        self._file.open_at(step)
         return step
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:

@@ -76,15 +76,6 @@ async def failing(fixture: Fixture) -> None:
     await train(fixture, evaluator(fixture, mode="background" if fixture.seed % 2 else "inline"))
 
 
-@scenario("an evaluation that takes too long", hooks=1, expect=ah.errors.HookTimeoutError)
-async def too_long(fixture: Fixture) -> None:
-    fixture.actions["evaluate"] = fixture.actions["evaluation"] = forever
-    await train(
-        fixture,
-        evaluator(fixture, mode="background" if fixture.seed % 2 else "inline", timeout_secs=9),
-    )
-
-
 @scenario("an evaluation in a thread", hooks=1)
 async def to_thread(fixture: Fixture) -> None:
     def evaluate(evaluation: ah.hooks.Evaluation) -> int:
