@@ -297,7 +297,15 @@ class Lifecycle(TasksOwner):
         if task is None:
             self.raise_if_not_entered()
             task = current_task()
-        return self.turns.begin_run(task, self, self._publisher)
+        turns = self.turns
+        turns.taken = True
+        turns.runner = task
+        turns.runs += 1
+        waits = self.waits
+        waits.began = None
+        scope = waits.scope = begin_run(self, self._publisher)
+        scope.runner = id(task)
+        return scope
 
     async def wait_for_turn(self) -> RunScope:
         """Begin a run that cannot begin now: let the loop have its turn, wait behind the runs of

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiohooks._core.calls import RunWaits
-from aiohooks._core.scope import RunOwner, RunScope, begin_run, current_scope
+from aiohooks._core.scope import RunScope, begin_run, current_scope
 
 DEFAULT_YIELD_SECS = 0.005
 """After how long without a turn the event loop gets one before the next run, by default."""
@@ -80,17 +80,6 @@ class Turns(FifoLock):
         self._yield_secs = yield_secs or math.inf
         self._loop_turned = True
 
-    def begin_run(self, task: asyncio.Task[Any], session: RunOwner, publisher: object) -> RunScope:
-        """Begin a run of this task: the lock is free, or has been waited for."""
-        self.taken = True
-        self.runner = task
-        self.runs += 1
-        waits = self.waits
-        waits.began = None
-        scope = waits.scope = begin_run(session, publisher)
-        scope.runner = id(task)
-        return scope
-
     def begin_attempt(self, failed: RunScope) -> RunScope:
         """Begin the next attempt of a run; code that outlives the failed one is no part of it."""
         failed.active = False
@@ -111,7 +100,10 @@ class Turns(FifoLock):
         # Tasks that were started in the run have its scope, and must not keep its feeds alive.
         scope.attempt = None
         current_scope.set(scope.outer)
-        self.release()
+        if self._waiters:
+            self.release()
+        else:
+            self.taken = False  # a call fewer in each run
         # Last: observers get a scope that has ended.
         if scope.observers:
             scope.end_attempt()
