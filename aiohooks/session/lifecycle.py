@@ -171,6 +171,8 @@ class Lifecycle(TasksOwner):
         self._phase_began_at: float | None = None
         self._is_closed = asyncio.Event()
         self._at_end = contextlib.ExitStack()
+        self._closing_part = "its last run"
+        """The part that the end of the session waits for."""
         self.end_watch: Callable[[], None] = lambda: None
         """Ends the watch for a blocked loop."""
 
@@ -604,7 +606,8 @@ class Lifecycle(TasksOwner):
         coordinator = self.raw_coordinator
         label = self.requests.label
         # The background calls are calls for this session.
-        await self.hooks.background.finish(self.grace_secs)
+        if self.hooks.has_background:
+            await self.hooks.background.finish(self.grace_secs)
         await self.feeds.stop_reading()
         coordinator.disown("its session was replaced")
         with LongWaitLog(f"{label}, recovering", coordinator.descriptions):
@@ -693,7 +696,8 @@ class Lifecycle(TasksOwner):
         # A hook that closes the session would deadlock.
         scope = begin_run(self, None if outer is None else outer.publisher)
         try:
-            yield
+            with LongWaitLog(f"{self.requests.label}, closing", self._awaited_at_end):
+                yield
         finally:
             scope.active = False
             current_scope.set(scope_before)
@@ -706,20 +710,19 @@ class Lifecycle(TasksOwner):
     async def _end(self, errors: EndErrors) -> None:
         """Wait for the last run, and call `end` of the hooks after a clean end."""
         try:
-            with self._long_wait_logged("its last run"):
-                await self._wait_for_last_run(immediately=errors.primary is not None)
-                errors.primary = self._take_task_failure(errors.primary)
-                if errors.primary is not None or self.gave_up is not None:
-                    return
-                if self.session is None:
-                    logger.warning(
-                        "%s: its last recovery was cancelled, so that it has no raw session: `end`"
-                        " of the hooks is not called, and nothing is saved",
-                        self.requests.label,
-                    )
-                    return
-                await self.hooks.end(self.session, errors.others)
-                errors.primary = errors.take_single("end")
+            await self._wait_for_last_run(immediately=errors.primary is not None)
+            errors.primary = self._take_task_failure(errors.primary)
+            if errors.primary is not None or self.gave_up is not None:
+                return
+            if self.session is None:
+                logger.warning(
+                    "%s: its last recovery was cancelled, so that it has no raw session: `end` of"
+                    " the hooks is not called, and nothing is saved",
+                    self.requests.label,
+                )
+                return
+            await self.hooks.end(self.session, errors.others)
+            errors.primary = errors.take_single("end")
         except BaseException as raised:
             errors.primary = errors.outcome(raised)
 
@@ -826,9 +829,9 @@ class Lifecycle(TasksOwner):
     @contextlib.contextmanager
     def _part(self, name: str, errors: EndErrors) -> Generator[None]:
         """Close a part of the session in this block, and keep its error for the end."""
+        self._closing_part = name
         try:
-            with self._long_wait_logged(name):
-                yield
+            yield
         except asyncio.CancelledError as cancel:
             errors.cancel = cancel
         except BaseException as error:
@@ -858,25 +861,21 @@ class Lifecycle(TasksOwner):
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
 
-    def _long_wait_logged(self, part: str) -> LongWaitLog:
-        """Return a block whose long wait is logged: for calls of hooks, or else tasks, or else
-        `part`.
+    def _awaited_at_end(self) -> dict[object, str]:
+        """Return descriptions of what the end waits for: calls of hooks, or else tasks, or else a
+        part of the session.
         """
-
-        def awaited() -> dict[object, str]:
-            calls: dict[object, str] = {
-                activity.what: str(activity)
-                for activity in self.status().doing
-                if activity.what != _CLOSING
-            }
-            background = self.hooks.background
-            for hook in self.hooks.registered:
-                pending = background.pending(hook)
-                if pending:
-                    calls[hook] = f"{pending} background calls of {hook.name}"
-            return calls or self.coordinator.descriptions() or {part: part}
-
-        return LongWaitLog(f"{self.requests.label}, closing", awaited)
+        calls: dict[object, str] = {
+            activity.what: str(activity)
+            for activity in self.status().doing
+            if activity.what != _CLOSING
+        }
+        background = self.hooks.background
+        for hook in self.hooks.registered:
+            pending = background.pending(hook)
+            if pending:
+                calls[hook] = f"{pending} background calls of {hook.name}"
+        return calls or self.coordinator.descriptions() or {self._closing_part: self._closing_part}
 
     # -- what the session can be used for
 
