@@ -181,11 +181,6 @@ class SessionFeeds:
             requests.request_stop(requests.drain_reason)
 
     @property
-    def readers(self) -> list[IterableSource]:
-        """The sources that a task may read."""
-        return [source for source in self.sources if isinstance(source, IterableSource)]
-
-    @property
     def unused(self) -> int:
         """The number of elements that were taken and not used."""
         return sum(len(source.unused) for source in self.sources)
@@ -257,8 +252,8 @@ class SessionFeeds:
         """Stop reading those whose state is about to be restored; they are read on after
         `continue_reading`.
         """
-        for reader in self.readers:
-            await reader.stop_reading()
+        for source in list(self.sources):
+            await source.stop_reading()
 
     def continue_reading(self) -> None:
         """Read on for those who wait, from the state that the feeds have now."""
@@ -505,6 +500,9 @@ class Source:
     def _set_back(self) -> None:
         """Let feeds with a state give the last elements again, which no loop has taken."""
 
+    async def stop_reading(self) -> None:
+        """Stop reading feeds whose state is about to be restored; they are read anew from there."""
+
     def note_restored(self) -> None:
         """Note that a recovery has restored these feeds: they give their elements again."""
         for element in self._session.taken_of(self):
@@ -633,13 +631,6 @@ class IterableSource(Source):
         self._needs_task = self._is_async or ahead > 0 or thread or self.stateful is not None
         self.changes.wake()
 
-    @property
-    def own_reader(self) -> asyncio.Task[None] | None:
-        """The task that reads, if it reads nothing ahead: no other activity than the wait for the
-        next feed.
-        """
-        return None if self._ahead or self._thread else self._reader
-
     def _read_now(self, producers: Producers | None) -> Any:
         if self.has_ended:
             raise StopAsyncIteration
@@ -699,7 +690,6 @@ class IterableSource(Source):
             self.stateful.load_state_dict(first.before)
 
     async def stop_reading(self) -> None:
-        """Stop reading feeds whose state is about to be restored; they are read anew from there."""
         if self.stateful is None:
             return
         reader = self._reader

@@ -152,8 +152,6 @@ class Lifecycle(TasksOwner):
         self.recovering_from: BaseException | None = None
         self._recovery: asyncio.Task[None] | None = None
         """The task that recovers while others wait for something else than a run."""
-        self._has_hurried = False
-        """Whether an attempt was made without a pause, after a stop."""
         self.gave_up: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
@@ -171,8 +169,8 @@ class Lifecycle(TasksOwner):
         self._phase_began_at: float | None = None
         self._is_closed = asyncio.Event()
         self._at_end = contextlib.ExitStack()
-        self._closing_part = "its last run"
-        """The part that the end of the session waits for."""
+        self._closing_part: str | None = None
+        """The part of the session that is being closed."""
         self.end_watch: Callable[[], None] = lambda: None
         """Ends the watch for a blocked loop."""
 
@@ -563,8 +561,7 @@ class Lifecycle(TasksOwner):
         """Close the raw session after `error` and wait for the time of the next attempt; or raise
         `error`, if recovery gives up.
 
-        A stop ends the pause, and so hurries one attempt; if that fails, too, the pauses are needed
-        for what is away to return.
+        A stop ends the pause; the next ones are needed for what is away to return.
         """
         try:
             await self._close_raw_session(f"recovering from {safe_repr(error)}")
@@ -577,12 +574,10 @@ class Lifecycle(TasksOwner):
         if secs <= 0:
             return
         with active("recovery", "pause", functools.partial(self._awaited_pause, secs)):
-            if not self.requests.stopped:
-                self._has_hurried = await self.coordinator.wait_for_stop(secs)
-            elif self._has_hurried:
+            if self.requests.stopped:
                 await sleep(secs)
             else:
-                self._has_hurried = True
+                await self.coordinator.wait_for_stop(secs)
 
     async def _close_raw_session(self, reason: str) -> None:
         """Cancel the raw session's tasks and close it. Errors are only logged: another one is being
@@ -836,6 +831,8 @@ class Lifecycle(TasksOwner):
             errors.cancel = cancel
         except BaseException as error:
             errors.others.append(error)
+        finally:
+            self._closing_part = None
 
     async def _end_tasks(self, errors: EndErrors) -> None:
         """End the background tasks: after an error immediately, else within the grace period."""
@@ -875,7 +872,11 @@ class Lifecycle(TasksOwner):
             pending = background.pending(hook)
             if pending:
                 calls[hook] = f"{pending} background calls of {hook.name}"
-        return calls or self.coordinator.descriptions() or {self._closing_part: self._closing_part}
+        if not calls:
+            calls = self.coordinator.descriptions()
+        if not calls and self._closing_part is not None:
+            calls[self._closing_part] = self._closing_part
+        return calls
 
     # -- what the session can be used for
 
@@ -964,7 +965,6 @@ class Lifecycle(TasksOwner):
         if self.phase not in ("new", "closed"):
             now = self.waits.now()
         saver = None if self.session is None else self.session.saver
-        readers = [reader.own_reader for reader in self.feeds.readers]
         return SessionStatus(
             state=self.phase,
             global_step=None if self.store is None else self.store.latest.step,
@@ -978,11 +978,7 @@ class Lifecycle(TasksOwner):
             state_secs=elapsed(self._phase_began_at, now),
             run_secs=elapsed(self.waits.began, now) if is_running else None,
             doing=() if now is None else tuple(self._activities(now)),
-            background=tuple(
-                background_activities(
-                    task for task in self.coordinator.all_tasks if task not in readers
-                )
-            ),
+            background=tuple(background_activities(self.coordinator.all_tasks)),
             steps=None if self.store is None else self.store.statistics(),
             feeds_unused=self.feeds.unused,
             pause_reason=requests.pause_reason,

@@ -4,6 +4,7 @@ makes one step of runs.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,7 +21,6 @@ from aiohooks.graph.session import RunRequest, Session
 from aiohooks.session.coordinator import Producers, note_own_end_in_drain
 from aiohooks.session.feeds import NOTHING, FeedsWentBack, Source
 from aiohooks.session.lifecycle import Lifecycle
-from aiohooks.session.turns import FifoLock
 
 T = TypeVar("T")
 StepFn = Callable[["StepContext"], Awaitable[T]]
@@ -36,7 +36,7 @@ class StepContext:
         """Made by the monitored session; `run` makes one run with hooks and does not recover."""
         self._lifecycle = lifecycle
         self._run = run
-        self._turns = FifoLock()
+        self._turns = asyncio.Lock()
 
     @property
     def session(self) -> Session:
@@ -61,11 +61,8 @@ class StepContext:
             await lifecycle.give_loop_turn()
         if lifecycle.requests.stopped:
             raise lifecycle.requests.stop_error()
-        await self._turns.wait()
-        try:
+        async with self._turns:
             return await self._run(RunRequest(fetches, feed_dict, options))
-        finally:
-            self._turns.release()
 
     def request_stop(self, reason: str | None = None) -> NoReturn:
         """Request a stop and end the step function.
@@ -169,9 +166,6 @@ class Steps(Generic[T_co]):
             if source is not None:
                 source.settle(value, place, is_used=True)
             return values
-
-    def __iter__(self) -> NoReturn:
-        raise TypeError("the steps of a session are awaited: write `async for`, not `for`")
 
     @property
     def unused(self) -> list[Any]:

@@ -578,16 +578,6 @@ async def test_a_generator_that_has_ended_is_refused() -> None:
                 session.steps("same", feeds=feeds)
 
 
-async def test_statements_without_async_say_what_to_write() -> None:
-    """`with` on a session, `for` over its steps."""
-    session = doubling()
-    with pytest.raises(TypeError, match="write `async with`"), session:
-        pass
-    async with session:
-        with pytest.raises(TypeError, match="write `async for`"):
-            list(session.steps())
-
-
 # -- feeds that fail as the session stops
 
 
