@@ -764,13 +764,12 @@ class Coordinator(RequestMethods):
             )
         await self._wait_for(lambda: not self.tasks or self.should_stop())
         try:
-            with LongWaitLog(f"{self.requests.label}, joining", self.descriptions):
-                await self.end_tasks(
-                    stop_grace_period_secs,
-                    stop_grace_period_secs,
-                    f"a stop was requested: {self.stop_reason}",
-                    "joining",
-                )
+            await self.end_tasks(
+                stop_grace_period_secs,
+                stop_grace_period_secs,
+                f"a stop was requested: {self.stop_reason}",
+                "joining",
+            )
         finally:
             if not (self._whole.closed or self._has_no_caller):
                 self._ending = None
@@ -782,16 +781,18 @@ class Coordinator(RequestMethods):
         self, stop_grace_secs: float, cancel_grace_secs: float, reason: str, occasion: str
     ) -> None:
         """Wait `stop_grace_secs`, if not 0, for all tasks, cancel them, wait `cancel_grace_secs`,
-        then warn.
+        then warn; a wait of more than a second is logged.
 
         Tasks that they start meanwhile are part of it. `reason` is the message of the cancellation.
         """
         if not self.all_tasks:
             return
         label = f"{self.requests.label}, {occasion}"
-        await self._wait_for_tasks(stop_grace_secs, label)
-        self.cancel_tasks(reason)
-        if not await self._wait_for(self._is_idle, cancel_grace_secs):
+        with LongWaitLog(label, self.descriptions):
+            await self._wait_for_tasks(stop_grace_secs, label)
+            self.cancel_tasks(reason)
+            has_ended = await self._wait_for(self._is_idle, cancel_grace_secs)
+        if not has_ended:
             logger.warning(
                 "%s: still active %s s after their cancellation: %s",
                 label,

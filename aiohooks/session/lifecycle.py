@@ -18,7 +18,7 @@ import contextlib
 import functools
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from threading import get_ident
 from typing import Any, NoReturn, TypeVar, cast
 from weakref import WeakSet
@@ -82,15 +82,7 @@ from aiohooks.session.recovery import (
     root_cause,
 )
 from aiohooks.session.signals import StopOnSignal
-from aiohooks.session.status import (
-    Activity,
-    SessionStatus,
-    activity_of,
-    background_activities,
-    call_activities,
-    elapsed,
-    for_secs,
-)
+from aiohooks.session.status import CLOSING, SessionStatus, descriptions_of, status_of
 from aiohooks.session.turns import Turns
 from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
@@ -102,9 +94,6 @@ OPEN_SESSIONS: WeakSet[Lifecycle] = WeakSet()
 """The sessions of this process that are being opened, are open, or are being closed."""
 _FLUSH_SECS = 5.0
 """How long to wait until other processes can know that this session has left."""
-_CLOSING = "closing the session"
-"""The activity of a session that ends while no hook and no run is active."""
-_PHASE_ACTIVITIES = {"opening": "creating the session", "open": "the session's block"}
 
 
 class Lifecycle(TasksOwner):
@@ -165,8 +154,8 @@ class Lifecycle(TasksOwner):
         )
         self._publisher: Publisher | None = None
         """The session's registration as a publisher of steps."""
-        self._entered_by: asyncio.Task[Any] | None = None
-        self._phase_began_at: float | None = None
+        self.entered_by: asyncio.Task[Any] | None = None
+        self.phase_began_at: float | None = None
         self._is_closed = asyncio.Event()
         self._at_end = contextlib.ExitStack()
         self._closing_part: str | None = None
@@ -176,7 +165,7 @@ class Lifecycle(TasksOwner):
 
     def _enter_phase(self, phase: str) -> None:
         self.phase = phase
-        self._phase_began_at = current_clock().now()
+        self.phase_began_at = current_clock().now()
         if phase == "closed":
             OPEN_SESSIONS.discard(self)
             ENTRIES.pop(id(self), None)
@@ -197,8 +186,8 @@ class Lifecycle(TasksOwner):
             raise SessionClosedError(
                 f"this session is {self.phase}: sessions are single-use: make a new one"
             )
-        self._entered_by = current_task()
-        self.requests.label = f"session {self.name or self._entered_by.get_name()!r}"
+        self.entered_by = current_task()
+        self.requests.label = f"session {self.name or self.entered_by.get_name()!r}"
         self.coordinator.bind()
         self.hooks.hold()
         self._enter_phase("opening")
@@ -470,7 +459,7 @@ class Lifecycle(TasksOwner):
         run = current_run()
         is_in_run = run is not None and run.session is self
         with contextlib.ExitStack() as stack:
-            if publisher is not None and (is_in_run or current_task() is self._entered_by):
+            if publisher is not None and (is_in_run or current_task() is self.entered_by):
                 publisher.hold_up()
                 stack.callback(publisher.let_go)
             return await wait
@@ -605,8 +594,7 @@ class Lifecycle(TasksOwner):
             await self.hooks.background.finish(self.grace_secs)
         await self.feeds.stop_reading()
         coordinator.disown("its session was replaced")
-        with LongWaitLog(f"{label}, recovering", coordinator.descriptions):
-            await coordinator.end_tasks(0, self.grace_secs, reason, "recovering")
+        await coordinator.end_tasks(0, self.grace_secs, reason, "recovering")
         try:
             await session.aclose()
         except Exception as error:
@@ -699,7 +687,7 @@ class Lifecycle(TasksOwner):
             # `close` is called in another task.
             self.hooks.own.copy_back(own)
             self._enter_phase("closed")
-            self._entered_by = None
+            self.entered_by = None
             self._is_closed.set()
 
     async def _end(self, errors: EndErrors) -> None:
@@ -800,7 +788,7 @@ class Lifecycle(TasksOwner):
             if publisher is not None:
                 publisher.close(errors.primary or self.gave_up)
         # Tasks use the raw session, and hooks use tasks, session and store until their `close`.
-        with self._part("background tasks", errors):
+        with self._part(None, errors):
             await self._end_tasks(errors)
         session = self.session
         self.session = None
@@ -822,7 +810,7 @@ class Lifecycle(TasksOwner):
             raise errors.cancel
 
     @contextlib.contextmanager
-    def _part(self, name: str, errors: EndErrors) -> Generator[None]:
+    def _part(self, name: str | None, errors: EndErrors) -> Generator[None]:
         """Close a part of the session in this block, and keep its error for the end."""
         self._closing_part = name
         try:
@@ -859,21 +847,19 @@ class Lifecycle(TasksOwner):
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
 
     def _awaited_at_end(self) -> dict[object, str]:
-        """Return descriptions of what the end waits for: calls of hooks, or else tasks, or else a
-        part of the session.
+        """Return descriptions of what the end waits for: calls of hooks, or else a part of the
+        session; tasks are logged where they are ended.
         """
         calls: dict[object, str] = {
             activity.what: str(activity)
             for activity in self.status().doing
-            if activity.what != _CLOSING
+            if activity.what != CLOSING
         }
         background = self.hooks.background
         for hook in self.hooks.registered:
             pending = background.pending(hook)
             if pending:
                 calls[hook] = f"{pending} background calls of {hook.name}"
-        if not calls:
-            calls = self.coordinator.descriptions()
         if not calls and self._closing_part is not None:
             calls[self._closing_part] = self._closing_part
         return calls
@@ -957,50 +943,7 @@ class Lifecycle(TasksOwner):
 
     def status(self) -> SessionStatus:
         """Return the current activities; waits for nothing."""
-        requests = self.requests
-        turns = self.turns
-        is_running = turns.runner is not None
-        failure = self.gave_up or next(iter(self.coordinator.errors), None)
-        now = None
-        if self.phase not in ("new", "closed"):
-            now = self.waits.now()
-        saver = None if self.session is None else self.session.saver
-        return SessionStatus(
-            state=self.phase,
-            global_step=None if self.store is None else self.store.latest.step,
-            runs=turns.runs,
-            running=is_running,
-            queued=turns.waiting,
-            stop_reason=requests.stop_reason,
-            recoveries=self.recoveries,
-            failure=None if failure is None else safe_repr(failure),
-            name=self.name,
-            state_secs=elapsed(self._phase_began_at, now),
-            run_secs=elapsed(self.waits.began, now) if is_running else None,
-            doing=() if now is None else tuple(self._activities(now)),
-            background=tuple(background_activities(self.coordinator.all_tasks)),
-            steps=None if self.store is None else self.store.statistics(),
-            feeds_unused=self.feeds.unused,
-            pause_reason=requests.pause_reason,
-            drain_reason=requests.drain_reason,
-            mirror=None if saver is None else saver.mirror_status,
-            hooks=tuple(self.hooks.background.status(self.hooks.registered)),
-            effects=() if self.effects is None else self.effects.status(),
-        )
-
-    def _activities(self, now: float) -> list[Activity]:
-        """Return the most specific current activities: calls and operations; else the run, the
-        block or the session itself.
-        """
-        calls = call_activities(self)
-        if calls or self._entered_by is None:
-            return calls
-        turns = self.turns
-        if turns.runner is not None:
-            return [activity_of(f"run {turns.runs}", turns.runner, elapsed(self.waits.began, now))]
-        what = _PHASE_ACTIVITIES.get(self.phase, _CLOSING)
-        kind = "block" if self.phase == "open" else "session"
-        return [activity_of(what, self._entered_by, kind=kind)]
+        return status_of(self)
 
     @property
     def task(self) -> asyncio.Task[Any] | None:
@@ -1018,37 +961,17 @@ class Lifecycle(TasksOwner):
         It waits for the task of its run, or between runs for the task of its block.
         """
         runner = self.turns.runner
-        task = runner or self._entered_by
+        task = runner or self.entered_by
         tasks = [] if task is None else [task]
         return Awaited(
             "session",
             self.requests.label,
-            ", ".join(self._descriptions()),
+            ", ".join(descriptions_of(self)),
             lambda: tasks,
             self if self._publisher is None else self._publisher.key,
             needs="any" if runner is None else "all",  # other tasks may run it
             ends=False,
         )
-
-    def _descriptions(self) -> Iterator[str]:
-        requests = self.requests
-        now = monotonic_now()()
-        if self.store is not None:
-            yield f"step {self.store.latest.step}"
-        if self.turns.runner is not None:
-            yield f"in run {self.turns.runs}{for_secs(elapsed(self.waits.began, now))}"
-        elif self.phase == "open" and self.turns.runs:
-            yield "in its block"
-        else:
-            yield f"{self.phase}{for_secs(elapsed(self._phase_began_at, now))}"
-        if self.recovering_from is not None:
-            yield f"in recovery {self.recoveries} from {safe_repr(self.recovering_from)}"
-        if requests.pause_reason is not None:
-            yield f"paused: {requests.pause_reason}"
-        if requests.drain_reason is not None:
-            yield f"draining: {requests.drain_reason}"
-        if requests.stop_reason is not None:
-            yield f"stopping: {requests.stop_reason}"
 
     def _awaited_turn(self) -> Awaited:
         return Awaited("turn", "its turn to run", by=lambda: [self.awaited()])
