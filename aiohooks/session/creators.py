@@ -121,9 +121,9 @@ def restore_hooks(session: Session) -> None:
         logger.log(logging.WARNING if is_saved else logging.INFO, text, what, name)
 
 
-def warn_if_not_saved(session: object, graph: Graph) -> None:
+def warn_if_not_saved(session: Session, graph: Graph) -> None:
     """Log that a session with a checkpoint directory trains, and no hook saves it."""
-    if not isinstance(session, Session) or session.saved or not graph.trains:
+    if session.saved or not graph.trains:
         return
     saver = session.saver
     if saver is not None and not saver.read_only:

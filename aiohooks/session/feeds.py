@@ -238,7 +238,7 @@ class SessionFeeds:
 
     # -- recoveries
 
-    def note_loss(self, session: object, step: int) -> None:
+    def note_loss(self, session: Session, step: int) -> None:
         """Note how far a session has come that is about to be replaced."""
         self._reached = max(self._reached, step)
         if was_fed(session) and not any(map(self._gives_again, self.sources)):

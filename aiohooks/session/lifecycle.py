@@ -20,7 +20,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from threading import get_ident
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 from aiohooks._core.activity import ENTRIES, Awaited, active, enter
@@ -241,7 +241,8 @@ class Lifecycle(TasksOwner):
                 raise
             await self._replace_session(error, None)
         self._register_publisher(self.store)
-        warn_if_not_saved(self.session, self.graph)
+        if self.session is not None:
+            warn_if_not_saved(self.session, self.graph)
 
     async def _create_session(self, *, ends_at_drain: bool = False) -> Session:
         """Create a raw session and give it to the hooks.
@@ -250,8 +251,8 @@ class Lifecycle(TasksOwner):
             ends_at_drain: whether a drain ends the creator's waits for other processes.
         """
         with opening_until(functools.partial(self.coordinator.until, drain=ends_at_drain)):
-            created: object = await self._creator.create_session()
-        session = _checked_session(created, self._creator)
+            session = await self._creator.create_session()
+        _check_session(session, self._creator)
         self.session = session
         self.run_raw = monitored_run(session, self._monitor)
         if self.coordinator.closed:
@@ -260,13 +261,12 @@ class Lifecycle(TasksOwner):
             raise SessionClosedError("the session was closed while a raw session was created")
         self.store = session.global_step
         self.raw_coordinator = self.coordinator.for_raw_session()
-        if isinstance(created, Session):
-            restore_hooks(created)
-            # Before the hooks, which may fail: the elements in use come again in any case.
-            self.feeds.note_new_session(created, self.policy.on_lost_feeds, self.recovering_from)
+        restore_hooks(session)
+        # Before the hooks, which may fail: the elements in use come again in any case.
+        self.feeds.note_new_session(session, self.policy.on_lost_feeds, self.recovering_from)
         await self.hooks.after_create_session(session, self.raw_coordinator)
-        if isinstance(created, Session) and created.finished is not None:
-            self.coordinator.request_stop(str(created.finished))
+        if session.finished is not None:
+            self.coordinator.request_stop(str(session.finished))
         self.feeds.continue_reading()
         return session
 
@@ -1065,15 +1065,13 @@ def _reason(error: BaseException) -> str:
     return f"the session failed: {safe_repr(error)}"
 
 
-def _checked_session(created: object, creator: SessionCreator) -> Session:
-    """Return what a creator has created, which may be of another class with the same methods."""
-    if not all(hasattr(created, name) for name in ("run", "aclose", "graph", "global_step")):
+def _check_session(created: object, creator: SessionCreator) -> None:
+    """Raise unless a creator has created a session of its graph."""
+    if not isinstance(created, Session):
         raise InvalidArgumentError(
             f"{creator!r} created {created!r}; a SessionCreator returns a Session"
         )
-    session = cast("Session", created)
-    if session.graph is not creator.graph:
+    if created.graph is not creator.graph:
         raise InvalidArgumentError(
             f"{creator!r} created a session of another graph than its own `graph`"
         )
-    return session
