@@ -71,8 +71,8 @@ class FeedsWentBack(BaseException):
 
 
 class Element:
-    """An element of feeds that waits for a loop, or that a run uses, of feeds with a state; or the
-    error that the feeds have raised instead of one.
+    """An element that waits for a loop, or the error that the feeds have raised instead of one. Of
+    feeds with a state, also an element that a run uses.
     """
 
     use: Literal["being read", "unused", "taken", "used", "comes again"] = "being read"
@@ -433,10 +433,14 @@ class Source:
         """Return the next element, or `NOTHING` if it must be waited for. Raise
         `StopAsyncIteration` at the end, or the error of the feeds.
         """
-        if not self.elements or (element := self.first_unused()) is None:
+        element = None
+        if self.elements:
+            element = self.first_unused()
+        if element is None:
             value = self._read_now(producers)
             if value is not NOTHING:
-                self.place = self._reads = self._reads + 1
+                self._reads += 1
+                self.place = self._reads
             return value
         self.elements.remove(element)
         self.changes.wake()
