@@ -1,7 +1,7 @@
 """The feeds of the loops of a session: where elements come from, and the use of each.
 
-    IterableSource   an iterable: read when a step begins, or by a task if it has a state, is
-                     prefetched, may wait or block
+    IterableSource   an iterable: read when a step begins; or by a task, if it is prefetched, may
+                     wait or block
     QueueSource      a queue
     SessionFeeds     the sources of all loops of a session, over its recoveries
     Element          an element that waits for a loop, or one of feeds with a state
@@ -79,12 +79,12 @@ class Element:
     """It "comes again" from feeds that a recovery has restored."""
     value: Any = None
     error: Exception | None = None
-    before: Any = None
-    """The state of the feeds before its read, if they have a state."""
 
-    def __init__(self, source: Source, place: int) -> None:
+    def __init__(self, source: Source, place: int, before: Any = None) -> None:
+        """Take the state of the feeds `before` its read, if they have a state."""
         self.source: Source = source
         self.place: int = place
+        self.before: Any = before
 
 
 class SessionFeeds:
@@ -414,6 +414,8 @@ class Source:
         self._reads = 0
         self._last_used = 0
         """The last place whose element was used, of feeds with a state."""
+        self._before: Any = None
+        """The state of the feeds before the latest read, if they have a state."""
         self._session = session
         self._coordinator = session.coordinator
         session.sources.add(self)
@@ -441,17 +443,22 @@ class Source:
             if value is not NOTHING:
                 self._reads += 1
                 self.place = self._reads
+                if self.stateful is not None:
+                    self._note_taken(Element(self, self.place, self._before))
             return value
         self.elements.remove(element)
         self.changes.wake()
         if element.error is not None:
             self.log_after_stop(element.error)
             raise StopAsyncIteration
-        if self.stateful is not None:
-            element.use = "taken"
-            self._session.in_use[current_task()] = element
         self.place = element.place
+        if self.stateful is not None:
+            self._note_taken(element)
         return element.value
+
+    def _note_taken(self, element: Element) -> None:
+        element.use = "taken"
+        self._session.in_use[current_task()] = element
 
     def first_unused(self) -> Element | None:
         """Return the first element that waits for a loop."""
@@ -471,7 +478,9 @@ class Source:
     def _begin_read(self) -> Element:
         """Return a new element in the next place."""
         self._reads += 1
-        element = Element(self, self._reads)
+        if self.stateful is not None:
+            self._before = copy.deepcopy(self.stateful.state_dict())
+        element = Element(self, self._reads, self._before)
         self.elements.append(element)
         return element
 
@@ -607,8 +616,8 @@ class QueueSource(Source):
 
 
 class IterableSource(Source):
-    """Iterates over feeds: in `take`; or in a task of the session, if they may wait, are prefetched
-    or have a state.
+    """Iterates over feeds: in `take`; or in a task of the session, if they may wait or are
+    prefetched.
 
     The task begins with the first element. It ends with the feeds, in a drain before the next
     element, at a stop or with the session, and closes the iterator. Feeds that are `Stateful` are
@@ -632,8 +641,15 @@ class IterableSource(Source):
         """
         self._ahead = ahead
         self._thread = thread
-        self._needs_task = self._is_async or ahead > 0 or thread or self.stateful is not None
+        self._needs_task = self._is_async or ahead > 0 or thread
         self.changes.wake()
+
+    @property
+    def _can_begin(self) -> bool:
+        """Whether nothing reads the feeds, and no recovery is about to restore them."""
+        if self._reader is not None:
+            return False
+        return self.stateful is None or self._session.session is not None
 
     def _read_now(self, producers: Producers | None) -> Any:
         if self.has_ended:
@@ -643,9 +659,13 @@ class IterableSource(Source):
         coordinator = self._coordinator
         if coordinator.requests.drain_reason is not None and self._is_draining():
             raise StopAsyncIteration
-        if self._iterator is None:
-            self._iterator = iter(self.feeds)
+        if self.stateful is not None:
+            if not self._can_begin:
+                return NOTHING
+            self._before = copy.deepcopy(self.stateful.state_dict())
         try:
+            if self._iterator is None:
+                self._iterator = iter(self.feeds)
             if not coordinator.observers:
                 return next(self._iterator)
             with active("feed", "next feed", observers=coordinator.observers):
@@ -661,11 +681,9 @@ class IterableSource(Source):
         self.changes.wake()
         try:
             while not self.has_ended and self.first_unused() is None:
-                if self._reader is None and not self._needs_task:
-                    return
-                # No recovery may be about to restore them.
-                can_begin = self.stateful is None or self._session.session is not None
-                if self._reader is None and can_begin:
+                if self._can_begin:
+                    if not self._needs_task:
+                        return
                     self._reader = self._coordinator.start_soon(self._read, name="feeds")
                 with active("wait", "next feed", self._awaited_reader):
                     await self.changes.wait()
@@ -742,8 +760,6 @@ class IterableSource(Source):
         if self._is_draining():
             return False
         element = self._begin_read()
-        if self.stateful is not None:
-            element.before = copy.deepcopy(self.stateful.state_dict())
         observers = self._coordinator.observers if self._ahead or self._thread else ()
         try:
             with active("prefetch", "take a feed", observers=observers):
