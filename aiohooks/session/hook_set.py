@@ -168,9 +168,9 @@ class HookSet:
             await self._call_one(self._begin, registered)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        await self._call(
-            self._after_create_session, session, coord, step=session.global_step.latest.step
-        )
+        if self._after_create_session:
+            step = session.global_step.latest.step
+            await self._call(self._after_create_session, session, coord, step=step)
 
     async def end(self, session: Session, errors: list[BaseException]) -> None:
         """Wait for the background calls, then call `end` of the hooks one by one, also after one

@@ -512,9 +512,10 @@ class Lifecycle(TasksOwner):
         try:
             while True:
                 self._begin_recovery(error, step)
-                await Wait[None]("a recovery", waits=self.waits).result_of(
-                    self._close_failed_session(error)
-                )
+                await self._close_raw_session(f"recovering from {safe_repr(error)}")
+                if self.gave_up is error:
+                    self._raise(error)
+                await self._pause()
                 # A task may have failed meanwhile, or beside the error that is recovered from.
                 if coordinator.ending_failures:
                     raise_unchanged(coordinator.ending_failures[0])
@@ -546,27 +547,20 @@ class Lifecycle(TasksOwner):
         for note in self.history.notes(reason):
             add_note(error, note)
 
-    async def _close_failed_session(self, error: BaseException) -> None:
-        """Close the raw session after `error` and wait for the time of the next attempt; or raise
-        `error`, if recovery gives up.
-
-        A stop ends the pause; the next ones are needed for what is away to return.
+    async def _pause(self) -> None:
+        """Pause before the next attempt. A stop ends the pause; the next ones are needed for what
+        is away to return.
         """
-        try:
-            await self._close_raw_session(f"recovering from {safe_repr(error)}")
-            if self.gave_up is error:
-                self._raise(error)
-        finally:
-            # The traceback of what is raised refers to this frame.
-            del error
         secs = self.history.pause_secs()
         if secs <= 0:
             return
+        pause: Awaitable[Any]
+        if self.requests.stopped:
+            pause = sleep(secs)
+        else:
+            pause = self.coordinator.wait_for_stop(secs)
         with active("recovery", "pause", functools.partial(self._awaited_pause, secs)):
-            if self.requests.stopped:
-                await sleep(secs)
-            else:
-                await self.coordinator.wait_for_stop(secs)
+            await Wait[Any]("a recovery", waits=self.waits).result_of(pause)
 
     async def _close_raw_session(self, reason: str) -> None:
         """Cancel the raw session's tasks and close it. Errors are only logged: another one is being
