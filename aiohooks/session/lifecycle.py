@@ -554,13 +554,12 @@ class Lifecycle(TasksOwner):
         secs = self.history.pause_secs()
         if secs <= 0:
             return
-        pause: Awaitable[Any]
-        if self.requests.stopped:
-            pause = sleep(secs)
-        else:
-            pause = self.coordinator.wait_for_stop(secs)
+        wait = Wait[Any]("a recovery", waits=self.waits)
         with active("recovery", "pause", functools.partial(self._awaited_pause, secs)):
-            await Wait[Any]("a recovery", waits=self.waits).result_of(pause)
+            if self.requests.stopped:
+                await wait.result_of(sleep(secs))
+            else:
+                await wait.result_of(self.coordinator.wait_for_stop(secs))
 
     async def _close_raw_session(self, reason: str) -> None:
         """Cancel the raw session's tasks and close it. Errors are only logged: another one is being
