@@ -141,6 +141,8 @@ class Lifecycle(TasksOwner):
         self.recovering_from: BaseException | None = None
         self._recovery: asyncio.Task[None] | None = None
         """The task that recovers while others wait for something else than a run."""
+        self._has_hurried = False
+        """Whether an attempt was made without a pause, after a stop."""
         self.gave_up: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
@@ -548,18 +550,22 @@ class Lifecycle(TasksOwner):
             add_note(error, note)
 
     async def _pause(self) -> None:
-        """Pause before the next attempt. A stop ends the pause; the next ones are needed for what
-        is away to return.
+        """Pause before the next attempt.
+
+        A stop ends the pause, or the first one after it: one attempt is made without a pause. If
+        that fails, too, the pauses are needed for what is away to return.
         """
         secs = self.history.pause_secs()
-        if secs <= 0:
+        hurries = self.requests.stopped and not self._has_hurried
+        self._has_hurried = self.requests.stopped
+        if secs <= 0 or hurries:
             return
         wait = Wait[Any]("a recovery", waits=self.waits)
         with active("recovery", "pause", functools.partial(self._awaited_pause, secs)):
-            if self.requests.stopped:
+            if self._has_hurried:
                 await wait.result_of(sleep(secs))
             else:
-                await wait.result_of(self.coordinator.wait_for_stop(secs))
+                self._has_hurried = await wait.result_of(self.coordinator.wait_for_stop(secs))
 
     async def _close_raw_session(self, reason: str) -> None:
         """Cancel the raw session's tasks and close it. Errors are only logged: another one is being
