@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from aiohooks import checkpoint
 from aiohooks._core.activity import entries
@@ -16,9 +16,8 @@ from aiohooks.dispatch.hook import Hook
 from aiohooks.errors import safe_repr
 from aiohooks.stores._protocol import StoreStatistics
 
-if TYPE_CHECKING:
-    from aiohooks.session.lifecycle import Lifecycle
-
+AnySession: TypeAlias = Any
+"""A `Lifecycle`, which imports this module."""
 CLOSING = "closing the session"
 """The activity of a session that ends while no hook and no run is active."""
 _PHASE_ACTIVITIES = {"opening": "creating the session", "open": "the session's block"}
@@ -205,7 +204,7 @@ def _effects_text(effects: EffectStatus) -> str:
     return text
 
 
-def status_of(session: Lifecycle) -> SessionStatus:
+def status_of(session: AnySession) -> SessionStatus:
     """Return the current activities of a session; waits for nothing."""
     requests = session.requests
     turns = session.turns
@@ -240,7 +239,7 @@ def status_of(session: Lifecycle) -> SessionStatus:
     )
 
 
-def _activities(session: Lifecycle, now: float) -> list[Activity]:
+def _activities(session: AnySession, now: float) -> list[Activity]:
     """Return the most specific current activities: calls and operations; else the run, the block or
     the session itself.
     """
@@ -255,7 +254,7 @@ def _activities(session: Lifecycle, now: float) -> list[Activity]:
     return [activity_of(what, session.entered_by, kind=kind)]
 
 
-def _call_activities(session: Lifecycle) -> list[Activity]:
+def _call_activities(session: AnySession) -> list[Activity]:
     """Return what the calls do that a session has begun last and that are awaited."""
     waits = [entry for entry in entries() if entry.owner is session]
     if not waits:
@@ -282,7 +281,7 @@ def activity_of(
     return Activity(what, secs, wait.awaits, wait.where, hook, task, wait.kind or kind)
 
 
-def descriptions_of(session: Lifecycle) -> Iterator[str]:
+def descriptions_of(session: AnySession) -> Iterator[str]:
     """Return what the wait-for graph says of a session: its step, its run or phase, its
     requests.
     """
