@@ -115,10 +115,20 @@ def restore_hooks(session: Session) -> None:
     is_saved = session.saver is not None and not session.saver.read_only
     for name in sorted(states.keys() - hooks.keys()):
         text = "%s has the state of a hook %s, which is not in this session"
-        if is_saved:
-            # It may have something to deliver: effects, records, metrics.
-            text += "; the next checkpoint forgets it: add the hook again if you need its state"
-        logger.log(logging.WARNING if is_saved else logging.INFO, text, what, name)
+        # The hook has still to deliver these: effects, records, metrics.
+        pending = _pending_entries(states[name])
+        if pending and is_saved:
+            text += ", with %s pending entries, which the next checkpoint forgets; add it again"
+            logger.warning(text, what, name, pending)
+        else:
+            logger.info(text, what, name)
+
+
+def _pending_entries(state: Any) -> int:
+    pending: Any = None
+    if isinstance(state, dict):
+        pending = cast("dict[str, Any]", state).get("pending")
+    return len(cast("list[object]", pending)) if isinstance(pending, list) else 0
 
 
 def warn_if_not_saved(session: Session, graph: Graph) -> None:
