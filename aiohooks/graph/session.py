@@ -557,12 +557,10 @@ def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
 
     If `run` is overridden, the function calls it, and the whole call is a single wait.
     """
-    # Users write session creators, which may return a session of another class.
-    if isinstance(session, Session):
-        session._monitor = monitor  # pyright: ignore[reportPrivateUsage]
-        if not session._has_own_grace:  # pyright: ignore[reportPrivateUsage]
-            session.grace_secs = monitor.grace_secs
-    inherits_run = getattr(type(session), "run", None) is Session.run
+    session._monitor = monitor  # pyright: ignore[reportPrivateUsage]
+    if not session._has_own_grace:  # pyright: ignore[reportPrivateUsage]
+        session.grace_secs = monitor.grace_secs
+    inherits_run = type(session).run is Session.run
     # `run` can also be replaced on the object itself.
     if inherits_run and "run" not in vars(session):
         return session._run  # pyright: ignore[reportPrivateUsage]
@@ -583,10 +581,8 @@ def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
     return run
 
 
-def was_fed(session: object) -> bool:
+def was_fed(session: Session) -> bool:
     """Return whether any plan that a session keeps is for a run with feeds."""
-    if not isinstance(session, Session):
-        return False
     plans = session._plans  # pyright: ignore[reportPrivateUsage]
     return any(fed_keys for _, fed_keys, _ in plans)
 

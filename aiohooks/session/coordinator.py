@@ -25,7 +25,14 @@ from weakref import WeakKeyDictionary, WeakSet
 from aiohooks._core.activity import Awaited, active
 from aiohooks._core.calls import Calls, Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop
-from aiohooks._core.clock import TimerHandle, current_clock, secs_text, wait_woken, wake
+from aiohooks._core.clock import (
+    NO_TIMER,
+    TimerHandle,
+    current_clock,
+    secs_text,
+    wait_woken,
+    wake,
+)
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.observers import Observer
 from aiohooks._core.reports import logger
@@ -92,9 +99,8 @@ class Requests:
         self.waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
         """The waiters for a change of a request, or of the tasks, each with its condition."""
         self._is_draining = False
-        self._drain_limits: list[float] = []
-        """The time limits of a drain that have not begun."""
-        self._drain_timers: list[TimerHandle] = []
+        self._drain_secs: float | None = None
+        self._drain_timer: TimerHandle = NO_TIMER
 
     # -- the stop
 
@@ -124,7 +130,7 @@ class Requests:
 
     def end_waits(self) -> None:
         """End the waits because of the stop."""
-        self.forget_drain_limits()
+        self.forget_drain_limit()
         self.wake_waiters()
         for wait in tuple(self.waits):
             wait.end(self.stop_error())
@@ -136,14 +142,14 @@ class Requests:
 
     def request_drain(self, reason: str | None, secs: float | None) -> None:
         """Request a drain of at most `secs`, from any thread; the first reason is kept, and the
-        earliest end.
+        first time limit.
         """
         check_instance(reason, str, "reason", optional=True)
         check_secs(secs, "secs", optional=True)
         if self.stopped:
             return
-        if secs is not None:
-            self._drain_limits.append(secs)
+        if self._drain_secs is None:
+            self._drain_secs = secs
         self.record_drain(reason)
         self.call_in_loop(self.begin_drain)
 
@@ -154,14 +160,14 @@ class Requests:
         self.drain_reason = self.drain_reason or reason or "a drain was requested"
 
     def begin_drain(self) -> None:
-        """End the waits that a drain ends, and a pause; start the timers of its limits."""
+        """End the waits that a drain ends, and a pause; start the timer of its limit."""
         if self.drain_reason is None or self.stopped:
             return
-        while self._drain_limits:  # another request may bring another limit, also in a drain
-            secs = self._drain_limits.pop()
+        secs = self._drain_secs
+        if secs is not None and self._drain_timer is NO_TIMER:
             reason = f"{self.drain_reason}, and the drain took longer than {secs} s"
             stop_session = functools.partial(self.request_stop, reason)
-            self._drain_timers.append(current_clock().call_later(secs, stop_session))
+            self._drain_timer = current_clock().call_later(secs, stop_session)
         if self._is_draining:
             return
         self._is_draining = True
@@ -172,11 +178,11 @@ class Requests:
             if ends_at_drain:
                 wait.end(self.stop_error())
 
-    def forget_drain_limits(self) -> None:
+    def forget_drain_limit(self) -> None:
         """Cancel the stop at the end of the time for a drain."""
-        self._drain_limits.clear()
-        while self._drain_timers:
-            self._drain_timers.pop().cancel()
+        self._drain_secs = None
+        self._drain_timer.cancel()
+        self._drain_timer = NO_TIMER
 
     # -- the pause
 
@@ -208,7 +214,7 @@ class Requests:
         self.stop_reason = None
         self.drain_reason = None
         self._is_draining = False
-        self.forget_drain_limits()
+        self.forget_drain_limit()
 
     def call_in_loop(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the loop, from any thread, and immediately in a task of the loop."""
@@ -260,8 +266,8 @@ class RequestMethods(abc.ABC):
         and take no others; when all of them have ended, a stop is requested. Producers that do not
         look for a drain are cancelled, after they have put what they waited to put. A loop of yours
         looks at `should_drain()`. Waits in `until(..., drain=True)` end. A background task that
-        ends cleanly stops no other. A pause ends. The first reason is kept, and of several time
-        limits the one that is reached first; after a stop nothing changes.
+        ends cleanly stops no other. A pause ends. The first reason and the first time limit are
+        kept; after a stop nothing changes.
 
         Args:
             reason: a text, which is the reason of the stop as well.
@@ -769,34 +775,35 @@ class Coordinator(RequestMethods):
             )
         await self._wait_for(lambda: not self.tasks or self.should_stop())
         try:
-            with long_wait_log(f"{self.requests.label}, joining", self.descriptions):
-                await self.end_tasks(
-                    stop_grace_period_secs,
-                    stop_grace_period_secs,
-                    f"a stop was requested: {self.stop_reason}",
-                    "joining",
-                )
+            await self.end_tasks(
+                stop_grace_period_secs,
+                stop_grace_period_secs,
+                f"a stop was requested: {self.stop_reason}",
+                "joining",
+            )
         finally:
             if not (self._whole.closed or self._has_no_caller):
                 self._ending = None
         self.joined = True
-        self.requests.forget_drain_limits()
+        self.requests.forget_drain_limit()
         self.raise_requested_exception()
 
     async def end_tasks(
         self, stop_grace_secs: float, cancel_grace_secs: float, reason: str, occasion: str
     ) -> None:
         """Wait `stop_grace_secs`, if not 0, for all tasks, cancel them, wait `cancel_grace_secs`,
-        then warn.
+        then warn; a wait of more than a second is logged.
 
         Tasks that they start meanwhile are part of it. `reason` is the message of the cancellation.
         """
         if not self.all_tasks:
             return
         label = f"{self.requests.label}, {occasion}"
-        await self._wait_for_tasks(stop_grace_secs, label)
-        self.cancel_tasks(reason)
-        if not await self._wait_for(self._is_idle, cancel_grace_secs):
+        with long_wait_log(label, self.descriptions):
+            await self._wait_for_tasks(stop_grace_secs, label)
+            self.cancel_tasks(reason)
+            has_ended = await self._wait_for(self._is_idle, cancel_grace_secs)
+        if not has_ended:
             logger.warning(
                 "%s: still active %s s after their cancellation: %s",
                 label,

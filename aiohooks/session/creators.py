@@ -131,9 +131,9 @@ def _pending_entries(state: Any) -> int:
     return len(cast("list[object]", pending)) if isinstance(pending, list) else 0
 
 
-def warn_if_not_saved(session: object, graph: Graph) -> None:
+def warn_if_not_saved(session: Session, graph: Graph) -> None:
     """Log that a session with a checkpoint directory trains, and no hook saves it."""
-    if not isinstance(session, Session) or session.saved or not graph.trains:
+    if session.saved or not graph.trains:
         return
     saver = session.saver
     if saver is not None and not saver.read_only:

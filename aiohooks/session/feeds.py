@@ -1,12 +1,13 @@
 """The feeds of the loops of a session: where elements come from, and the use of each.
 
-    Element          an element, from the beginning of its read until its run is committed
-    IterableSource   an iterable, read when a step begins or, ahead of the steps, by a task
+    IterableSource   an iterable: read when a step begins; or by a task, if it is prefetched, may
+                     wait or block
     QueueSource      a queue
     SessionFeeds     the sources of all loops of a session, over its recoveries
+    Element          an element that waits for a loop, or one of feeds with a state
 
-A source keeps its elements in the order of their reads. An element that was taken and not used
-waits in its place for the next loop over the same feeds.
+The elements of a source are counted in the order of their reads: this is the place of each. One
+that was taken and not used waits in its place for the next loop over the same feeds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import (
     AsyncIterable,
     AsyncIterator,
     Callable,
+    Collection,
     Generator,
     Iterable,
     Iterator,
@@ -35,7 +37,6 @@ from aiohooks._core.validate import checked_int
 from aiohooks._core.waiters import Waiters
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import (
-    AiohooksError,
     FeedsLostError,
     InvalidArgumentError,
     StopRequestedError,
@@ -59,13 +60,8 @@ _HOW_TO_KEEP_FEEDS = (
 
 Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 """What the runs of a loop are fed with, one element each."""
-States: TypeAlias = Mapping[int, Any]
-"""The states of objects, by their ids."""
-_NO_STATES: States = {}
-Use: TypeAlias = Literal["being read", "unused", "taken", "used", "comes again"]
-"""The use of an element: "taken" by a run that is not committed, "used" by one that is; it "comes
-again" from feeds that a recovery has restored.
-"""
+NOTHING: Any = object()
+"""Stands for an element that must be waited for."""
 
 
 class FeedsWentBack(BaseException):
@@ -75,17 +71,20 @@ class FeedsWentBack(BaseException):
 
 
 class Element:
-    """An element of feeds; or the error that they have raised instead of one."""
+    """An element that waits for a loop, or the error that the feeds have raised instead of one. Of
+    feeds with a state, also an element that a run uses.
+    """
 
-    __slots__ = ("before", "error", "source", "use", "value")
+    use: Literal["being read", "unused", "taken", "used", "comes again"] = "being read"
+    """It "comes again" from feeds that a recovery has restored."""
+    value: Any = None
+    error: Exception | None = None
 
-    def __init__(self, source: Source, before: States) -> None:
-        """Begin with the states before its read, of the objects that count it."""
+    def __init__(self, source: Source, place: int, before: Any = None) -> None:
+        """Take the state of the feeds `before` its read, if they have a state."""
         self.source: Source = source
-        self.before: States = before
-        self.value: Any = None
-        self.error: Exception | None = None
-        self.use: Use = "being read"
+        self.place: int = place
+        self.before: Any = before
 
 
 class SessionFeeds:
@@ -98,21 +97,17 @@ class SessionFeeds:
         """The raw session, unless it is being replaced."""
         self.tracked: Mapping[str, object] = {}
         """The tracked objects of the latest raw session."""
-        self.loaders: list[Stateful] = []
-        """The tracked objects from which other feeds may take elements."""
         self.loops: WeakSet[object] = WeakSet()
         """The loops of steps that have begun and not ended; one that was left is not referred to
         any more.
         """
         self.sources: WeakSet[Source] = WeakSet()
         self.in_use: dict[object, Element] = {}
-        """The elements of tasks, where an object counts them, until their runs have ended."""
+        """The elements of tasks, of feeds with a state, until their runs have ended."""
         self._kept: set[Source] = set()
         """The sources with elements that loops have left, and those of tracked feeds."""
-        self.counted: Source | None = None
-        """The latest source over feeds that are not tracked; the states of loaders in checkpoints
-        count its elements.
-        """
+        self._fed: set[int] = set()
+        """The ids of the tracked objects that were given as feeds."""
         self.lost_step: int = 0
         """The last step that used an element which does not come again."""
         self._reached = -1
@@ -139,9 +134,8 @@ class SessionFeeds:
         if isinstance(feeds, asyncio.Queue):
             return source or QueueSource(self, feeds)
         if not isinstance(source, IterableSource):
+            self._check_loaders(feeds)
             source = IterableSource(self, feeds)
-            if not self.is_tracked(source):
-                self._count_elements_of(source)
         source.set_options(prefetch, thread=thread)
         self.keep_sources()
         return source
@@ -156,20 +150,22 @@ class SessionFeeds:
                     return source
         return None
 
-    def _count_elements_of(self, source: Source) -> None:
-        """Let the states of loaders count the elements of a new source, and of no other one: its
-        feeds may take from a loader the elements behind those.
+    def _check_loaders(self, feeds: object) -> None:
+        """Raise if the feeds may read a tracked loader, such as a generator around it: its state
+        would count the elements that they have read and no step has used.
         """
-        earlier = self.counted
-        self.counted = source
-        if self.loaders and earlier is not None and earlier.unused:
-            logger.warning(
-                "%s: no step has used %d of the elements of %s; if they come from a tracked object,"
-                " a resumed run skips them: give it itself as feeds=, or the same feeds again",
-                self.coordinator.requests.label,
-                len(earlier.unused),
-                safe_repr(earlier.feeds),
-            )
+        tracked = self.tracked
+        if any(feeds is value for value in tracked.values()):
+            self._fed.add(id(feeds))
+        elif not isinstance(feeds, Collection):  # which has its elements already
+            for name, value in tracked.items():
+                if id(value) not in self._fed and _may_give_elements(value):
+                    raise InvalidArgumentError(
+                        f"feeds is {safe_repr(feeds)}, which may read tracked[{name!r}], and then a"
+                        " resumed run skips elements that no step has used; give that object"
+                        " itself as feeds=, and change its elements in the step. If it gives no"
+                        " elements, track its state in an object without __iter__"
+                    )
 
     def keep_sources(self) -> None:
         """Keep the sources that may be needed after their loops have ended."""
@@ -185,11 +181,6 @@ class SessionFeeds:
             requests.request_stop(requests.drain_reason)
 
     @property
-    def readers(self) -> list[IterableSource]:
-        """The sources that a task may read."""
-        return [source for source in self.sources if isinstance(source, IterableSource)]
-
-    @property
     def unused(self) -> int:
         """The number of elements that were taken and not used."""
         return sum(len(source.unused) for source in self.sources)
@@ -198,50 +189,26 @@ class SessionFeeds:
         """Return whether a recovery that restores the session restores these feeds."""
         return any(source.feeds is value for value in self.tracked.values())
 
-    def states(self, source: Source) -> States:
-        """Return the current states of the objects that count the elements of a source."""
-        objects = self._loaders_of(source) if source is self.counted else []
-        if source.stateful is not None:
-            objects = [source.stateful, *objects]
-        return {id(counting): copy.deepcopy(counting.state_dict()) for counting in objects}
-
-    def _loaders_of(self, source: Source) -> list[Stateful]:
-        """Return the loaders from which a source takes, or may take, as nothing was read yet."""
-        if source.loaders is None:
-            return self.loaders
-        known = {id(loader) for loader in source.loaders}
-        return [loader for loader in self.loaders if id(loader) in known]
-
-    def note_loaders(self, element: Element) -> None:
-        """Find the loaders from which a source takes: those that its first read has changed.
-
-        Others, such as an iterable model, are changed by the steps: their state before an element
-        lacks the steps that were made since it was read.
-        """
-        source = element.source
-        before = element.before
-        if source.loaders is not None or element.error is not None:
-            return
-        read = [loader for loader in self.loaders if id(loader) in before]
-        if not read:
-            return
-        source.loaders = [
-            loader for loader in read if not _is_same(before[id(loader)], loader.state_dict())
-        ]
-        counting = {id(source.stateful), *map(id, source.loaders)}
-        element.before = {key: state for key, state in before.items() if key in counting}
-
     def state_of(self, stateful: Stateful) -> Any:
-        """Return the state of a tracked object: of one that gives elements, the state before the
-        first element that no committed run has used.
+        """Return the state of a tracked object: of feeds, the state before the first element that
+        no committed run has used.
         """
-        source = self._earlier(stateful) or self.counted
-        elements: Iterable[Element] = () if source is None else source.elements
-        for element in elements:
-            is_used = element.use == "used" or self._is_of_commit(element)
-            if not is_used and id(stateful) in element.before:
-                return element.before[id(stateful)]
-        return stateful.state_dict()
+        source = self._earlier(stateful)
+        if source is None:
+            return stateful.state_dict()
+        elements = [*self.taken_of(source), *source.elements]
+        elements = [element for element in elements if not self._is_of_commit(element)]
+        if not elements:
+            return stateful.state_dict()
+        return min(elements, key=_place_of).before
+
+    def taken_of(self, source: Source) -> list[Element]:
+        """Return the elements of a source with a state that runs have taken and not yet used."""
+        return [
+            element
+            for element in self.in_use.values()
+            if element.source is source and element.use == "taken"
+        ]
 
     def _is_of_commit(self, element: Element) -> bool:
         """Return whether the run in progress uses this element, and is committed."""
@@ -271,7 +238,7 @@ class SessionFeeds:
 
     # -- recoveries
 
-    def note_loss(self, session: object, step: int) -> None:
+    def note_loss(self, session: Session, step: int) -> None:
         """Note how far a session has come that is about to be replaced."""
         self._reached = max(self._reached, step)
         if was_fed(session) and not any(map(self._gives_again, self.sources)):
@@ -285,8 +252,8 @@ class SessionFeeds:
         """Stop reading those whose state is about to be restored; they are read on after
         `continue_reading`.
         """
-        for reader in self.readers:
-            await reader.stop_reading()
+        for source in list(self.sources):
+            await source.stop_reading()
 
     def continue_reading(self) -> None:
         """Read on for those who wait, from the state that the feeds have now."""
@@ -312,10 +279,9 @@ class SessionFeeds:
         """
         self.session = session
         self.tracked = session.tracked
-        self.loaders = [value for value in session.tracked.values() if _is_loader(value)]
         if session.restored is not None:
-            for source in self.sources:
-                source.note_restored(is_tracked=self.is_tracked(source))
+            for source in filter(self.is_tracked, self.sources):
+                source.note_restored()
         if self._reached < 0:
             return  # the first session
         if session.restored is None:
@@ -371,21 +337,18 @@ class SessionFeeds:
             )
 
 
-def _is_loader(value: Any) -> bool:
-    """Return whether a tracked object gives elements; a model may be iterable, and has parts."""
-    if isinstance(value, (AsyncIterator, Iterator)):
+def _place_of(element: Element) -> int:
+    return element.place
+
+
+def _may_give_elements(tracked: Any) -> bool:
+    """Return whether a tracked object may be a loader; not a model, which one can call, or whose
+    parts have an index.
+    """
+    if isinstance(tracked, (AsyncIterator, Iterator)):
         return True
-    return not hasattr(value, "__getitem__") and isinstance(value, (AsyncIterable, Iterable))
-
-
-def _is_same(state: Any, other: Any) -> bool:
-    """Return whether two states are equal; no checkpoint can hold those that cannot be compared."""
-    from aiohooks.checkpoint.saver import is_same  # seldom needed
-
-    try:
-        return is_same({"state": state}, {"state": other})
-    except (ImportError, AiohooksError):
-        return False
+    is_model = callable(tracked) or hasattr(tracked, "__getitem__")
+    return isinstance(tracked, (AsyncIterable, Iterable)) and not is_model
 
 
 def _has_ended(feeds: Any) -> bool:
@@ -433,21 +396,26 @@ class Source:
 
     stateful: Stateful | None = None
     """The feeds, if they have a state, which counts their elements."""
-    loaders: list[Stateful] | None = None
-    """The tracked objects from which the feeds take elements; None before the first read."""
     ends_at_drain: bool = False
     """Whether a drain ends the wait for an element, as none is lost then."""
 
     def __init__(self, session: SessionFeeds, feeds: object) -> None:
         self.feeds: Any = feeds
         self.elements: deque[Element] = deque()
-        """The elements since the first one that is not used, in the order of their reads."""
+        """The elements that wait for a loop, and the one that is being read, by their places."""
         self.has_ended: bool = False
         """Whether the feeds give no more elements."""
+        self.place: int = 0
+        """The place of the element that `take` has returned last."""
         self.changes: Waiters = Waiters()
         """Of a task that reads, which waits for room, and of loops that wait for elements; each
         looks again after a change.
         """
+        self._reads = 0
+        self._last_used = 0
+        """The last place whose element was used, of feeds with a state."""
+        self._before: Any = None
+        """The state of the feeds before the latest read, if they have a state."""
         self._session = session
         self._coordinator = session.coordinator
         session.sources.add(self)
@@ -461,29 +429,36 @@ class Source:
     @property
     def is_used_up(self) -> bool:
         """Whether another loop over the same feeds begins anew."""
-        return self.has_ended and not self.elements
+        return self.has_ended and not self.elements and not self._session.taken_of(self)
 
-    def take(self, producers: Producers | None) -> Element | None:
-        """Return the next element; None if it must be waited for. Raise `StopAsyncIteration` at the
-        end, or the error of the feeds.
+    def take(self, producers: Producers | None) -> Any:
+        """Return the next element, or `NOTHING` if it must be waited for. Raise
+        `StopAsyncIteration` at the end, or the error of the feeds.
         """
-        element = self.first_unused() if self.elements else None
-        if element is not None:
-            self.changes.wake()
-        elif not self.has_ended:
-            element = self._read_now(producers)
+        element = None
+        if self.elements:
+            element = self.first_unused()
         if element is None:
-            if self.has_ended:
-                raise StopAsyncIteration
-            return None
+            value = self._read_now(producers)
+            if value is not NOTHING:
+                self._reads += 1
+                self.place = self._reads
+                if self.stateful is not None:
+                    self._note_taken(Element(self, self.place, self._before))
+            return value
+        self.elements.remove(element)
+        self.changes.wake()
         if element.error is not None:
-            self.elements.remove(element)
             self.log_after_stop(element.error)
             raise StopAsyncIteration
+        self.place = element.place
+        if self.stateful is not None:
+            self._note_taken(element)
+        return element.value
+
+    def _note_taken(self, element: Element) -> None:
         element.use = "taken"
-        if element.before:
-            self._session.in_use[current_task()] = element
-        return element
+        self._session.in_use[current_task()] = element
 
     def first_unused(self) -> Element | None:
         """Return the first element that waits for a loop."""
@@ -492,52 +467,63 @@ class Source:
                 return element
         return None
 
-    def _read_now(self, producers: Producers | None) -> Element | None:
-        """Read and return the next element, if that needs no wait; raise `StopAsyncIteration` if a
-        drain ends the feeds.
-        """
+    def _read_now(self, producers: Producers | None) -> Any:
+        """Read the next element, if that needs no wait, as `take` does."""
         raise NotImplementedError
 
     async def wait(self) -> None:
         """Wait until `take` may have a result. No element is lost if this wait is cancelled."""
         raise NotImplementedError
 
-    def settle(self, element: Element, *, is_used: bool) -> None:
-        """Count an element as used, because its run is committed, or leave it for another loop."""
-        if self._session.in_use:
-            self._session.in_use.pop(current_task(), None)
-        if element.use == "comes again":
-            return
+    def _begin_read(self) -> Element:
+        """Return a new element in the next place."""
+        self._reads += 1
+        if self.stateful is not None:
+            self._before = copy.deepcopy(self.stateful.state_dict())
+        element = Element(self, self._reads, self._before)
+        self.elements.append(element)
+        return element
+
+    def settle(self, value: Any, place: int, *, is_used: bool) -> None:
+        """Count an element as used, because its run is committed, or leave it in its place for
+        another loop.
+        """
+        element = None
+        if self.stateful is not None:
+            element = self._session.in_use.pop(current_task())
+            if element.use == "comes again":
+                return
         if not is_used:
-            element.use = "unused"
-            self._set_back()
+            self._put_back(element or Element(self, place), value)
             return
-        element.use = "used"
-        while self.elements and self.elements[0].use == "used":
-            self.elements.popleft()
-        if element.before and self._session.is_tracked(self):
-            return
+        if element is not None:
+            self._last_used = max(self._last_used, place)
+            if self._session.is_tracked(self):
+                return
         session = self._session.session
         if session is not None:
             self._session.lost_step = session.committed_step
 
+    def _put_back(self, element: Element, value: Any) -> None:
+        element.value = value
+        element.use = "unused"
+        self.elements = deque(sorted([*self.elements, element], key=_place_of))
+        self._set_back()
+
     def _set_back(self) -> None:
         """Let feeds with a state give the last elements again, which no loop has taken."""
 
-    def note_restored(self, *, is_tracked: bool) -> None:
-        """Note that a recovery has restored the tracked objects: tracked feeds give their elements
-        again, and those of others are not counted any more by the state of a loader.
-        """
-        own = id(self.feeds)
-        for element in self.elements:
-            if is_tracked:
-                element.use = "comes again"
-            element.before = {key: state for key, state in element.before.items() if key == own}
-        if is_tracked:
-            # Feeds that were not restored stay at their end: many begin another pass when they are
-            # read there.
-            self.has_ended = False
-            self.elements.clear()
+    async def stop_reading(self) -> None:
+        """Stop reading feeds whose state is about to be restored; they are read anew from there."""
+
+    def note_restored(self) -> None:
+        """Note that a recovery has restored these feeds: they give their elements again."""
+        for element in self._session.taken_of(self):
+            element.use = "comes again"
+        # Feeds that were not restored stay at their end: many begin another pass when they are
+        # read there.
+        self.has_ended = False
+        self.elements.clear()
 
     def _is_draining(self) -> bool:
         if self._coordinator.requests.drain_reason is None:
@@ -570,21 +556,20 @@ class QueueSource(Source):
     _due: int | None = None
     """In a drain, how many elements may have been put, or waited for room, when it began."""
 
-    def _read_now(self, producers: Producers | None) -> Element | None:
+    def _read_now(self, producers: Producers | None) -> Any:
         if self._coordinator.requests.drain_reason is not None:
             self._end_producers(producers)
-        if self.has_ended or self.feeds.empty():
-            return None
-        return self._add(self.feeds.get_nowait())
+        if self.has_ended:
+            raise StopAsyncIteration
+        if self.feeds.empty():
+            return NOTHING
+        value = self.feeds.get_nowait()
+        self._count_due()
+        return value
 
-    def _add(self, value: Any) -> Element:
-        element = Element(self, _NO_STATES)
-        element.value = value
-        element.use = "unused"
-        self.elements.append(element)
+    def _count_due(self) -> None:
         if self._due is not None:
             self._due -= 1
-        return element
 
     def _end_producers(self, producers: Producers | None) -> None:
         """In a drain, end the producers when they have put what they waited to put.
@@ -606,12 +591,17 @@ class QueueSource(Source):
 
     async def wait(self) -> None:
         try:
-            self._add(await self.feeds.get())
+            value = await self.feeds.get()
         except _QueueShutDown:
             self.has_ended: bool = True
+            return
+        element = self._begin_read()
+        element.value = value
+        element.use = "unused"
+        self._count_due()
 
-    def settle(self, element: Element, *, is_used: bool) -> None:
-        super().settle(element, is_used=is_used)
+    def settle(self, value: Any, place: int, *, is_used: bool) -> None:
+        super().settle(value, place, is_used=is_used)
         if not is_used:
             return
         try:
@@ -655,44 +645,43 @@ class IterableSource(Source):
         self.changes.wake()
 
     @property
-    def own_reader(self) -> asyncio.Task[None] | None:
-        """The task that reads, if it reads nothing ahead: no other activity than the wait for the
-        next feed.
-        """
-        return None if self._ahead or self._thread else self._reader
-
     def _can_begin(self) -> bool:
-        """Return whether nothing reads the feeds, and no recovery is about to restore them."""
+        """Whether nothing reads the feeds, and no recovery is about to restore them."""
         if self._reader is not None:
             return False
         return self.stateful is None or self._session.session is not None
 
-    def _read_now(self, producers: Producers | None) -> Element | None:
-        if self._needs_task or not self._can_begin():
-            return None
+    def _read_now(self, producers: Producers | None) -> Any:
+        if self.has_ended:
+            raise StopAsyncIteration
+        if self._needs_task or self._reader is not None:
+            return NOTHING
         coordinator = self._coordinator
         if coordinator.requests.drain_reason is not None and self._is_draining():
             raise StopAsyncIteration
-        element = self._begin_read()
-        if coordinator.observers:
+        if self.stateful is not None:
+            if not self._can_begin:
+                return NOTHING
+            self._before = copy.deepcopy(self.stateful.state_dict())
+        try:
+            if self._iterator is None:
+                self._iterator = iter(self.feeds)
+            if not coordinator.observers:
+                return next(self._iterator)
             with active("feed", "next feed", observers=coordinator.observers):
-                self._read_sync(element)
-        else:
-            self._read_sync(element)
-        if element.use == "unused":
-            if element.before:  # not so for most feeds
-                self._session.note_loaders(element)
-            return element
-        self.elements.remove(element)
-        self.has_ended = True
-        return None
+                return next(self._iterator)
+        except StopIteration:
+            self.has_ended = True
+        except Exception as error:
+            self.log_after_stop(error)
+        raise StopAsyncIteration
 
     async def wait(self) -> None:
         self._asking += 1
         self.changes.wake()
         try:
             while not self.has_ended and self.first_unused() is None:
-                if self._can_begin():
+                if self._can_begin:
                     if not self._needs_task:
                         return
                     self._reader = self._coordinator.start_soon(self._read, name="feeds")
@@ -712,16 +701,17 @@ class IterableSource(Source):
         """
         if self.stateful is None or self._reader is not None:
             return
+        taken = [element.place for element in self._session.taken_of(self)]
+        last_place = max([self._last_used, *taken])
         first = None
-        while self.elements and self.elements[-1].use in ("being read", "unused"):
+        while self.elements and self.elements[-1].place > last_place:
             first = self.elements.pop()
         if first is not None:
             self.has_ended = False
             self._iterator = None
-            self.stateful.load_state_dict(first.before[id(self.stateful)])
+            self.stateful.load_state_dict(first.before)
 
     async def stop_reading(self) -> None:
-        """Stop reading feeds whose state is about to be restored; they are read anew from there."""
         if self.stateful is None:
             return
         reader = self._reader
@@ -782,16 +772,7 @@ class IterableSource(Source):
         if element.use == "being read":
             self.elements.remove(element)
             return False
-        self._session.note_loaders(element)
         return element.error is None
-
-    def _begin_read(self) -> Element:
-        before = _NO_STATES  # as for most feeds
-        if self.stateful is not None or self._session.loaders:
-            before = self._session.states(self)
-        element = Element(self, before)
-        self.elements.append(element)
-        return element
 
     def _read_sync(self, element: Element) -> None:
         """Read an element; it stays as it is at the end of the feeds. A thread ends with the

@@ -12,7 +12,7 @@ import os
 import re
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -81,6 +81,13 @@ class HookSet:
             self._grace_secs, enter, coordinator.observers, _step_of
         )
         """The calls of `after_run` that run beside the next steps."""
+        self.has_background: bool = any(
+            registered.registration.background for registered in self.registered
+        )
+        self._begin = self._calls("begin", self.registered)
+        self._end = self._calls("end", sorted(self.registered, key=_place_at_end))
+        # Unlike the other methods, this one always has a time limit.
+        self._close = self._calls("close", self.registered, limit=max(self._grace_secs, 1e-9))
         self._after_create_session = self._groups("after_create_session")
         self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")
         # What saves the session must see what all other hooks keep of the run.
@@ -143,27 +150,35 @@ class HookSet:
         if hooks:
             await self.background.drain(hooks)
 
+    async def finish_background(self) -> list[BaseException]:
+        """Finish the background calls, and accept no others; return the errors that no call has
+        raised.
+        """
+        if not self.has_background:
+            return []
+        return await self.background.end(self._grace_secs)
+
     async def begin(self) -> None:
         """Call `begin` of the hooks one by one; each counts as begun from the moment it is
         started.
         """
         for registered in self.registered:
             self.begun.append(registered)
-            await self._call_one("begin", registered)
+            await self._call_one(self._begin, registered)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        await self._call(
-            self._after_create_session, session, coord, step=session.global_step.latest.step
-        )
+        if self._after_create_session:
+            step = session.global_step.latest.step
+            await self._call(self._after_create_session, session, coord, step=step)
 
     async def end(self, session: Session, errors: list[BaseException]) -> None:
         """Wait for the background calls, then call `end` of the hooks one by one, also after one
         that fails; append their errors.
         """
-        errors += await self.background.end(self._grace_secs)
-        for registered in sorted(self.begun, key=_place_at_end):
+        errors += await self.finish_background()
+        for registered in self._end:
             try:
-                await self._call_one("end", registered, session)
+                await self._call_one(self._end, registered, session)
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:
@@ -174,15 +189,12 @@ class HookSet:
         append their errors.
         """
         try:
-            errors += await self.background.end(self._grace_secs)
+            errors += await self.finish_background()
         finally:  # a cancellation is raised when the hooks are closed
             while self.begun:
                 registered = self.begun.pop()
                 try:
-                    # Unlike the other methods, this one always has a time limit.
-                    await self._call_one(
-                        "close", registered, exc, limit=max(self._grace_secs, 1e-9)
-                    )
+                    await self._call_one(self._close, registered, exc)
                 except asyncio.CancelledError as error:
                     # The closing itself was cancelled: at the end of the grace period, or by a
                     # third party. The others continue.
@@ -195,16 +207,25 @@ class HookSet:
                     errors.append(error)
 
     async def _call_one(
-        self, method: str, registered: RegisteredHook, *args: Any, limit: float | None = None
+        self, calls: Mapping[RegisteredHook, OrderGroup], registered: RegisteredHook, *args: Any
     ) -> None:
-        if LIFECYCLE.overrides(registered.hook, method):
-            group = OrderGroup(method, [registered], self._grace_secs, limit)
-            await self._call((group,), *args, own=self.own)
+        if registered in calls:
+            await self._call((calls[registered],), *args, own=self.own)
 
     async def _call(self, groups: tuple[OrderGroup, ...], *args: Any, **options: Any) -> None:
         waits = RunWaits(current_scope.get(), current_clock().now, self._coordinator.owner)
         observers = self._coordinator.observers
         await call_groups(groups, args, waits=waits, observers=observers, **options)
+
+    def _calls(
+        self, method: str, hooks: Iterable[RegisteredHook], limit: float | None = None
+    ) -> dict[RegisteredHook, OrderGroup]:
+        """Return the call of a method of each hook that overrides it, to be made by itself."""
+        return {
+            registered: OrderGroup(method, [registered], self._grace_secs, limit)
+            for registered in hooks
+            if LIFECYCLE.overrides(registered.hook, method)
+        }
 
     def _groups(
         self,

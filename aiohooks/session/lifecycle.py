@@ -18,9 +18,9 @@ import contextlib
 import functools
 import os
 import socket
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from threading import get_ident
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 from aiohooks._core.activity import ENTRIES, Awaited, active, enter
@@ -36,7 +36,7 @@ from aiohooks._core.clock import (
 )
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, begin_run, current_run, current_scope
-from aiohooks._core.waits import WaitLog, opening_until
+from aiohooks._core.waits import opening_until
 from aiohooks._why.blocked_loop import warn_if_blocked
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
@@ -83,15 +83,7 @@ from aiohooks.session.recovery import (
     root_cause,
 )
 from aiohooks.session.signals import StopOnSignal
-from aiohooks.session.status import (
-    Activity,
-    SessionStatus,
-    activity_of,
-    background_activities,
-    call_activities,
-    elapsed,
-    for_secs,
-)
+from aiohooks.session.status import CLOSING, SessionStatus, descriptions_of, status_of
 from aiohooks.session.turns import Turns
 from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
@@ -103,9 +95,6 @@ OPEN_SESSIONS: WeakSet[Lifecycle] = WeakSet()
 """The sessions of this process that are being opened, are open, or are being closed."""
 _FLUSH_SECS = 5.0
 """How long to wait until other processes can know that this session has left."""
-_CLOSING = "closing the session"
-"""The activity of a session that ends while no hook and no run is active."""
-_PHASE_ACTIVITIES = {"opening": "creating the session", "open": "the session's block"}
 
 
 class Lifecycle(TasksOwner):
@@ -168,16 +157,18 @@ class Lifecycle(TasksOwner):
         )
         self._publisher: Publisher | None = None
         """The session's registration as a publisher of steps."""
-        self._entered_by: asyncio.Task[Any] | None = None
-        self._phase_began_at: float | None = None
+        self.entered_by: asyncio.Task[Any] | None = None
+        self.phase_began_at: float | None = None
         self._is_closed = asyncio.Event()
         self._at_end = contextlib.ExitStack()
+        self._closing_part: str | None = None
+        """The part of the session that is being closed."""
         self.end_watch: Callable[[], None] = lambda: None
         """Ends the watch for a blocked loop."""
 
     def _enter_phase(self, phase: str) -> None:
         self.phase = phase
-        self._phase_began_at = current_clock().now()
+        self.phase_began_at = current_clock().now()
         if phase == "closed":
             OPEN_SESSIONS.discard(self)
             ENTRIES.pop(id(self), None)
@@ -198,8 +189,8 @@ class Lifecycle(TasksOwner):
             raise SessionClosedError(
                 f"this session is {self.phase}: sessions are single-use: make a new one"
             )
-        self._entered_by = current_task()
-        self.requests.label = f"session {self.name or self._entered_by.get_name()!r}"
+        self.entered_by = current_task()
+        self.requests.label = f"session {self.name or self.entered_by.get_name()!r}"
         self.coordinator.bind()
         self.hooks.hold()
         self._enter_phase("opening")
@@ -254,7 +245,8 @@ class Lifecycle(TasksOwner):
                 raise
             await self._replace_session(error, None)
         self._register_publisher(self.store)
-        warn_if_not_saved(self.session, self.graph)
+        if self.session is not None:
+            warn_if_not_saved(self.session, self.graph)
 
     async def _create_session(self, *, ends_at_drain: bool = False) -> Session:
         """Create a raw session and give it to the hooks.
@@ -263,8 +255,8 @@ class Lifecycle(TasksOwner):
             ends_at_drain: whether a drain ends the creator's waits for other processes.
         """
         with opening_until(functools.partial(self.coordinator.until, drain=ends_at_drain)):
-            created: object = await self._creator.create_session()
-        session = _checked_session(created, self._creator)
+            session = await self._creator.create_session()
+        _check_session(session, self._creator)
         self.session = session
         self.run_raw = monitored_run(session, self._monitor)
         if self.coordinator.closed:
@@ -273,14 +265,13 @@ class Lifecycle(TasksOwner):
             raise SessionClosedError("the session was closed while a raw session was created")
         self.store = session.global_step
         self.raw_coordinator = self.coordinator.for_raw_session()
-        if isinstance(created, Session):
-            restore_hooks(created)
-            await self._report_restored(created)
-            # Before the hooks, which may fail: the elements in use come again in any case.
-            self.feeds.note_new_session(created, self.policy.on_lost_feeds, self.recovering_from)
+        restore_hooks(session)
+        await self._report_restored(session)
+        # Before the hooks, which may fail: the elements in use come again in any case.
+        self.feeds.note_new_session(session, self.policy.on_lost_feeds, self.recovering_from)
         await self.hooks.after_create_session(session, self.raw_coordinator)
-        if isinstance(created, Session) and created.finished is not None:
-            self.coordinator.request_stop(str(created.finished))
+        if session.finished is not None:
+            self.coordinator.request_stop(str(session.finished))
         self.feeds.continue_reading()
         return session
 
@@ -305,7 +296,15 @@ class Lifecycle(TasksOwner):
         if task is None:
             self.raise_if_not_entered()
             task = current_task()
-        return self.turns.begin_run(task, self, self._publisher)
+        turns = self.turns
+        turns.taken = True
+        turns.runner = task
+        turns.runs += 1
+        waits = self.waits
+        waits.began = None
+        scope = waits.scope = begin_run(self, self._publisher)
+        scope.runner = id(task)
+        return scope
 
     async def wait_for_turn(self) -> RunScope:
         """Begin a run that cannot begin now: let the loop have its turn, wait behind the runs of
@@ -510,9 +509,10 @@ class Lifecycle(TasksOwner):
         try:
             while True:
                 self._begin_recovery(error, step)
-                await Wait[None]("a recovery", waits=self.waits).result_of(
-                    self._close_failed_session(error)
-                )
+                await self._close_raw_session(f"recovering from {safe_repr(error)}")
+                if self.gave_up is error:
+                    self._raise(error)
+                await self._pause()
                 # A task may have failed meanwhile, or beside the error that is recovered from.
                 if coordinator.ending_failures:
                     raise_unchanged(coordinator.ending_failures[0])
@@ -544,30 +544,23 @@ class Lifecycle(TasksOwner):
         for note in self.history.notes(reason):
             add_note(error, note)
 
-    async def _close_failed_session(self, error: BaseException) -> None:
-        """Close the raw session after `error` and wait for the time of the next attempt; or raise
-        `error`, if recovery gives up.
+    async def _pause(self) -> None:
+        """Pause before the next attempt.
 
-        A stop ends the pause, and so hurries one attempt; if that fails, too, the pauses are needed
-        for what is away to return.
+        A stop ends the pause, or the first one after it: one attempt is made without a pause. If
+        that fails, too, the pauses are needed for what is away to return.
         """
-        try:
-            await self._close_raw_session(f"recovering from {safe_repr(error)}")
-            if self.gave_up is error:
-                self._raise(error)
-        finally:
-            # The traceback of what is raised refers to this frame.
-            del error
         secs = self.history.pause_secs()
-        if secs <= 0:
+        hurries = self.requests.stopped and not self._has_hurried
+        self._has_hurried = self.requests.stopped
+        if secs <= 0 or hurries:
             return
+        wait = Wait[Any]("a recovery", waits=self.waits)
         with active("recovery", "pause", functools.partial(self._awaited_pause, secs)):
-            if not self.requests.stopped:
-                self._has_hurried = await self.coordinator.wait_for_stop(secs)
-            elif self._has_hurried:
-                await sleep(secs)
+            if self._has_hurried:
+                await wait.result_of(sleep(secs))
             else:
-                self._has_hurried = True
+                self._has_hurried = await wait.result_of(self.coordinator.wait_for_stop(secs))
 
     async def _close_raw_session(self, reason: str) -> None:
         """Cancel the raw session's tasks and close it. Errors are only logged: another one is being
@@ -591,11 +584,11 @@ class Lifecycle(TasksOwner):
         coordinator = self.raw_coordinator
         label = self.requests.label
         # The background calls are calls for this session.
-        await self.hooks.background.finish(self.grace_secs)
+        if self.hooks.has_background:
+            await self.hooks.background.finish(self.grace_secs)
         await self.feeds.stop_reading()
         coordinator.disown("its session was replaced")
-        with long_wait_log(f"{label}, recovering", coordinator.descriptions):
-            await coordinator.end_tasks(0, self.grace_secs, reason, "recovering")
+        await coordinator.end_tasks(0, self.grace_secs, reason, "recovering")
         try:
             await session.aclose()
         except Exception as error:
@@ -680,33 +673,33 @@ class Lifecycle(TasksOwner):
         # A hook that closes the session would deadlock.
         scope = begin_run(self, None if outer is None else outer.publisher)
         try:
-            yield
+            with long_wait_log(f"{self.requests.label}, closing", self._awaited_at_end):
+                yield
         finally:
             scope.active = False
             current_scope.set(scope_before)
             # `close` is called in another task.
             self.hooks.own.copy_back(own)
             self._enter_phase("closed")
-            self._entered_by = None
+            self.entered_by = None
             self._is_closed.set()
 
     async def _end(self, errors: EndErrors) -> None:
         """Wait for the last run, and call `end` of the hooks after a clean end."""
         try:
-            with self._long_wait_logged("its last run"):
-                await self._wait_for_last_run(immediately=errors.primary is not None)
-                errors.primary = self._take_task_failure(errors.primary)
-                if errors.primary is not None or self.gave_up is not None:
-                    return
-                if self.session is None:
-                    logger.warning(
-                        "%s: its last recovery was cancelled, so that it has no raw session: `end`"
-                        " of the hooks is not called, and nothing is saved",
-                        self.requests.label,
-                    )
-                    return
-                await self.hooks.end(self.session, errors.others)
-                errors.primary = errors.take_single("end")
+            await self._wait_for_last_run(immediately=errors.primary is not None)
+            errors.primary = self._take_task_failure(errors.primary)
+            if errors.primary is not None or self.gave_up is not None:
+                return
+            if self.session is None:
+                logger.warning(
+                    "%s: its last recovery was cancelled, so that it has no raw session: `end` of"
+                    " the hooks is not called, and nothing is saved",
+                    self.requests.label,
+                )
+                return
+            await self.hooks.end(self.session, errors.others)
+            errors.primary = errors.take_single("end")
         except BaseException as raised:
             errors.primary = errors.outcome(raised)
 
@@ -789,7 +782,7 @@ class Lifecycle(TasksOwner):
             if publisher is not None:
                 publisher.close(errors.primary or self.gave_up)
         # Tasks use the raw session, and hooks use tasks, session and store until their `close`.
-        with self._part("background tasks", errors):
+        with self._part(None, errors):
             await self._end_tasks(errors)
         session = self.session
         self.session = None
@@ -811,15 +804,17 @@ class Lifecycle(TasksOwner):
             raise errors.cancel
 
     @contextlib.contextmanager
-    def _part(self, name: str, errors: EndErrors) -> Generator[None]:
+    def _part(self, name: str | None, errors: EndErrors) -> Generator[None]:
         """Close a part of the session in this block, and keep its error for the end."""
+        self._closing_part = name
         try:
-            with self._long_wait_logged(name):
-                yield
+            yield
         except asyncio.CancelledError as cancel:
             errors.cancel = cancel
         except BaseException as error:
             errors.others.append(error)
+        finally:
+            self._closing_part = None
 
     async def _end_tasks(self, errors: EndErrors) -> None:
         """End the background tasks: after an error immediately, else within the grace period."""
@@ -845,25 +840,23 @@ class Lifecycle(TasksOwner):
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
 
-    def _long_wait_logged(self, part: str) -> WaitLog:
-        """Return a block whose long wait is logged: for calls of hooks, or else tasks, or else
-        `part`.
+    def _awaited_at_end(self) -> dict[object, str]:
+        """Return descriptions of what the end waits for: calls of hooks, or else a part of the
+        session; tasks are logged where they are ended.
         """
-
-        def awaited() -> dict[object, str]:
-            calls: dict[object, str] = {
-                activity.what: str(activity)
-                for activity in self.status().doing
-                if activity.what != _CLOSING
-            }
-            background = self.hooks.background
-            for hook in self.hooks.registered:
-                pending = background.pending(hook)
-                if pending:
-                    calls[hook] = f"{pending} background calls of {hook.name}"
-            return calls or self.coordinator.descriptions() or {part: part}
-
-        return long_wait_log(f"{self.requests.label}, closing", awaited)
+        calls: dict[object, str] = {
+            activity.what: str(activity)
+            for activity in self.status().doing
+            if activity.what != CLOSING
+        }
+        background = self.hooks.background
+        for hook in self.hooks.registered:
+            pending = background.pending(hook)
+            if pending:
+                calls[hook] = f"{pending} background calls of {hook.name}"
+        if not calls and self._closing_part is not None:
+            calls[self._closing_part] = self._closing_part
+        return calls
 
     # -- what the session can be used for
 
@@ -944,55 +937,7 @@ class Lifecycle(TasksOwner):
 
     def status(self) -> SessionStatus:
         """Return the current activities; waits for nothing."""
-        requests = self.requests
-        turns = self.turns
-        is_running = turns.runner is not None
-        failure = self.gave_up or next(iter(self.coordinator.errors), None)
-        now = None
-        if self.phase not in ("new", "closed"):
-            now = self.waits.now()
-        saver = None if self.session is None else self.session.saver
-        readers = [reader.own_reader for reader in self.feeds.readers]
-        return SessionStatus(
-            state=self.phase,
-            global_step=None if self.store is None else self.store.latest.step,
-            runs=turns.runs,
-            running=is_running,
-            queued=turns.waiting,
-            stop_reason=requests.stop_reason,
-            recoveries=self.recoveries,
-            failure=None if failure is None else safe_repr(failure),
-            name=self.name,
-            state_secs=elapsed(self._phase_began_at, now),
-            run_secs=elapsed(self.waits.began, now) if is_running else None,
-            doing=() if now is None else tuple(self._activities(now)),
-            background=tuple(
-                background_activities(
-                    task for task in self.coordinator.all_tasks if task not in readers
-                )
-            ),
-            steps=None if self.store is None else self.store.statistics(),
-            feeds_unused=self.feeds.unused,
-            pause_reason=requests.pause_reason,
-            drain_reason=requests.drain_reason,
-            mirror=None if saver is None else saver.mirror_status,
-            hooks=tuple(self.hooks.background.status(self.hooks.registered)),
-            effects=() if self.effects is None else self.effects.status(),
-        )
-
-    def _activities(self, now: float) -> list[Activity]:
-        """Return the most specific current activities: calls and operations; else the run, the
-        block or the session itself.
-        """
-        calls = call_activities(self)
-        if calls or self._entered_by is None:
-            return calls
-        turns = self.turns
-        if turns.runner is not None:
-            return [activity_of(f"run {turns.runs}", turns.runner, elapsed(self.waits.began, now))]
-        what = _PHASE_ACTIVITIES.get(self.phase, _CLOSING)
-        kind = "block" if self.phase == "open" else "session"
-        return [activity_of(what, self._entered_by, kind=kind)]
+        return status_of(self)
 
     @property
     def task(self) -> asyncio.Task[Any] | None:
@@ -1010,37 +955,17 @@ class Lifecycle(TasksOwner):
         It waits for the task of its run, or between runs for the task of its block.
         """
         runner = self.turns.runner
-        task = runner or self._entered_by
+        task = runner or self.entered_by
         tasks = [] if task is None else [task]
         return Awaited(
             "session",
             self.requests.label,
-            ", ".join(self._descriptions()),
+            ", ".join(descriptions_of(self)),
             lambda: tasks,
             self if self._publisher is None else self._publisher.key,
             needs="any" if runner is None else "all",  # other tasks may run it
             ends=False,
         )
-
-    def _descriptions(self) -> Iterator[str]:
-        requests = self.requests
-        now = monotonic_now()()
-        if self.store is not None:
-            yield f"step {self.store.latest.step}"
-        if self.turns.runner is not None:
-            yield f"in run {self.turns.runs}{for_secs(elapsed(self.waits.began, now))}"
-        elif self.phase == "open" and self.turns.runs:
-            yield "in its block"
-        else:
-            yield f"{self.phase}{for_secs(elapsed(self._phase_began_at, now))}"
-        if self.recovering_from is not None:
-            yield f"in recovery {self.recoveries} from {safe_repr(self.recovering_from)}"
-        if requests.pause_reason is not None:
-            yield f"paused: {requests.pause_reason}"
-        if requests.drain_reason is not None:
-            yield f"draining: {requests.drain_reason}"
-        if requests.stop_reason is not None:
-            yield f"stopping: {requests.stop_reason}"
 
     def _awaited_turn(self) -> Awaited:
         return Awaited("turn", "its turn to run", by=lambda: [self.awaited()])
@@ -1134,15 +1059,13 @@ def _reason(error: BaseException) -> str:
     return f"the session failed: {safe_repr(error)}"
 
 
-def _checked_session(created: object, creator: SessionCreator) -> Session:
-    """Return what a creator has created, which may be of another class with the same methods."""
-    if not all(hasattr(created, name) for name in ("run", "aclose", "graph", "global_step")):
+def _check_session(created: object, creator: SessionCreator) -> None:
+    """Raise unless a creator has created a session of its graph."""
+    if not isinstance(created, Session):
         raise InvalidArgumentError(
             f"{creator!r} created {created!r}; a SessionCreator returns a Session"
         )
-    session = cast("Session", created)
-    if session.graph is not creator.graph:
+    if created.graph is not creator.graph:
         raise InvalidArgumentError(
             f"{creator!r} created a session of another graph than its own `graph`"
         )
-    return session

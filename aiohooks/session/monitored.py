@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
-    NoReturn,
     Self,
     TypedDict,
     TypeVar,
@@ -389,12 +388,6 @@ class AsyncMonitoredSession(RequestMethods):
             enable_if_asked()
         await self._lifecycle.open(self._signals)
         return self
-
-    def __enter__(self) -> NoReturn:
-        raise TypeError("a session is entered and left by waiting: write `async with`, not `with`")
-
-    def __exit__(self, *_: object) -> None:
-        """Here so that `with` calls `__enter__`, which says what to write."""
 
     async def __aexit__(
         self,

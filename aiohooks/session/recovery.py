@@ -182,9 +182,7 @@ def has_commit(session: Session | None, committed: Position) -> bool:
     """Return whether a new session continues behind a commit of an earlier one."""
     if session is None:
         return False
-    # A session of another class may have no such attribute.
-    restored = getattr(session, "restored", None)
-    if restored is not None:
-        return bool(restored.checkpoint.step >= committed.step)
+    if session.restored is not None:
+        return session.restored.checkpoint.step >= committed.step
     latest = session.global_step.latest
     return latest.epoch == committed.epoch and latest.step >= committed.step

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from aiohooks import checkpoint
 from aiohooks._core.activity import entries
-from aiohooks._core.clock import secs_text
+from aiohooks._core.clock import monotonic_now, secs_text
 from aiohooks._why.tasks import task_wait
 from aiohooks.dispatch.calls import HookStatus
 from aiohooks.dispatch.hook import Hook
+from aiohooks.errors import safe_repr
 from aiohooks.stores._protocol import StoreStatistics
+
+AnySession: TypeAlias = Any
+"""A `Lifecycle`, which imports this module."""
+CLOSING = "closing the session"
+"""The activity of a session that ends while no hook and no run is active."""
+_PHASE_ACTIVITIES = {"opening": "creating the session", "open": "the session's block"}
 
 
 class EffectStatus(NamedTuple):
@@ -197,19 +204,57 @@ def _effects_text(effects: EffectStatus) -> str:
     return text
 
 
-def activity_of(
-    what: str,
-    task: asyncio.Task[object],
-    secs: float | None = None,
-    hook: Hook | None = None,
-    kind: str = "",
-) -> Activity:
-    """Return what a task does, and what it waits for."""
-    wait = task_wait(task)
-    return Activity(what, secs, wait.awaits, wait.where, hook, task, wait.kind or kind)
+def status_of(session: AnySession) -> SessionStatus:
+    """Return the current activities of a session; waits for nothing."""
+    requests = session.requests
+    turns = session.turns
+    store = session.store
+    is_running = turns.runner is not None
+    failure = session.gave_up or next(iter(session.coordinator.errors), None)
+    now = None
+    if session.phase not in ("new", "closed"):
+        now = session.waits.now()
+    saver = None if session.session is None else session.session.saver
+    return SessionStatus(
+        state=session.phase,
+        global_step=None if store is None else store.latest.step,
+        runs=turns.runs,
+        running=is_running,
+        queued=turns.waiting,
+        stop_reason=requests.stop_reason,
+        recoveries=session.recoveries,
+        failure=None if failure is None else safe_repr(failure),
+        name=session.name,
+        state_secs=_elapsed(session.phase_began_at, now),
+        run_secs=_elapsed(session.waits.began, now) if is_running else None,
+        doing=() if now is None else tuple(_activities(session, now)),
+        background=tuple(background_activities(session.coordinator.all_tasks)),
+        steps=None if store is None else store.statistics(),
+        feeds_unused=session.feeds.unused,
+        pause_reason=requests.pause_reason,
+        drain_reason=requests.drain_reason,
+        mirror=None if saver is None else saver.mirror_status,
+        hooks=tuple(session.hooks.background.status(session.hooks.registered)),
+        effects=() if session.effects is None else session.effects.status(),
+    )
 
 
-def call_activities(session: object) -> list[Activity]:
+def _activities(session: AnySession, now: float) -> list[Activity]:
+    """Return the most specific current activities: calls and operations; else the run, the block or
+    the session itself.
+    """
+    calls = _call_activities(session)
+    if calls or session.entered_by is None:
+        return calls
+    turns = session.turns
+    if turns.runner is not None:
+        return [activity_of(f"run {turns.runs}", turns.runner, _elapsed(session.waits.began, now))]
+    what = _PHASE_ACTIVITIES.get(session.phase, CLOSING)
+    kind = "block" if session.phase == "open" else "session"
+    return [activity_of(what, session.entered_by, kind=kind)]
+
+
+def _call_activities(session: AnySession) -> list[Activity]:
     """Return what the calls do that a session has begun last and that are awaited."""
     waits = [entry for entry in entries() if entry.owner is session]
     if not waits:
@@ -224,6 +269,43 @@ def background_activities(tasks: Iterable[asyncio.Task[object]]) -> list[Activit
     return [activity_of(f"background task {task.get_name()!r}", task) for task in tasks]
 
 
-def elapsed(since: float | None, now: float | None) -> float | None:
+def activity_of(
+    what: str,
+    task: asyncio.Task[object],
+    secs: float | None = None,
+    hook: Hook | None = None,
+    kind: str = "",
+) -> Activity:
+    """Return what a task does, and what it waits for."""
+    wait = task_wait(task)
+    return Activity(what, secs, wait.awaits, wait.where, hook, task, wait.kind or kind)
+
+
+def descriptions_of(session: AnySession) -> Iterator[str]:
+    """Return what the wait-for graph says of a session: its step, its run or phase, its
+    requests.
+    """
+    requests = session.requests
+    now = monotonic_now()()
+    if session.store is not None:
+        yield f"step {session.store.latest.step}"
+    if session.turns.runner is not None:
+        yield f"in run {session.turns.runs}{for_secs(_elapsed(session.waits.began, now))}"
+    elif session.phase == "open" and session.turns.runs:
+        yield "in its block"
+    else:
+        yield f"{session.phase}{for_secs(_elapsed(session.phase_began_at, now))}"
+    if session.recovering_from is not None:
+        yield f"in recovery {session.recoveries} from {safe_repr(session.recovering_from)}"
+    for label, reason in (
+        ("paused", requests.pause_reason),
+        ("draining", requests.drain_reason),
+        ("stopping", requests.stop_reason),
+    ):
+        if reason is not None:
+            yield f"{label}: {reason}"
+
+
+def _elapsed(since: float | None, now: float | None) -> float | None:
     """Return the seconds since then, if both times are known."""
     return None if since is None or now is None else max(0.0, now - since)

@@ -4,6 +4,7 @@ makes one step of runs.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,9 +19,8 @@ from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopReques
 from aiohooks.graph.graph import Placeholder, T_co
 from aiohooks.graph.session import RunRequest, Session
 from aiohooks.session.coordinator import Producers, note_own_end_in_drain
-from aiohooks.session.feeds import FeedsWentBack, Source
+from aiohooks.session.feeds import NOTHING, FeedsWentBack, Source
 from aiohooks.session.lifecycle import Lifecycle
-from aiohooks.session.turns import FifoLock
 
 T = TypeVar("T")
 StepFn = Callable[["StepContext"], Awaitable[T]]
@@ -36,7 +36,7 @@ class StepContext:
         """Made by the monitored session; `run` makes one run with hooks and does not recover."""
         self._lifecycle = lifecycle
         self._run = run
-        self._turns = FifoLock()
+        self._turns = asyncio.Lock()
 
     @property
     def session(self) -> Session:
@@ -61,11 +61,8 @@ class StepContext:
             await lifecycle.give_loop_turn()
         if lifecycle.requests.stopped:
             raise lifecycle.requests.stop_error()
-        await self._turns.wait()
-        try:
+        async with self._turns:
             return await self._run(RunRequest(fetches, feed_dict, options))
-        finally:
-            self._turns.release()
 
     def request_stop(self, reason: str | None = None) -> NoReturn:
         """Request a stop and end the step function.
@@ -125,21 +122,50 @@ class Steps(Generic[T_co]):
         return loop
 
     async def __anext__(self) -> T_co:
-        feeds = self._lifecycle.feeds
+        """Make the next run, and return what it fetched."""
+        lifecycle = self._lifecycle
+        requests = lifecycle.requests
+        turns = lifecycle.turns
+        source = self._source
         if not self._has_begun:
             self._has_begun = True
-            feeds.loops.add(self)
-        try:
-            return await self._next_values()
-        except BaseException as error:
-            feeds.keep_sources()
-            if not isinstance(error, (StopAsyncIteration, StopRequestedError)):
-                raise
-            feeds.end_loop(self)
-            raise StopAsyncIteration from None
-
-    def __iter__(self) -> NoReturn:
-        raise TypeError("the steps of a session are awaited: write `async for`, not `for`")
+            lifecycle.feeds.loops.add(self)
+        while True:
+            value = NOTHING
+            place = 0
+            before = None
+            is_running = False
+            try:
+                # Not `is_loop_turn_due`: it would cost each step of a loop a call.
+                if requests.pause_reason or turns.now() > turns.loop_turn_due:
+                    # Before the next feed, which a stop would lose.
+                    await lifecycle.give_loop_turn()
+                if lifecycle.should_stop():
+                    raise StopAsyncIteration
+                fed = None
+                if source is not None:
+                    value = source.take(self._producers)
+                    while value is NOTHING:  # another loop may be faster
+                        await self._wait_for_feed(source)
+                        value = source.take(self._producers)
+                    place = source.place
+                    fed = self._feed_dict(value)
+                elif requests.drain_reason is not None:
+                    raise StopAsyncIteration
+                before = lifecycle.waits.scope
+                is_running = True
+                values: T_co = await self._run(self._fetches, fed)
+            except BaseException as error:
+                if source is not None and value is not NOTHING:
+                    source.settle(value, place, is_used=self._is_committed(before))
+                if isinstance(error, FeedsWentBack):
+                    continue
+                if not self._is_end_of_loop(error, is_running=is_running):
+                    raise
+                raise StopAsyncIteration from None
+            if source is not None:
+                source.settle(value, place, is_used=True)
+            return values
 
     @property
     def unused(self) -> list[Any]:
@@ -147,43 +173,6 @@ class Steps(Generic[T_co]):
         gets them first.
         """
         return [] if self._source is None else self._source.unused
-
-    async def _next_values(self) -> T_co:
-        """Make the next run, and return what it fetched."""
-        lifecycle = self._lifecycle
-        turns = lifecycle.turns
-        source = self._source
-        while True:
-            # Not `is_loop_turn_due`: it would cost each step of a loop a call.
-            if lifecycle.requests.pause_reason or turns.now() > turns.loop_turn_due:
-                await lifecycle.give_loop_turn()  # before the next feed, which a stop would lose
-            if lifecycle.should_stop():
-                raise StopAsyncIteration
-            element = None
-            if source is not None:
-                element = source.take(self._producers)
-                while element is None:  # another loop may be faster
-                    await self._wait_for_feed(source)
-                    element = source.take(self._producers)
-            elif lifecycle.requests.drain_reason is not None:
-                raise StopAsyncIteration
-            before = lifecycle.waits.scope
-            is_used = False
-            try:
-                fed = None if element is None else self._feed_dict(element.value)
-                values: T_co = await self._run(self._fetches, fed)
-                is_used = True
-            except FeedsWentBack:
-                continue
-            except BaseException as error:
-                is_used = self._is_committed(before)
-                if isinstance(error, StopAsyncIteration):
-                    self._note_end(error)
-                raise
-            finally:
-                if source is not None and element is not None:
-                    source.settle(element, is_used=is_used)
-            return values
 
     def _feed_dict(self, value: Any) -> Any:
         """Return what a run is fed with: the argument of a step function, or a mapping."""
@@ -203,12 +192,21 @@ class Steps(Generic[T_co]):
             return False
         return scope.committed
 
-    def _note_end(self, error: StopAsyncIteration) -> None:
-        """Note that a run has raised what ends an `async for`, as if the feeds had ended."""
-        requests = self._lifecycle.requests
-        what = f"a run ended with {safe_repr(error)}"
-        requests.record_end(what)
-        logger.info("%s: %s, and with it the loop", requests.label, what)
+    def _is_end_of_loop(self, error: BaseException, *, is_running: bool) -> bool:
+        """Return whether an error, of a run or before it, is a clean end of this loop, which is
+        noted then; a `StopAsyncIteration` out of a run is, too, as if the feeds had ended.
+        """
+        feeds = self._lifecycle.feeds
+        feeds.keep_sources()
+        if not isinstance(error, (StopAsyncIteration, StopRequestedError)):
+            return False
+        if is_running and isinstance(error, StopAsyncIteration):
+            requests = self._lifecycle.requests
+            what = f"a run ended with {safe_repr(error)}"
+            requests.record_end(what)
+            logger.info("%s: %s, and with it the loop", requests.label, what)
+        feeds.end_loop(self)
+        return True
 
     async def _wait_for_feed(self, source: Source) -> None:
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiohooks._core.calls import RunWaits
-from aiohooks._core.scope import RunOwner, RunScope, begin_run, current_scope
+from aiohooks._core.scope import RunScope, begin_run, current_scope
 
 DEFAULT_YIELD_SECS = 0.005
 """After how long without a turn the event loop gets one before the next run, by default."""
@@ -20,53 +20,18 @@ that waited continues.
 """
 
 
-class FifoLock:
-    """A lock that waiters get in the order in which they came.
+class Turns:
+    """The turns of the runs of one session, which come in the order in which they were asked for;
+    whose turn it is, and what that run awaits.
 
-    Unlike with `asyncio.Lock`, taking it without waiting costs two attribute accesses (`taken`),
-    and the number of waiters is known.
+    Unlike with `asyncio.Lock`, taking a turn without waiting costs two attribute accesses
+    (`taken`), and the number of waiters is known.
     """
 
-    def __init__(self) -> None:
-        self.taken: bool = False
-        """Whether the lock is held; set it to take a free lock."""
-        self._waiters: deque[asyncio.Future[None]] = deque()
-
-    async def wait(self) -> None:
-        """Wait for the lock, and hold it then."""
-        if not self.taken:
-            self.taken = True
-            return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self.release()  # the lock came together with the cancellation: pass it on
-            elif waiter in self._waiters:  # or passed over already
-                self._waiters.remove(waiter)
-            raise
-
-    def release(self) -> None:
-        """Pass the lock on to the next waiter, or free it."""
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-        self.taken = False
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiters)
-
-
-class Turns(FifoLock):
-    """The turns of the runs of one session; whose turn it is, and what that run awaits."""
-
     def __init__(self, yield_secs: float | None) -> None:
-        super().__init__()
+        self.taken: bool = False
+        """Whether a task has its turn; set it to take one that is free."""
+        self._waiters: deque[asyncio.Future[None]] = deque()
         self.runs: int = 0
         """The number of runs begun."""
         self.runner: asyncio.Task[Any] | None = None
@@ -80,16 +45,34 @@ class Turns(FifoLock):
         self._yield_secs = yield_secs or math.inf
         self._loop_turned = True
 
-    def begin_run(self, task: asyncio.Task[Any], session: RunOwner, publisher: object) -> RunScope:
-        """Begin a run of this task: the lock is free, or has been waited for."""
-        self.taken = True
-        self.runner = task
-        self.runs += 1
-        waits = self.waits
-        waits.began = None
-        scope = waits.scope = begin_run(session, publisher)
-        scope.runner = id(task)
-        return scope
+    async def wait(self) -> None:
+        """Wait for the turn, and have it then."""
+        if not self.taken:
+            self.taken = True
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.release()  # the turn came together with the cancellation: pass it on
+            elif waiter in self._waiters:  # or passed over already
+                self._waiters.remove(waiter)
+            raise
+
+    def release(self) -> None:
+        """Pass the turn on to the next waiter, or free it."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self.taken = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
 
     def begin_attempt(self, failed: RunScope) -> RunScope:
         """Begin the next attempt of a run; code that outlives the failed one is no part of it."""
@@ -111,7 +94,10 @@ class Turns(FifoLock):
         # Tasks that were started in the run have its scope, and must not keep its feeds alive.
         scope.attempt = None
         current_scope.set(scope.outer)
-        self.release()
+        if self._waiters:
+            self.release()
+        else:
+            self.taken = False  # a call fewer in each run
         # Last: observers get a scope that has ended.
         if scope.observers:
             scope.end_attempt()

@@ -514,13 +514,10 @@ async def test_it_is_limited(clock: ManualClock) -> None:
     assert session.stop_reason == "enough, and the drain took longer than 20 s"
 
 
-@pytest.mark.parametrize("first", [None, 20.0])
-async def test_a_later_request_limits_it(clock: ManualClock, first: float | None) -> None:
-    """Who ends a session that drains already can rely on the time limit; the reason is the first
-    one.
-    """
+async def test_a_later_request_limits_it(clock: ManualClock) -> None:
+    """The first reason and the first time limit are kept: a drain without one gets it later."""
     async with ah.AsyncMonitoredSession(same) as session:
-        session.request_drain("enough", secs=first)
+        session.request_drain("enough")
         clock.advance(10)
         session.request_drain("later", secs=7)
         session.request_drain("and later", secs=8)

@@ -292,11 +292,14 @@ async def test_a_cancel_hides_no_error_that_recovery_gives_up_with(
     assert explored.schedules > 5
 
 
-async def test_a_stop_hurries_one_attempt_of_a_recovery(clock: ManualClock) -> None:
+@pytest.mark.parametrize("at", [0, 20], ids=["before the pause", "in the pause"])
+async def test_a_stop_hurries_one_attempt_of_a_recovery(clock: ManualClock, at: int) -> None:
     """The next ones have their pauses again, so that what is away has the time to return."""
 
     async def step() -> dict[str, int]:
         attempts.append(clock.now())
+        if at == 0:
+            session.request_stop("enough")
         if clock.now() < 100:
             raise AWAY
         return {"loss": 1}
@@ -305,7 +308,7 @@ async def test_a_stop_hurries_one_attempt_of_a_recovery(clock: ManualClock) -> N
     recorder = RecordingHook()
     async with ah.AsyncMonitoredSession(step, [recorder], recovery=PAUSES) as session:
         run = await parked(session.run("loss"), 20)
-        clock.advance(20)
+        clock.advance(at)
         session.request_stop("enough")
         await ticks(20)
         while not run.done():
@@ -313,7 +316,7 @@ async def test_a_stop_hurries_one_attempt_of_a_recovery(clock: ManualClock) -> N
             await ticks(20)
         assert await run == 1
     began = attempts[0]
-    assert [at - began for at in attempts] == [0, 20, 80, 140]
+    assert [attempt - began for attempt in attempts] == [0, at, at + 60, at + 120]
     assert "end" in recorder.phases()
 
 

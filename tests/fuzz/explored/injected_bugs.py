@@ -350,7 +350,7 @@ def library_bug(owner: type | ModuleType, name: str, **actions: Action) -> Calla
 async def hooks_are_registered_late(begin: Method, self: HookSet) -> None:
     """A hook counts as begun one await after its `begin` has begun."""
     for one in self.registered:
-        await self._call_one("begin", one)
+        await self._call_one(self._begin, one)
         self.begun.append(one)
 
 
@@ -358,7 +358,7 @@ async def hooks_are_registered_late(begin: Method, self: HookSet) -> None:
 async def closing_stops_at_an_error(close: Method, self: HookSet, exc: Any, errors: Any) -> None:
     """The first failing `close` ends the closing."""
     while self.begun:
-        await self._call_one("close", self.begun.pop(), exc)
+        await self._call_one(self._close, self.begun.pop(), exc)
 
 
 @library_bug(lifecycle, "shielded_task")

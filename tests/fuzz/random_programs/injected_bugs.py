@@ -26,7 +26,7 @@ from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Values
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook_set import HookSet
-from aiohooks.session.turns import Turns
+from aiohooks.session.lifecycle import Lifecycle
 from tests.fuzz._harness import Method, replaced
 from tests.fuzz.random_programs import model
 from tests.support.waiting import forever
@@ -214,10 +214,10 @@ def failure_of_a_task_is_dropped_at_the_end(*args: Any) -> list[BaseException]:
     return []
 
 
-@bug(Turns, "begin_run", "turns")
-def runs_overlap(begin_run: Method, self: Turns, *args: Any) -> Any:
-    scope = begin_run(self, *args)
-    self.taken = False
+@bug(Lifecycle, "begin_run", "turns")
+def runs_overlap(begin_run: Method, self: Lifecycle) -> Any:
+    scope = begin_run(self)
+    self.turns.taken = False
     return scope
 
 
