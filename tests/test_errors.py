@@ -232,6 +232,25 @@ async def test_an_error_that_refuses_notes_comes_out_of_a_session_as_itself(
     assert await outcome(session, use, error if place == "body" else None) is error
 
 
+@pytest.mark.every_python
+@pytest.mark.parametrize("make", REFUSING)
+async def test_an_error_that_refuses_notes_comes_out_of_a_creation_as_itself(
+    make: Callable[[], Exception],
+) -> None:
+    """The creator of a session may raise any error, too."""
+    error = make()
+
+    class Failing(ah.ChiefSessionCreator):
+        async def create_session(self) -> ah.Session:
+            raise error
+
+    async def step() -> None: ...
+
+    async def use(session: ah.AsyncMonitoredSession) -> None: ...
+
+    assert await outcome(ah.AsyncMonitoredSession(Failing(step)), use) is error
+
+
 class FailingMapping(Mapping[Any, Any]):
     """A mapping that cannot be read."""
 

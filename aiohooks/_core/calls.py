@@ -310,7 +310,11 @@ class Calls(abc.ABC):
                 self.stop_timer(_ALL)
                 raise
             finally:
-                self._end_wait()
+                del ENTRIES[id(self)]
+                # An error of the task would refer to it in a cycle, by the frame of `wait`.
+                self.task = None
+                if self._waits is not None:
+                    self._waits.end_wait(self)
         self.finish()
 
     def _begin_wait(self) -> None:
@@ -322,13 +326,6 @@ class Calls(abc.ABC):
         else:
             self.since = self._waits.now()
             self._waits.begin_wait(self)
-
-    def _end_wait(self) -> None:
-        del ENTRIES[id(self)]
-        # An error of the task would refer to it in a cycle, by the frame of `wait`.
-        self.task = None
-        if self._waits is not None:
-            self._waits.end_wait(self)
 
     async def _wait_for_cancelled_calls(self) -> None:
         while self.pending:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from aiohooks._core.observers import RunObserver
 
@@ -67,6 +67,24 @@ current_scope: ContextVar[RunScope | None] = ContextVar("aiohooks_run", default=
 
 The run may have ended: a task keeps the context in which it was started.
 """
+
+
+class assigned(Generic[T]):
+    """A block in which a context variable has a value: `with assigned(variable, value): ...`.
+
+    It is a class because `contextlib.contextmanager` sets the traceback of an error that the block
+    raises, which fails if the error is frozen.
+    """
+
+    def __init__(self, variable: ContextVar[T], value: T) -> None:
+        self._variable = variable
+        self._value = value
+
+    def __enter__(self) -> None:
+        self._token = self._variable.set(self._value)
+
+    def __exit__(self, *_: object) -> None:
+        self._variable.reset(self._token)
 
 
 def current_run() -> RunScope | None:

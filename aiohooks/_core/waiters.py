@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import itertools
 from typing import Generic, TypeAlias, TypeVar
 
 from aiohooks._core.clock import Clock, wait_woken, wake
@@ -109,7 +110,7 @@ class ThresholdWaiters(Generic[T]):
         popped: list[tuple[int, Waiter[T]]] = []
         for threshold in self._thresholds[:count]:
             futures = self._futures.pop(threshold)
-            popped += [(threshold, future) for future in futures]
+            popped += zip(itertools.repeat(threshold), futures, strict=False)
         del self._thresholds[:count]
         self.count -= len(popped)
         self.lowest = self._thresholds[0]

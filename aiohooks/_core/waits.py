@@ -7,14 +7,14 @@ Backoff           pauses between attempts
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from aiohooks._core.clock import NO_TIMER, current_clock
+from aiohooks._core.scope import assigned
 from aiohooks._core.validate import check_secs
 
 T = TypeVar("T")
@@ -25,14 +25,9 @@ _until: ContextVar[Until | None] = ContextVar("aiohooks_opening", default=None)
 """The `until` of the session that is being opened in this context."""
 
 
-@contextlib.contextmanager
-def opening_until(until: Until) -> Generator[None]:
+def opening_until(until: Until) -> assigned[Until | None]:
     """Let `wait_for_others` await with `until` in this block, so that a stop ends the wait."""
-    token = _until.set(until)
-    try:
-        yield
-    finally:
-        _until.reset(token)
+    return assigned(_until, until)
 
 
 def wait_for_others(waiter: Awaitable[T]) -> Awaitable[T]:

@@ -138,13 +138,13 @@ class RegisteredHook:
         )
 
     def overflowed(self, who: str) -> None:
-        """Count a call that is dropped because the queue is full; log the first one."""
+        """Count a call that is dropped because the queue is full; log the 1st, 10th, 100th, ..."""
         self.dropped += 1
-        if self.dropped == 1:
+        if is_logged(self.dropped):
             message = (
-                "%s: background call dropped, as max_pending=%s are pending; status counts all"
+                "%s: background call dropped, as max_pending=%s are pending; dropped so far: %s"
             )
-            logger.warning(message, who, self.registration.max_pending)
+            logger.warning(message, who, self.registration.max_pending, self.dropped)
 
     def may_be_called(self) -> bool:
         """Return whether the hook is called; count the call as dropped if it is disabled."""
@@ -171,7 +171,8 @@ class RegisteredHook:
     def suppresses(self, who: str, error: BaseException) -> bool:
         """Count an error of a call; return whether it is only logged, and not to be raised.
 
-        The first error of each method and type is logged with its traceback.
+        The first error of each method and type is logged with its traceback, and so is, without
+        one, the 10th, 100th, ... failure of the hook.
         """
         self.count_failure(error)
         if self.registration.on_error != "log" or not isinstance(error, Exception):
@@ -184,6 +185,9 @@ class RegisteredHook:
             add_origin(error, who)
             message = "%s failed; continuing, as its on_error says: %s"
             logger.error(message, who, self.last_error, exc_info=error)
+        elif is_logged(self.failures):
+            message = "%s failed for the %sth time; continuing, as its on_error says: %s"
+            logger.error(message, who, self.failures, self.last_error)
         return True
 
     def __repr__(self) -> str:

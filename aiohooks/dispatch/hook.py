@@ -92,7 +92,7 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
             wraps others has none: use `asyncio.timeout` around its own waits.
 
             `on_error`: `"raise"`, or `"log"`: the first failure of each method and type of error is
-            logged with its traceback, and the status counts the others.
+            logged with its traceback, and the 10th failure, the 100th and so on without.
 
             `background`: whether calls of methods that return None are queued and run in order,
             alongside the code that follows. A failure is raised by the next call of the hook, or at
@@ -105,7 +105,7 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
             often in a row; with `on_error="log"` only.
 
             `on_full`: `"wait"`, or `"drop"`: a background call is dropped if the queue is full. The
-            first one is logged, and the status counts all.
+            first, the 10th, the 100th and so on are logged, with their number.
 
             `thread`: whether plain methods that stand for coroutine methods are called in a worker
             thread each, so that they may block; for a hook of a group. A cancel or

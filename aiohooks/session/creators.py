@@ -33,7 +33,6 @@ from aiohooks.errors import (
 from aiohooks.graph.graph import Graph, graph_of_step
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables, values_of
-from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
 from aiohooks.stores.memory import MemoryStepStore
 
@@ -41,32 +40,24 @@ if TYPE_CHECKING:
     from aiohooks.checkpoint import Restored
 
 
-async def set_step(store: StepStore, step: int, seen: Position | None = None) -> None:
+async def set_step(store: StepStore, step: int) -> None:
     """Raise a step store that is behind, which wakes its waiters; reset one that is ahead, in a new
     epoch.
-
-    A store of several processes is also reset if it is behind, or has never moved, now or when it
-    was `seen` before: its engine may have lost its data. A process that knows a later step from
-    before, and comes back only now, must not raise the step beyond what was restored.
     """
     latest = await store.value()
-    may_be_lost = not store.inline and (latest.step < step or (1, 0) in (latest, seen))
-    if latest.step > step or may_be_lost:
+    if latest.step > step:
         await store.reset(step)
     elif latest.step < step:
         await store.raise_to(step)
 
 
-async def restore_session(
-    session: Session, restored: Restored, seen: Position | None = None
-) -> None:
+async def restore_session(session: Session, restored: Restored) -> None:
     """Restore the variables, the tracked objects and the global step; `restore_hooks` follows
     later.
 
     Args:
         session: the session.
         restored: the checkpoint that was read.
-        seen: the position of the step store, if it was read before; see `set_step`.
     """
     # All checks come first: a checkpoint that does not fit changes nothing.
     what = f"checkpoint {restored.checkpoint.path}"
@@ -87,7 +78,7 @@ async def restore_session(
                 f" {shape}. Was the model changed?"
             )
     step = restored.checkpoint.step
-    await set_step(session.global_step, step, seen)
+    await set_step(session.global_step, step)
     session.variables.assign(variables)
     session.committed_step = step
     for name, tracked_object in session.tracked.items():
@@ -415,7 +406,7 @@ class ChiefSessionCreator(_Creator):
             if self._saver is not None and goes_back:
                 restored = await self._saver.restore(missing_ok=True)
                 if restored is not None:
-                    await restore_session(session, restored, seen)
+                    await restore_session(session, restored)
                     return
             if loss is not None and latest is not None and seen.step < latest.committed_step:
                 # The store has lost steps that the variables in memory have.

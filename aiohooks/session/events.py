@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Generic, ParamSpec
 
@@ -22,6 +21,7 @@ class Event(Generic[P]):
     """Something that happens in a session, and the callbacks that are notified of it."""
 
     def __init__(self, name: str) -> None:
+        """Start without callbacks; `name` is for messages."""
         self._name = name
         self._callbacks: list[Callable[P, object]] = []
 
@@ -91,17 +91,8 @@ class SessionEvents:
         self.save_requests += 1
 
 
-_opening_events: ContextVar[SessionEvents | None] = ContextVar("aiohooks_events", default=None)
-
-
-@contextlib.contextmanager
-def opening(events: SessionEvents) -> Generator[None]:
-    """Let `session_events` return these events in the block."""
-    token = _opening_events.set(events)
-    try:
-        yield
-    finally:
-        _opening_events.reset(token)
+opening_events: ContextVar[SessionEvents | None] = ContextVar("aiohooks_events", default=None)
+"""The events of the session whose hooks begin."""
 
 
 def session_events() -> SessionEvents:
@@ -109,4 +100,4 @@ def session_events() -> SessionEvents:
 
     Elsewhere, such as in a test that calls `begin` itself, return new events.
     """
-    return _opening_events.get() or SessionEvents()
+    return opening_events.get() or SessionEvents()

@@ -35,7 +35,7 @@ from aiohooks._core.clock import (
     sleep,
 )
 from aiohooks._core.reports import logger
-from aiohooks._core.scope import RunScope, begin_run, current_run, current_scope
+from aiohooks._core.scope import RunScope, assigned, begin_run, current_run, current_scope
 from aiohooks._core.waits import opening_until
 from aiohooks._why.blocked_loop import warn_if_blocked
 from aiohooks.dispatch.hook import HookRegistration
@@ -71,7 +71,7 @@ from aiohooks.session.creators import (
     restore_hooks,
     warn_if_not_saved,
 )
-from aiohooks.session.events import opening
+from aiohooks.session.events import opening_events
 from aiohooks.session.feeds import FeedsWentBack, SessionFeeds
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.hook_set import HookSet
@@ -202,7 +202,7 @@ class Lifecycle(TasksOwner):
             if signals is not None:
                 self._at_end.callback(signals.install())
             with self.graph.as_default():
-                with opening(self.coordinator.events):
+                with assigned(opening_events, self.coordinator.events):
                     await self.hooks.begin()
                 self._at_end.callback(held(self.graph))
                 await self._create_first_session()

@@ -111,6 +111,7 @@ class EngineLink:
     process: str
     """The name of this process, different for each store; the `writer` of its requests."""
     clock: Clock
+    """The clock of the store's event loop."""
     heartbeat: float
     """After how many seconds of silence the engine tests its connection."""
     connect_timeout: float

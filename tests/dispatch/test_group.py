@@ -295,7 +295,9 @@ def without_arguments() -> None: ...
 
 
 async def test_failures_of_an_observer_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """The first failure is logged with its traceback; the status has the number."""
+    """The first failure is logged with its traceback, the 10th and the 100th without; the status
+    has the number.
+    """
     hook = Recording(lambda _: fail(ValueError("no")))
     group = ah.HookGroup(AgentHooks, [ah.configure(hook, on_error="log")])
     for _ in range(120):
@@ -304,6 +306,8 @@ async def test_failures_of_an_observer_are_counted(caplog: pytest.LogCaptureFixt
         (record.exc_info is not None, record.getMessage()[:45]) for record in caplog.records
     ] == [
         (True, "Recording.on_tool_start failed; continuing, a"),
+        (False, "Recording.on_tool_start failed for the 10th t"),
+        (False, "Recording.on_tool_start failed for the 100th "),
     ]
     (status,) = group.status()
     assert status == ("Recording", 120, 120, "ValueError('no')", 0, None, 0)

@@ -107,7 +107,7 @@ async def test_every_call_is_counted_once(kind: str, made: list[type[Quick]]) ->
 
 async def test_a_full_queue_drops_the_call(caplog: pytest.LogCaptureFixture) -> None:
     """With `on_full="drop"` no caller waits: what has no place is counted, and logged the first
-    time.
+    time and every tenfold.
     """
     hook = Slow()
     async with ah.HookGroup(
@@ -118,7 +118,9 @@ async def test_a_full_queue_drops_the_call(caplog: pytest.LogCaptureFixture) -> 
         assert group.status() == [("Slow", 0, 0, None, 100, None, 2)]
         texts = [record.getMessage() for record in caplog.records]
         assert texts == [
-            "Slow.none: background call dropped, as max_pending=2 are pending; status counts all"
+            "Slow.none: background call dropped, as max_pending=2 are pending; dropped so far:"
+            f" {count}"
+            for count in (1, 10, 100)
         ]
         await until_true(lambda: hook.made == 2)
         await group.hooks.none(1)

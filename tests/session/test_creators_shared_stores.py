@@ -20,7 +20,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.hooks import EndRecorder, PhaseHook
-from tests.support.sessions import counting, counting_graph, make_runs, outcome
+from tests.support.sessions import counting, counting_graph, outcome
 from tests.support.stores import local_store, locked
 from tests.support.waiting import advance_clock, parked, ticks, until_true
 
@@ -377,39 +377,3 @@ async def test_chief_whose_lease_expired_is_refused(clock: ManualClock) -> None:
         assert isinstance(raised, ah.errors.StaleTermError)
         assert (raised.term, raised.newest) == (1, 2)
         assert (await new.value()).step == 2
-
-
-@pytest.mark.parametrize("lost", [False, True])
-async def test_a_restore_resets_a_store_that_had_lost_its_data_meanwhile(
-    tmp_path: Path, lost: bool
-) -> None:
-    """Another process has brought back the step of the checkpoint; one that knows a later step must
-    not raise it.
-    """
-
-    class Slow(ah.Saver):
-        async def restore(
-            self, step: int | None = None, *, missing_ok: bool = False
-        ) -> ah.checkpoint.Restored | None:
-            if lost:
-                await other.raise_to(3)
-            return await super().restore(step, missing_ok=missing_ok)
-
-    async def three(session: ah.AsyncMonitoredSession) -> None:
-        await make_runs(session, 3, "train")
-
-    def session(steps: ah.StepStore, saver: Any) -> ah.AsyncMonitoredSession:
-        return ah.AsyncMonitoredSession(
-            chief(steps, checkpoint_dir=saver), [ah.CheckpointSaverHook()]
-        )
-
-    async with FakeStepStore(FakeEngine()) as before:
-        assert await outcome(session(before, tmp_path), three) is None
-    engine = FakeEngine()
-    async with (
-        FakeStepStore(engine) as steps,
-        FakeStepStore(engine) as other,
-        Slow(tmp_path) as saver,
-    ):
-        assert await outcome(session(steps, saver)) is None
-        assert (await other.value()) == (2, 3)

@@ -102,7 +102,8 @@ class WorkerProcess:
                 break  # killed in the middle of it
             if not line.startswith(b"{"):
                 continue  # printed by an engine
-            reply = json.loads(line)
+            # An engine that prints at the same time appends to the line.
+            reply, _ = json.JSONDecoder().raw_decode(line.decode())
             if "call" in reply:
                 self._note(reply.pop("call"), **reply)
             elif not (answer := self._answers.pop(reply["id"])).done():

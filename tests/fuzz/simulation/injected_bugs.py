@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from aiohooks.checkpoint import _format
-from aiohooks.session import creators
-from aiohooks.session.feeds import IterableSource, SessionFeeds
+from aiohooks.session.feeds import SessionFeeds, Source
 from aiohooks.stores._connection import Writes
 from aiohooks.stores._members import Members
 from aiohooks.stores._protocol import Member, Position, Snapshot
@@ -163,17 +162,6 @@ def two_may_lead(lead: Method, self: RunState, member: Member) -> Any:
 # Of the sessions of a training, and their checkpoints.
 
 
-@bug(creators, "set_step", scenario=training)
-async def a_restored_step_is_only_raised(
-    set_step: Method, store: SharedStepStore, step: int, seen: Position
-) -> None:
-    """After a loss, who knows a later step from before moves that of a chief that has restored an
-    earlier one.
-    """
-    latest = (await store.value()).step
-    await (store.raise_to(step) if latest <= step else store.reset(step))
-
-
 @bug(ProcessFiles, "do", scenario=training)
 def names_are_not_synced(
     do: Method, self: ProcessFiles, number: int, name: str, real: Method, args: Any, kwargs: Any
@@ -206,8 +194,8 @@ def a_position_is_saved_too_far(state_of: Method, self: SessionFeeds, stateful: 
     return stateful.state_dict()
 
 
-@bug(IterableSource, "stop_reading", scenario=training)
-async def what_was_read_ahead_is_not_set_back(stop_reading: Method, self: IterableSource) -> None:
+@bug(Source, "note_restored", scenario=training)
+def what_was_read_ahead_is_not_set_back(note_restored: Method, self: Source) -> None:
     """After a recovery, steps are fed with what was taken before."""
 
 
