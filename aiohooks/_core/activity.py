@@ -111,11 +111,14 @@ def enter(entry: Entry | WaitTable) -> None:
 
 
 def entries() -> list[Entry]:
-    """Return all entries of this process: waits of tables, then the others in order of entry."""
+    """Return all entries of this process: first those of wait tables, then the others as entered.
+
+    Entries whose object has died are removed.
+    """
     parked: list[Parked] = []
     found: list[Entry] = []
-    # Other threads, and objects that die, change the registry meanwhile. `copy` is atomic; a list
-    # of the items is not, as a garbage collection may run for each of its tuples.
+    # A copy, as other threads and dying objects change the registry meanwhile. `copy` is atomic;
+    # a list of the items is not, as the garbage collector may run for each of its tuples.
     for key, reference in ENTRIES.copy().items():
         entry = reference()
         if isinstance(entry, WaitTable):
@@ -123,7 +126,7 @@ def entries() -> list[Entry]:
         elif entry is not None:
             found.append(entry)
         elif ENTRIES.get(key) is reference:  # of a block that was never left
-            del ENTRIES[key]
+            ENTRIES.pop(key, None)
     return [*parked, *found]
 
 

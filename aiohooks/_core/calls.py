@@ -419,16 +419,18 @@ class Calls(abc.ABC):
     # -- end
 
     def end(self, cause: BaseException) -> None:
-        """Cancel the calls; `wait` raises `cause` when they have ended.
+        """Cancel the calls, and let `wait` raise `cause` when they have ended.
 
-        This has no effect if they are cancelled already, or have another cause.
+        The first cause counts: this does nothing if there is a cause, or if the calls are being
+        cancelled. If a call of the group calls this, they are cancelled in the next iteration of
+        the event loop.
         """
         ending = self._get_ending()
         if ending.cause is not None or self.cancelling:
             return
         ending.cause = cause
         if running_loop() is self._loop and asyncio.current_task() in self._tasks.values():
-            # Let the call that has called this return first: a cancel would discard its result.
+            # Let that call return first: a cancel would discard its result.
             self._loop.call_soon(self._cancel_calls)
         else:
             self._cancel_calls()

@@ -130,7 +130,10 @@ async def _end_within(
     grace_secs: float,
     what: str,
 ) -> None:
-    """Give a task `grace_secs` to end, cancel it, and give it the same time again."""
+    """Give a task `grace_secs` to end, cancel it, and give it the same time again.
+
+    A task that still runs then is left alone, with a warning.
+    """
     if await _is_done_within(task, grace_secs):
         return
     task.cancel()

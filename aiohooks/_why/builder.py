@@ -111,14 +111,16 @@ class _Builder:
             self._entries[entry.task].append(entry)
 
     def build(self, things: Iterable[object]) -> WaitGraph:
-        """Return the graph of tasks and other objects that wait."""
+        """Return the graph of `things`, and of all that they wait for, directly or not."""
         self._add(things)
+        # Under None: code that runs outside of any task.
         if None in self._running:
             self._add_running(self._running[None])
+        # To expand a task may add further tasks.
         while self._new_tasks:
             self._expand_task(self._new_tasks.pop())
         self._connect_idle_sessions()
-        nodes = (WaitNode(node, **fields) for node, fields in self._nodes.items())
+        nodes = (WaitNode(node_id, **fields) for node_id, fields in self._nodes.items())
         edges = (WaitEdge(*ids, needs) for ids, needs in self._edges.items())
         return WaitGraph(tuple(nodes), tuple(edges))
 

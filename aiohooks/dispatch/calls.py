@@ -311,9 +311,13 @@ class OrderGroup:
         keywords: Mapping[str, Any] = NO_KEYWORDS,
         contexts: Sequence[OwnContext | None] | None = None,
     ) -> Sequence[Method]:
-        """Return the methods, bound to keyword arguments, that notify observers.
+        """Return the methods of the calls, each wrapped as this call of the group needs it.
 
-        A call that cannot wait is made in its context; a task gets the context of other calls.
+        Args:
+            observers: notified of each call.
+            keywords: bound to each method.
+            contexts: the contexts of the calls. A call that cannot wait is wrapped to run in its
+                context; the task of another call is created in it.
         """
         methods: list[Method] = []
         for number, call in enumerate(self.calls):
@@ -577,9 +581,9 @@ def hook_timeout_error(
     task: asyncio.Task[Any],
     advice: str = "give it more with configure(hook, timeout=...)",
 ) -> HookTimeoutError:
-    """Return the error for a call that took longer than its time limit.
+    """Return the error for a call of `who` that took longer than its time limit.
 
-    A note says where its task is suspended.
+    A note says where the task of the call is suspended, and for what it waits if that is known.
     """
     # Seldom needed, and slow to import.
     from aiohooks._why.builder import why

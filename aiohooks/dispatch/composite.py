@@ -189,10 +189,10 @@ class Composite:
                 )
 
     def check_loop(self, *, may_wait: bool = False) -> None:
-        """Bind the group to the running event loop, or raise.
+        """Bind the group to the running event loop and thread, or raise.
 
-        In its block a group belongs to the loop of the block. Without a block it belongs to the
-        loop of its first call, and to another one only after that loop was closed.
+        A group that was entered stays with the loop of its block. A group without a block belongs
+        to the loop of its first call, and to another one only after that loop was closed.
 
         Raises:
             WrongLoopError: the group belongs to another loop; or none is running, which a call that
@@ -205,8 +205,8 @@ class Composite:
                 " which needs asyncio (and not trio)"
             )
         if loop is not self._loop:
-            is_free = self._loop is None or (self._loop.is_closed() and self.state == "new")
-            if not is_free:
+            is_entered = self.state != "new"
+            if self._loop is not None and (is_entered or not self._loop.is_closed()):
                 raise WrongLoopError(
                     f"{self!r} is called from another event loop or thread than its own; in a"
                     " thread, use loop.call_soon_threadsafe or asyncio.run_coroutine_threadsafe"

@@ -106,7 +106,11 @@ class EnteredHooks:
         await self._exit(registered, None)
 
     async def _exit(self, registered: RegisteredHook, error: BaseException | None) -> None:
-        """Call `__aexit__` of a hook, which cannot swallow the error of the block."""
+        """Call `__aexit__` of a hook, which cannot swallow the error of the block.
+
+        Raise nothing: a failure, also a cancel, is added to the failures, as the other hooks have
+        to be exited all the same.
+        """
         details: tuple[Any, ...] = (None, None, None)
         if error is not None:
             details = (type(error), error, error.__traceback__)
@@ -120,8 +124,7 @@ class EnteredHooks:
                 max(self._composite.grace_secs, 1e-9),
             )
         except asyncio.CancelledError as cancelled:
-            # The end itself was cancelled: after the grace period, or by other code. The other
-            # hooks are exited all the same.
+            # The end itself was cancelled, after the grace period or by other code.
             failure = hook_cancelled_error(f"{registered.name}.__aexit__", cancelled)
             self._failures.append(failure)
         except Exception as failure:

@@ -99,13 +99,14 @@ def compose_functions(
 
 
 def _function_hook(function: object) -> HookRegistration:
-    """Return the registration of a hook whose only method is a function.
+    """Make a hook of a function, or of a registration of one; its only method is `__call__`.
 
     Raises:
-        InvalidHookError: it is no function.
+        InvalidHookError: `function` is not a function.
     """
     registration = registration_of(function)
-    return registration._replace(hook=FunctionHook("__call__", registration.hook, is_alone=True))
+    hook = FunctionHook("__call__", registration.hook, is_alone=True)
+    return registration._replace(hook=hook)
 
 
 def _method_like(function: Callable[..., Any], results: How | None) -> Any:

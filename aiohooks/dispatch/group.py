@@ -272,15 +272,15 @@ class HookGroup(Generic[K]):
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        """Wait for active and background calls and leave the hooks: shielded from cancels, within
-        the grace period for each of these.
+        """Wait for active and background calls, then exit the hooks.
 
-        Hooks are left in another task than they were entered in, in the same context, and cannot
-        swallow the error of the block.
+        Each of these steps is shielded from cancels, and gets the grace period. Hooks are exited in
+        the context in which they were entered, but in another task. They cannot swallow the error
+        of the block.
 
         Raises:
-            BaseException: the failure of a background call or of a hook, if the block has none;
-                otherwise it is logged.
+            BaseException: a background call or a hook failed, and the block did not. If the block
+                failed, these failures are logged, and are notes of its error.
         """
         self._composite.close()
         failures = await self._entered.exit_all(error)

@@ -353,13 +353,30 @@ def registered_hooks(
     hooks: Iterable[object],
     numbers: Counter[str] | None = None,
 ) -> tuple[RegisteredHook, ...]:
-    """Check registrations and name the hooks: by their class, numbered where there are several.
+    """Check the hooks, and name each by its class: `Name`, or `Name#2` if there are several.
 
-    `numbers` says how many hooks have had each name, and counts these.
+    `numbers` has the number of hooks that have had each name, and is updated.
 
     Raises:
-        InvalidHookError: a hook is a class, or is listed twice.
+        InvalidHookError: a hook is a class, is listed twice, or has `once=True` and is not a
+            function.
     """
+    registrations = _registrations(hooks)
+    occurrences = Counter(map(_name_of, registrations))
+    if numbers is None:
+        numbers = Counter()
+    registered: list[RegisteredHook] = []
+    for registration in registrations:
+        name = _name_of(registration)
+        numbers[name] += 1
+        if occurrences[name] > 1 or numbers[name] > 1:
+            name = f"{name}#{numbers[name]}"
+        registered.append(RegisteredHook(name, registration))
+    return tuple(registered)
+
+
+def _registrations(hooks: Iterable[object]) -> list[HookRegistration]:
+    """Return the registrations of hooks of which none is listed twice."""
     registrations: dict[int, HookRegistration] = {}
     for given in hooks:
         registration = registration_of(given)
@@ -373,17 +390,7 @@ def registered_hooks(
                 f"{hook!r} has once=True, which is for functions; remove the hook"
             )
         registrations[id(hook)] = registration
-    count = Counter(map(_name_of, registrations.values()))
-    if numbers is None:
-        numbers = Counter()
-    registered: list[RegisteredHook] = []
-    for registration in registrations.values():
-        name = _name_of(registration)
-        numbers[name] += 1
-        if count[name] > 1 or numbers[name] > 1:
-            name = f"{name}#{numbers[name]}"
-        registered.append(RegisteredHook(name, registration))
-    return tuple(registered)
+    return list(registrations.values())
 
 
 def _name_of(registration: HookRegistration) -> str:

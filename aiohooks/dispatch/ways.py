@@ -265,8 +265,8 @@ class Point:
         if self.name == "__call__":  # perhaps of functions, which have no method
             results = f'"{way}"'
         return (
-            f'give results={results}, or "together", "all", "chain" or "wrap"; name an argument'
-            " with ah.chain(argument=...) or ah.wrap(argument=...)"
+            f'give results={results}, or "together", "all", "chain" or "wrap"; if it is not'
+            " clear which argument is meant, ah.chain(argument=...) or ah.wrap(argument=...)"
         )
 
     def wraps(self, hook: object) -> bool:

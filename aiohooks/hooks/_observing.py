@@ -55,12 +55,13 @@ class Sampling:
         return self._last is not None
 
     def start(self, step: int) -> bool:
-        """Count from this step at the first call, and after a recovery that moved the step back;
-        return whether it does.
+        """Start to count at `step` if necessary, and return whether it was.
+
+        It is necessary at the first call, and after a recovery that moved the step back.
         """
         now = self._clock.now()
         if self._last is None:
-            # The timer may continue from a checkpoint.
+            # The timer may have its state from a checkpoint, which `start` would discard.
             self._timer.resume(step, now)
         elif step < self._last:
             self._timer.start(step, now)

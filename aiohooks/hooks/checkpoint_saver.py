@@ -214,19 +214,15 @@ class CheckpointSaverHook(ScheduledHook):
             await self._begin_saving(session)
 
     async def _begin_saving(self, session: Session) -> None:
-        """Save at the beginning, or add to the restored checkpoint what is already evaluated."""
+        """Add the metrics evaluated at this step to its checkpoint; with `save_on_begin`, save it.
+
+        Warn if the directory has a checkpoint that the session did not restore. Raise the error of
+        a failed save.
+        """
         assert self._saver is not None
         step = session.global_step.latest.step
         if session.restored is None:
-            checkpoints = await self._saver.checkpoints()
-            if checkpoints:
-                logger.warning(
-                    "%s has a checkpoint of step %d, and this session begins at step %d without it;"
-                    " to continue from it, use ChiefSessionCreator(graph, checkpoint_dir=...)",
-                    self._saver.checkpoint_dir,
-                    checkpoints[0].step,
-                    step,
-                )
+            await _warn_of_unused_checkpoint(self._saver, step)
         await self._add_metrics(step, self._evaluated_at(step))
         if self._save_on_begin and not self._is_saved(session):
             await self._save(session)
@@ -264,13 +260,15 @@ class CheckpointSaverHook(ScheduledHook):
             self._raise_failure()
 
     def _has_to_save(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Return whether a save is due and not skipped; keep the metrics. Raise the error of a
-        failed save.
+        """Keep the metrics and the step of this run, and return whether to save after it.
+
+        A save that is due while the last one is still being written may be skipped, which is
+        counted in `skipped`. Raise the error of a failed save.
         """
         self._raise_failure()
         self._results = run_values.results or {}
-        step = self._seen_step = run_context.global_step
-        is_due = self._timer.due(step, self._now()) or self._is_requested()
+        self._seen_step = run_context.global_step
+        is_due = self._timer.due(self._seen_step, self._now()) or self._is_requested()
         if not is_due or self._is_saved(run_context.session):
             return False
         if self._skips_if_busy and self._write_task is not None:
@@ -296,8 +294,10 @@ class CheckpointSaverHook(ScheduledHook):
             await listener.end(session, session.global_step.latest.step)
 
     async def close(self, exc: BaseException | None) -> None:
-        """Wait for the write; save after an error if `save_on_error`. Raise the error of a failed
-        save not raised before.
+        """Wait for the write in progress, save after an error if `save_on_error`, and close the
+        saver if the hook has made it.
+
+        Raise the error of a failed save, if it was not raised before.
         """
         if isinstance(exc, FetchError) and exc.name in self._metrics.values():
             add_note(
@@ -310,7 +310,7 @@ class CheckpointSaverHook(ScheduledHook):
             if exc is not None and self._save_on_error:
                 await self._save_after_error()
         except Exception as error:
-            self._record_failure(error)
+            self._record_failure(error)  # it is raised when the saver is closed
         finally:
             if self._own_saver is not None and self._saver is self._own_saver:
                 await self._own_saver.aclose()
@@ -549,3 +549,16 @@ def _untimed_states(session: Session, state: Mapping[str, Any]) -> dict[str, Any
         "tracked": state["tracked"],
         "hooks": {name: value for name, value in state["hooks"].items() if name not in timed},
     }
+
+
+async def _warn_of_unused_checkpoint(saver: Saver, step: int) -> None:
+    """Warn if there is a checkpoint, and the session begins at `step` without it."""
+    checkpoints = await saver.checkpoints()
+    if checkpoints:
+        logger.warning(
+            "%s has a checkpoint of step %d, and this session begins at step %d without it;"
+            " to continue from it, use ChiefSessionCreator(graph, checkpoint_dir=...)",
+            saver.checkpoint_dir,
+            checkpoints[0].step,
+            step,
+        )

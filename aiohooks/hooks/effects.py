@@ -377,8 +377,9 @@ class EffectsHook(ResettingHook):
             self._delivered_since_saving = False
 
     async def _note_saved(self, step: int, path: Path) -> None:
-        """Release the effects that are durable. At the end, wait until they are delivered."""
-        # The checkpoint of an earlier step is that of another hook. It lacks some of the effects.
+        """Release the effects that the checkpoint contains; at the end, wait for their delivery."""
+        # Another hook has saved a checkpoint in another directory, or of an earlier step: that
+        # lacks some of the effects.
         if path.parent != self._checkpoint_dir or step < self._saving_step:
             return
         self._release(self._saving_count)
@@ -394,9 +395,12 @@ class EffectsHook(ResettingHook):
         self._deliver()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the undelivered effects, and the counters for the next keys."""
-        # If another hook failed after the commit, `after_run` of this hook was not called. The
-        # effects of the run still belong to the state.
+        """Return the undelivered effects, and the counters for the next keys.
+
+        Move the effects of the last run to the outbox first, if `after_run` has not.
+        """
+        # It is not called if another hook has failed after the commit; the effects of the run
+        # belong to the state all the same.
         self._move_to_outbox()
         return {
             "run": self._run,

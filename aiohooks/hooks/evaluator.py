@@ -387,7 +387,7 @@ class EvaluatorHook(SessionRunHook):
             return
         if self._worker is None or self._worker.done():
             self._worker = self._coord.start_soon(self._work, current_run(), name="evaluation")
-            # Also if it is cancelled.
+            # The callback is also called if the task is cancelled.
             self._worker.add_done_callback(lambda _: self._progressed.set())
 
     async def _work(self, run: RunScope | None) -> None:

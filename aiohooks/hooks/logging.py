@@ -127,13 +127,15 @@ class NanHook(SessionRunHook):
         return SessionRunArgs(self._value)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Check the value; raise `NanLossDuringTrainingError`, or request a stop.
+        """Check that the numbers are finite; if one is not, raise an error or request a stop.
 
         Raises:
-            NanLossDuringTrainingError: it is not finite.
-            InvalidArgumentError: it is not a number, such as None or a text.
+            NanLossDuringTrainingError: a number is not finite, and the hook is to fail.
+            InvalidArgumentError: a value is not a number, such as None or a text.
         """
         try:
+            # A list, so that values behind a bad number are checked as well. The text of the error
+            # of `_numbers` is the end of a sentence.
             bad_numbers = list(filter(self._is_bad, _numbers(run_values.results)))
         except TypeError as error:
             raise InvalidArgumentError(

@@ -254,10 +254,14 @@ class _Activity:
         return event
 
     def _arguments(self, began: float) -> dict[str, Any]:
+        """Return the arguments of the event in the trace file.
+
+        They are how long it held the event loop since `began`, and its error, as far as known.
+        """
         arguments: dict[str, Any] = {}
         held_until = self.held_until
         if held_until is None and self.track.kind in _CALLS:
-            # It has never suspended.
+            # A call that never suspended held the loop until it ended.
             held_until = self.ended_at
         if held_until is not None:
             arguments["held_us"] = _microseconds(max(0.0, held_until - began))

@@ -470,7 +470,10 @@ class EarlyStoppingHook(FetchingHook):
         return copied
 
     def _stop_cause(self, step: int, number: float, now: float) -> str | None:
-        """Return why this observation stops the run, or None if it does not."""
+        """Return why this observation stops the run, or None if it does not.
+
+        The text continues a sentence that begins with the value.
+        """
         if not math.isfinite(number):
             return " is not finite"
         if self._threshold is not None and self._sign * number <= self._sign * self._threshold:

@@ -221,6 +221,7 @@ class WatchdogHook(SessionRunHook):
     def _report_activity(
         self, phase: str, activity: Activity, secs: float, status: SessionStatus | None
     ) -> None:
+        """Report that an activity has taken `secs`, which is longer than the limit of its phase."""
         if activity.secs is None:
             activity = dataclasses.replace(activity, secs=secs)
         summary = f"{phase}: {activity} - the limit is {self._limits[phase]:g} s"

@@ -482,11 +482,13 @@ class Coordinator(RequestMethods):
     # -- the pause
 
     async def wait_for_resume(self) -> None:
-        """Wait while there is a pause, as a run does before it begins: also for tasks that prepare
-        what runs use.
+        """Wait until the session is not paused.
+
+        Each run does so before it begins. Call it in a task that prepares data for runs, so that it
+        pauses as well.
 
         Raises:
-            StopRequestedError: a stop was requested; a clean end of a session.
+            StopRequestedError: a stop was requested, which is a clean end of a session.
             BaseException: the error of a background task that has failed, from which the session
                 does not recover.
         """
@@ -494,6 +496,7 @@ class Coordinator(RequestMethods):
         def awaited() -> Awaited:
             return Awaited("pause", "the end of the pause", self.pause_reason or "")
 
+        # Another pause may begin before this task continues.
         while self.pause_reason is not None:
             with active("wait", "end of the pause", awaited, observers=self.observers):
                 await self.wait_until_ended(

@@ -533,10 +533,10 @@ class Source:
         return True
 
     def log_after_stop(self, error: Exception) -> None:
-        """Log an error of the feeds, if a stop was requested before: they end then. Else raise it.
+        """Log an error of the feeds if a stop was requested before, and otherwise raise it.
 
-        The reason for the stop has often stopped the feeds, too, such as a signal to all processes
-        of a group.
+        The cause of a stop has often ended the feeds as well, such as a signal to all processes of
+        a group. The feeds are at their end then.
         """
         if not self._coordinator.should_stop():
             raise_unchanged(error)

@@ -389,14 +389,18 @@ class Lifecycle(TasksOwner):
             self._recovery = self.coordinator.start_soon(self._recover_after_run, name="recovery")
 
     async def _recover_after_run(self) -> None:
-        """Recover, unless the run in progress does."""
+        """Recover if that is needed when the run in progress has ended, which may recover itself.
+
+        A recovery that ends because the session ends has not failed.
+        """
         if self.turns.taken:
+            # Only to wait for the end of the run: `recover_if_needed` takes a turn of its own.
             await self.turns.wait()
             self.turns.release()
         try:
             await self.recover_if_needed()
         except (SessionClosedError, StopRequestedError):
-            # The end of the session may have ended it, which is no failure.
+            # The end of the session may have interrupted the recovery.
             if self.phase == "open":
                 raise
 
@@ -648,7 +652,10 @@ class Lifecycle(TasksOwner):
         self._raise(outcome)
 
     async def _wait_until_closed(self, error: BaseException | None) -> None:
-        """Wait until another task has ended the session, after `error` or none left the block."""
+        """Wait until another task has ended the session.
+
+        `error` is the error that has left the block, if any. It is kept if this wait is cancelled.
+        """
         label = self.requests.label
         try:
             await shielded(
@@ -657,6 +664,7 @@ class Lifecycle(TasksOwner):
                 what=f"the wait for the end of {label}",
             )
         except asyncio.CancelledError as cancelled:
+            # The cancellation is raised in its place.
             EndErrors(label, error).keep(cancelled)
             raise
 

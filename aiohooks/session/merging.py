@@ -195,11 +195,14 @@ def _merge_feeds(
 
 
 def _merge_options(requests: Sequence[tuple[str, Mapping[str, Any] | None]]) -> dict[str, Any]:
-    """Merge run options into a new dict: the larger number, either flag, sequences joined,
-    otherwise the later value.
+    """Merge the run options of several owners into a new dict.
 
-    These are TensorFlow's rules for `RunOptions`, applied to options of any name. The requests are
-    given with the names of their owners.
+    If several owners give an option, the largest number counts; a flag is true if one of them is;
+    sequences are joined; of other values, the last one counts. TensorFlow merges `RunOptions` by
+    these rules.
+
+    Args:
+        requests: the name of each owner, for messages, and its options.
     """
     merged: dict[str, Any] = {}
     for owner, options in requests:
@@ -208,6 +211,7 @@ def _merge_options(requests: Sequence[tuple[str, Mapping[str, Any] | None]]) -> 
             if key in merged:
                 merged[key] = _merged_option(merged[key], value)
             else:
+                # A list of the owner must not be extended.
                 merged[key] = copy.copy(value)
     return merged
 

@@ -322,7 +322,11 @@ class LoopSignals:
         self._loop.call_soon_threadsafe(callback, *args, context=self._context)
 
     def _advance(self, received: Signals) -> None:
-        """Record what the signal leads to, and let the loop begin it; or end the process."""
+        """Move every session to its next escalation, or kill the process.
+
+        The process is killed if the next escalation of all sessions is the exit. Otherwise, the
+        escalations are recorded in the signal handler, and the event loop begins them.
+        """
         if all(session.next_escalation is Escalation.EXIT for session in self._sessions):
             _kill_process(received)
         self._received.append(received)

@@ -255,12 +255,14 @@ def _activities(session: AnySession, now: float) -> list[Activity]:
 
 
 def _call_activities(session: AnySession) -> list[Activity]:
-    """Return what the calls do that a session has begun last and that are awaited."""
+    """Return the activities of the calls for which the latest wait of the session waits."""
     waits = [entry for entry in entries() if entry.owner is session]
     if not waits:
         return []
     latest = waits[-1].awaited()
-    calls: Iterable[Any] = () if latest is None else latest.by()
+    if latest is None:
+        return []
+    calls: Iterable[Any] = latest.by()
     return [activity_of(call.name, call.key, call.secs, call.hook, call.kind) for call in calls]
 
 

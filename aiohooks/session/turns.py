@@ -30,19 +30,21 @@ class Turns:
 
     def __init__(self, yield_secs: float | None) -> None:
         self.taken: bool = False
-        """Whether a task has its turn; set it to take one that is free."""
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        """Whether a task has the turn; set it to take a turn that is free."""
         self.runs: int = 0
         """The number of runs begun."""
         self.runner: asyncio.Task[Any] | None = None
         """The task of the run in progress."""
         self.waits: RunWaits = RunWaits()
-        """What the run in progress awaits, by which it is ended."""
+        """The waits of the run in progress; to end them ends the run."""
         self.now: Callable[[], float] = time.monotonic
-        """The time, for `loop_turn_due`."""
+        """The clock of `loop_turn_due`."""
         self.loop_turn_due: float = math.inf
-        """From when on the loop is to have a turn before a run."""
+        """The time from which the event loop has to have a turn before the next run."""
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        # With None or 0 the loop gets no turns between runs.
         self._yield_secs = yield_secs or math.inf
+        # Whether the loop has had a turn since `watch_loop`.
         self._loop_turned = True
 
     async def wait(self) -> None:

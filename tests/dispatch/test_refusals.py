@@ -292,7 +292,7 @@ HOOKS: list[Any] = [
         made(Layers, DIFFERENT, hook(different=coroutine), results="chain"),
         "#1.different and",
         "both return a result",
-        "name an argument with ah.chain(argument=...)",
+        "clear which argument is meant, ah.chain(argument=...)",
     ),
     (
         made(Layers, hook(get=function), hook(get=function), results="wrap"),
