@@ -110,6 +110,8 @@ class LeadTrial(Trial):
     async def run(self) -> str:
         self.chief, self.standby, self.waiter = self.workers = self.setup.workers
         self.began = time.monotonic()
+        self.trainer_left = False
+        """Whether a living chief has lost the lead, and its trainer has left."""
         await self.chief.do("watch_silence")
         first_term = await self.chief.do("lead")
         await self.chief.do("publish", name="trainer")
@@ -186,6 +188,7 @@ class LeadTrial(Trial):
             if reply["error"] != "StaleTermError" or not await self._is_suspect():
                 raise ViolationError("wrong end", f"the living chief got {reply}")
             await chief.do("leave", name="trainer")
+            self.trainer_left = True
             await chief.do("step_down")
         if not self.standby.alive:
             return None
@@ -219,6 +222,8 @@ class LeadTrial(Trial):
             if reply["result"] < step:
                 raise ViolationError("wrong end", f"woken at {reply['result']}, before step {step}")
             return "resumed"
+        if self.trainer_left and reply["error"] == "PublisherFinishedError":
+            return "typed error"  # no publisher was left
         if (
             not await self._is_suspect()
             or self.plan.on_lost == "keep"
