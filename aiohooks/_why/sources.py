@@ -204,6 +204,8 @@ def holders_among(tasks: Iterable[Task]) -> Holders:
 def held_by(task: Task) -> Iterator[Any]:
     """Yield the objects whose `with` blocks a suspended task is in."""
     links = [link for link in links_of(task) if link[0] is not None]
+    if not links:
+        return
     called: list[Frame | None] = [*frames_of_links(links[1:]), None]
     for (_, link), function in zip(links, called, strict=True):
         owners = _entered_by(link)

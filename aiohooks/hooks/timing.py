@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -119,7 +120,7 @@ class HookTimingHook(SessionRunHook):
     def _reset(self) -> None:
         self._clock: Clock = current_clock()
         # A loop's clock may not advance while the loop is blocked, as uvloop's does not.
-        self.now = self._clock.now
+        self.now: Callable[[], float] = self._clock.now
         if isinstance(self._clock, LoopClock):
             self.now = time.perf_counter
         self._step = 0

@@ -44,14 +44,14 @@ class RunState:
     """
 
     def __init__(self) -> None:
-        self.position = _START
-        self.term = 0
-        self.leader = ""  # the process that the term was granted to
-        self.ready = 0  # the latest term whose chief has initialized the run
-        self.revision = 0
+        self.position: Position = _START
+        self.term: int = 0
+        self.leader: str = ""  # the process that the term was granted to
+        self.ready: int = 0  # the latest term whose chief has initialized the run
+        self.revision: int = 0
         self.members: dict[str, Member] = {}
         self.last_exit: LastExit | None = None
-        self.exits = 0
+        self.exits: int = 0
         self.answers: dict[str, LastAnswer] = {}
 
     def apply(self, request: Request) -> Answer:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, wait
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
 from aiohooks._core.clock import sleep
@@ -69,7 +69,7 @@ class LocalEngine(Engine):
     """
 
     remote = False
-    connect_timeout = 0.0  # the first error is raised immediately
+    connect_timeout: ClassVar[float] = 0.0  # the first error is raised immediately
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         """Open no file yet.

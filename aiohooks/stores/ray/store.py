@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError, missing_extra
@@ -41,7 +41,8 @@ class RayEngine(Engine):
     writes raise `StoreResetError`.
     """
 
-    connect_timeout = 60.0  # a node may have to start a process for the actor
+    # A node may have to start a process for the actor.
+    connect_timeout: ClassVar[float] = 60.0
 
     def __init__(self, namespace: str = "") -> None:
         """Connect later.
