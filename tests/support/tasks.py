@@ -90,9 +90,11 @@ async def staggered(task: Task, last: int, kills: Sequence[int] = ()) -> tuple[i
                 due = sum(step >= stop for stop in stops)
                 await starts.wait_for(due)
                 if task.is_chief or due == len(stops):
-                    # The engine may lose the run during the write; the chief has started it again.
-                    with contextlib.suppress(StoreResetError):
+                    try:
                         await task.store.advance()
+                    except StoreResetError:
+                        # The engine has lost the run. It continues where this process knew it.
+                        task.store.acknowledge_loss()
                 else:
                     await task.store.wait_for(step + 1)
     return wanted, at
