@@ -831,11 +831,6 @@ def awaited_member(member: Member) -> Awaited:
     )
 
 
-def publishers_of(store: StepStore) -> WaitRegistry:
-    """Return the publishers and the waits of a store, for the other parts of the library."""
-    return store._waits  # pyright: ignore[reportPrivateUsage]
-
-
 def _checked_name(name: str, subject: str) -> str:
     """Return the name of a run or a publisher, which messages and logs show in one line."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 1_000:

@@ -12,7 +12,6 @@ from aiohooks._core.scope import begin_run
 from aiohooks.stores._members import OnLost
 from aiohooks.stores._protocol import _MAX_ERROR_TEXT, Answer, Request
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.base import publishers_of
 from aiohooks.stores.publishers import Publisher
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
@@ -307,7 +306,7 @@ async def test_a_chief_is_part_of_the_run_from_its_grant_on(engine: FakeEngine) 
     """
     async with FakeStepStore(engine) as store, store.lead() as term:
         following = RunState()
-        following.follow(publishers_of(store).known_run)
+        following.follow(store._waits.known_run)
         chief = following.snapshot().chief
         assert chief is not None
         assert (chief.term, chief.process) == (term.number, following.leader)
