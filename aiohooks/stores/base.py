@@ -446,6 +446,10 @@ def step_timeout_error(
     return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)
 
 
+def _no_subscription(step: int | None) -> None:
+    """Do nothing: the store observes each position."""
+
+
 class StepStore(abc.ABC):
     """Keeps the global step of a run, advances it, and lets tasks wait for it.
 
@@ -460,19 +464,32 @@ class StepStore(abc.ABC):
     `PublisherFailedError` if it had failed. Before the first publisher leaves, waits continue: a
     publisher may still register.
 
-    A subclass reports each position to `_observe`; `_subscribe` names the lowest one it must
-    report.
+    A subclass reports each position to `_observe`, from the step on that the store subscribes to.
     """
 
     inline: ClassVar[bool] = False
     """Whether `advance_nowait` is available, which advances without suspending."""
 
-    def __init__(self, position: Position, *, run: str) -> None:
-        """Start from `position`; `run` is the name of the run whose step this is."""
+    def __init__(
+        self,
+        position: Position,
+        *,
+        run: str,
+        subscribe: Callable[[int | None], None] = _no_subscription,
+    ) -> None:
+        """Start from `position`.
+
+        Args:
+            position: the position of the run, as far as it is known.
+            run: the name of the run whose step this is.
+            subscribe: called when the lowest step with a waiter has changed: 0 while a wait is for
+                any change, and None without a waiter. After a wake, the call comes one turn of the
+                loop later.
+        """
         self.run: str = _checked_name(run, "run=")
         """The name of the run."""
         self._waits = WaitRegistry(
-            self.run, position, self._subscribe, self._on_publisher_changed, self._on_unreachable
+            self.run, position, subscribe, self._on_publisher_changed, self._on_unreachable
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         enter(self)
@@ -581,13 +598,6 @@ class StepStore(abc.ABC):
 
         It opens the store. If the wait would fail, it reads the run first: another process may have
         changed it.
-        """
-
-    def _subscribe(self, step: int | None) -> None:  # noqa: B027
-        """Called when the lowest step with a waiter has changed.
-
-        `step` is 0 while a wait is for any change, and None without a waiter. After a wake, the
-        call comes one turn of the loop later.
         """
 
     def _on_publisher_changed(self, publisher: Publisher) -> None:  # noqa: B027

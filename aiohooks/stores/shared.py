@@ -84,7 +84,8 @@ class SharedStepStore(StepStore):
             connect_timeout: how many seconds the first connection may take, with all its attempts;
                 10 by default, 60 on Ray.
         """
-        super().__init__(Position(1, 0), run=run)
+        # The engine's own method: there is no layer between a wait and its subscription.
+        super().__init__(Position(1, 0), run=run, subscribe=engine.subscribe)
         check_choice(on_lost, "on_lost", "raise", "keep")
         check_secs(lease_secs, "lease_secs", positive=True)
         check_secs(heartbeat, "heartbeat", positive=True)
@@ -174,9 +175,6 @@ class SharedStepStore(StepStore):
         # The engine reports nothing while there is no wait: read the run before a wait would fail.
         if self._waits.unreachable_error is not None and step > self._waits.latest.step:
             await wait_for_others(wait_done([self._members.refresh()], None))
-
-    def _subscribe(self, step: int | None) -> None:
-        self._engine.subscribe(step)
 
     def _on_unreachable(self) -> None:
         # Another process may have moved the step or registered a publisher since the last report.

@@ -474,9 +474,12 @@ async def test_waking_many_at_one_step_compares_it_once() -> None:
 class CountingSubscriptions(ah.MemoryStepStore):
     """Counts how often the next threshold is set in the engine."""
 
-    subscribed = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.subscribed = 0
+        self._waits._subscribe = self._count
 
-    def _subscribe(self, step: int | None) -> None:
+    def _count(self, step: int | None) -> None:
         self.subscribed += 1
 
 

@@ -162,16 +162,12 @@ async def test_statistics_count() -> None:
 
 
 async def test_an_engine_is_notified_of_the_next_threshold() -> None:
-    """`_subscribe` is called with each new lowest step with a waiter: 0 for any change, None
-    without a waiter.
+    """`subscribe` is called with each new lowest step with a waiter: 0 for any change, None without
+    a waiter.
     """
     subscribed: list[int | None] = []
-
-    class Engine(MemoryStepStore):
-        def _subscribe(self, step: int | None) -> None:
-            subscribed.append(step)
-
-    store = Engine()
+    store = MemoryStepStore()
+    store._waits._subscribe = subscribed.append
     changes = store.changes()
     await anext(changes)
     tasks = [await parked(store.wait_for(step)) for step in (9, 5, 5, 7)]

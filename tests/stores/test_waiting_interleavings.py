@@ -100,7 +100,8 @@ class OverlooksWaitingPublishers(MemoryStepStore):
 
     def __init__(self) -> None:
         super().__init__()
-        hooks = self._subscribe, self._on_publisher_changed, self._on_unreachable
+        subscribe = self._waits._subscribe
+        hooks = subscribe, self._on_publisher_changed, self._on_unreachable
         self._waits = _IgnoresPublishers(self.run, self.latest, *hooks)
 
 
