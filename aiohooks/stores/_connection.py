@@ -185,7 +185,7 @@ class Connection:
     async def _stay_connected(self) -> None:
         """Keep a connection until the store is closed, or the run is found damaged.
 
-        Until the first success, give up after `connect_timeout`, or at an error that stays; later,
+        Until the first success, give up after `connect_timeout`, or at a permanent error. Later,
         try again without a limit.
         """
         link = self.engine.link
@@ -194,24 +194,27 @@ class Connection:
         while True:
             began = link.clock.now()
             error = await self._run_connection()
-            if error is None:  # the engine needs no connection that stays
+            if error is None:  # the engine is connected once and for all
                 return
             await self._disconnect()
             now = link.clock.now()
-            # A connection that has lasted is made again soon, others less and less often.
-            if now - began > _MAX_PAUSE_SECS:
-                attempt = 0
-            attempt += 1
+            has_lasted = now - began > _MAX_PAUSE_SECS
+            # Reconnect soon after a connection that has lasted, and less and less often after
+            # others.
+            attempt = 1 if has_lasted else attempt + 1
             pause_secs = self._backoff.pause_secs(attempt)
             if self.is_open:
                 if isinstance(error, StoreDamagedError):
-                    return self.fail(error)
+                    self.fail(error)
+                    return
                 self._begin_outage(error)
-            # The subclasses are errors that stay.
-            elif type(error) is not StoreUnavailableError or now + pause_secs >= gives_up_at:
-                self._end_opening(error)
-                self._opening = None  # the next call tries again
-                return
+            else:
+                # The subclasses of StoreUnavailableError, and all other errors, are permanent.
+                is_permanent = type(error) is not StoreUnavailableError
+                if is_permanent or now + pause_secs >= gives_up_at:
+                    self._end_opening(error)
+                    self._opening = None  # the next call tries again
+                    return
             logger.info("run %s: %s; trying again", link.run, error)
             await sleep(pause_secs, link.clock)
 

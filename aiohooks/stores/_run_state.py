@@ -112,10 +112,10 @@ class RunState:
     # The effect of each request.
 
     def _write(self, write: Write) -> Answer:
-        """Move the position, once for each number of the writer."""
+        """Move the position; answer a repeated write as before, and change nothing."""
         last = self._last_answer(write.writer)
         if last is not None and last.seq >= write.seq:
-            return Answer("ok", last.position, self.term)  # to a write that was sent again
+            return Answer("ok", last.position, self.term)
         if write.floor > self.position:
             return self._answer("lost")
         if self._is_term_over(write.term, write.writer):
@@ -158,16 +158,19 @@ class RunState:
             self.revision += 1
 
     def _leave(self, leave: Leave) -> None:
-        """Remove a member, and record its exit if it has a name, once for each number."""
+        """Remove a member, and record its exit if it has a name.
+
+        A repeated request changes nothing.
+        """
         last = self._last_answer(leave.writer)
         if last is not None and last.seq >= leave.seq:
-            return  # its answer was lost, and it was sent again
+            return
         self._keep_answer(leave.writer, leave.seq)
         removed = self.members.pop(leave.id, None)
         if leave.name:
             self._record_exit(leave.name, leave.step, leave.error, lost=False)
         elif removed is not None:
-            self.revision += 1
+            self.revision += 1  # `_record_exit` does this, too
 
     def _expire(self, expire: Expire) -> None:
         """Remove a member that was not renewed since the heartbeat, and record that it is lost."""
@@ -186,7 +189,7 @@ class RunState:
         """Begin a term of the member, unless there is another chief."""
         if any(other.term and other.id != member.id for other in self.members.values()):
             return self._answer("busy")
-        if member.id not in self.members:  # otherwise its answer was lost, and it is sent again
+        if member.id not in self.members:  # otherwise the request is repeated
             self.term += 1
             self.leader = member.process
             self.members[member.id] = member._replace(term=self.term)

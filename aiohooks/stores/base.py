@@ -260,10 +260,10 @@ class WaitRegistry:
     def wake(self) -> None:
         """End the waits for the latest step and below, and those for any change.
 
-        The threshold is updated one turn of the loop later: woken tasks often wait again
-        immediately, for the next step.
+        The engine gets the new lowest threshold one turn of the loop later. Woken tasks often wait
+        for the next step immediately, and then there is only one update.
         """
-        self.waiters.wake(self.latest.step)
+        self.waiters.wake(self.latest.step)  # also those for `ANY_CHANGE`, the lowest threshold
         if not self.waiters.count:
             self.waiting_since = None
         if self._loop is not None and not self._update_scheduled:

@@ -176,7 +176,7 @@ async def test_damage_that_a_call_finds_ends_waits(
     async with local_store(tmp_path) as store:
         waits = [await parked(store.wait_for(step)) for step in (5, 5, 7)]
         DAMAGES["no row"](directory_of(store) / "run.db")
-        with pytest.raises(StoreDamagedError, match="found no row"):
+        with pytest.raises(StoreDamagedError, match="found no row of the run"):
             await store.value()
         errors = await asyncio.gather(*waits, return_exceptions=True)
         assert len({id(error) for error in errors}) == 3
@@ -186,7 +186,7 @@ async def test_damage_that_a_call_finds_ends_waits(
         for call in (store.advance(), store.wait_for(9)):
             with pytest.raises(StoreDamagedError):
                 await call
-    assert "run.db: found no row" in caplog.text
+    assert "run.db: found no row of the run" in caplog.text
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -207,7 +207,7 @@ class RunDatabase:
         return state.snapshot()
 
     def has_begun(self) -> bool:
-        """Return whether the database has a run, which a new one does not have.
+        """Return whether the database has a run; false if the database is new.
 
         Raises:
             NoRunError: the run is of another version, or the database has lost it.
@@ -215,9 +215,11 @@ class RunDatabase:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version == _VERSION:
             return True
-        # No process has used a new database, whose version is 0.
-        if version or os.fstat(self._waiting_fd).st_size:
+        if version:
             raise NoRunError(f"version {version}")
+        # The first process of a run writes to `waiting`. So the database was replaced by a new one.
+        if os.fstat(self._waiting_fd).st_size:
+            raise NoRunError("an empty database")
         return False
 
     def leave(self) -> None:
@@ -240,7 +242,7 @@ class RunDatabase:
     def position(self) -> tuple[Position, int]:
         """Return the position and the revision of the run."""
         with self._locked(fcntl.LOCK_SH):
-            epoch, step, revision = self._fetch("SELECT epoch, step, revision FROM run")
+            epoch, step, revision = self._fetch_row("SELECT epoch, step, revision FROM run")
         return Position(epoch, step), revision
 
     def snapshot(self) -> Snapshot:
@@ -250,7 +252,7 @@ class RunDatabase:
 
     def _load(self) -> RunState:
         """Read the state, with the position of the row that an advance writes."""
-        epoch, step, text = self._fetch("SELECT epoch, step, text FROM run, state")
+        epoch, step, text = self._fetch_row("SELECT epoch, step, text FROM run, state")
         try:
             state = RunState.load(text)
         except ValueError as error:
@@ -258,13 +260,18 @@ class RunDatabase:
         state.position = Position(epoch, step)
         return state
 
-    def _fetch(self, query: str) -> Any:
-        """Return the row of a query; raise `NoRunError` if the run is not whole."""
-        if os.fstat(self._waiting_fd).st_size < _SLOT_SIZE * (self._slot + 1):
+    def _fetch_row(self, query: str) -> Any:
+        """Return the only row of a query.
+
+        Raises:
+            NoRunError: the row is missing, or the number of this process in `waiting`.
+        """
+        end_of_slot = _SLOT_SIZE * (self._slot + 1)
+        if os.fstat(self._waiting_fd).st_size < end_of_slot:
             raise NoRunError("the file `waiting` was cut off")
         row = self._db.execute(query).fetchone()
         if row is None:
-            raise NoRunError("no row")
+            raise NoRunError("no row of the run")
         return row
 
     # Changes.
@@ -304,10 +311,11 @@ class RunDatabase:
         """Remove the members of dead processes from the state, and free their slots."""
         processes = processes_by_slot(self._alive)
         living = set(processes.values())
-        lost = [member for member in state.members.values() if member.process not in living]
-        # Chiefs first: an error of the waiters names the last member that was removed, and a
-        # publisher is the better reason.
-        for member in sorted(lost, key=lambda member: -member.term):
+        dead = [member for member in state.members.values() if member.process not in living]
+        # Remove the chief first: it is the only member with a term. The errors of waits name the
+        # member that was removed last, and a publisher explains better why the step is not reached.
+        dead.sort(key=lambda member: member.term, reverse=True)
+        for member in dead:
             state.apply(Expire(member.id, member.heartbeat))
         for slot, process in processes.items():
             if process is None:
@@ -325,7 +333,8 @@ class RunDatabase:
             old = state.position
             revision = state.revision
             yield state
-            state.answers.clear()  # no request is sent again: its answer cannot be lost here
+            # Answers are kept for repeated requests, and no answer of a database is lost.
+            state.answers.clear()
             self._db.execute(
                 "UPDATE run SET epoch = ?, step = ?, term = ?, revision = ?",
                 (*state.position, state.term, state.revision),

@@ -67,15 +67,21 @@ def file_id(status: os.stat_result) -> tuple[int, int]:
 
 
 def processes_by_slot(directory: Path) -> dict[int, str | None]:
-    """Return the names of the processes by slot; None for a process that has died."""
+    """Return the name of the process in each slot, or None for a process that has died.
+
+    Each process has a file with the number of its slot as its name. It keeps the file locked.
+    """
     processes: dict[int, str | None] = {}
-    for name in os.listdir(directory):  # not `glob`, which ignores an error of the system
-        if not name.isdecimal():
+    # `Path.glob` would hide an error of the system: all processes would look dead.
+    for filename in os.listdir(directory):
+        if not filename.isdecimal():
             continue  # a foreign file
-        path = directory / name
-        with contextlib.suppress(FileNotFoundError):  # the process has just left
-            own_name = _own_files.get(file_id(path.lstat()))
-            processes[int(name)] = own_name or _process_with_lock(path)
+        path = directory / filename
+        with contextlib.suppress(FileNotFoundError):  # the process left after the listing
+            process = _own_files.get(file_id(path.lstat()))
+            if process is None:
+                process = _process_with_lock(path)
+            processes[int(filename)] = process
     return processes
 
 

@@ -111,7 +111,7 @@ class LocalEngine(Engine):
             # Watch first and read second, so that no change is missed.
             self._inotify = Inotify()
             self._inotify.add_run(self.directory)
-            snapshot = await call_unlocked(partial(database.register, self.link.process))
+            snapshot = await call_when_unlocked(partial(database.register, self.link.process))
             self._reported_revision = snapshot.revision
         except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
@@ -139,7 +139,7 @@ class LocalEngine(Engine):
             return
         try:
             if not database.is_gone():  # otherwise no other process would read a change
-                leaving = call_unlocked(database.leave)
+                leaving = call_when_unlocked(database.leave)
                 leaving.add_done_callback(retrieve_exception)
                 # If a stopped process has the lock, closing the files ends the attempts to leave,
                 # and another process finds that this one has ended.
@@ -179,19 +179,20 @@ class LocalEngine(Engine):
     async def _call(self, work: Callable[[RunDatabase], T]) -> T:
         """Call `work` with the open database; wait while another process has the lock.
 
-        A stop of the session ends the wait: the other process may be stopped.
+        The wait ends when the current session stops: the other process may be suspended (SIGSTOP),
+        and then keeps the lock indefinitely.
         """
         if self._database is None:
             raise StoreUnavailableError(f"the files of run {self.link.run!r} are not open")
-        answer = call_unlocked(partial(work, self._database))
+        outcome = call_when_unlocked(partial(work, self._database))
         try:
-            if not answer.done():
-                await wait_for_others(answer)
-            return answer.result()
+            if not outcome.done():  # usually the lock is free, and `work` has been called
+                await wait_for_others(outcome)
+            return outcome.result()
         except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
         finally:
-            answer.cancel()  # where a stop has ended the wait
+            outcome.cancel()  # if the session or the caller ended the wait: `work` is not called
 
     # Notifications.
 
@@ -204,7 +205,9 @@ class LocalEngine(Engine):
             database.write_slot(step)
         except OSError as error:
             self.link.fail(self._explain(error))
-        # Written first and read second, so that no change is missed.
+            return
+        # Read the position after the number is written: a process that has changed the run before
+        # that has not seen the number, and does not wake this one.
         if step is not None:
             self._report_change(database)
 
@@ -221,7 +224,7 @@ class LocalEngine(Engine):
     def _report_change(self, database: RunDatabase) -> None:
         """Report the position now, and if more than that has changed, the state in a task.
 
-        In a task, as the caller may be about to park a waiter.
+        The report of a state may end waits, and the caller may be in the middle of beginning one.
         """
         revision = None
         # After an error the task waits for the lock, or gets the error again.
@@ -290,7 +293,7 @@ def _set_outcome(work: Callable[[], T], outcome: asyncio.Future[T] | Future[T]) 
     return True
 
 
-def call_unlocked(work: Callable[[], T]) -> asyncio.Future[T]:
+def call_when_unlocked(work: Callable[[], T]) -> asyncio.Future[T]:
     """Call `work` now, or if the database is locked, in a thread as soon as it is not.
 
     Returns:

@@ -51,16 +51,20 @@ class StepActor:
         """
         if known_run.run_id not in ("", self.incarnation):
             self._state.follow(known_run)
-            self._answer_satisfied()
+            self._answer_satisfied_polls()
         return self._state.snapshot(self.incarnation)
 
     async def apply(self, incarnation: str, request: Request) -> Answer | None:
-        """Apply a request to the run, and answer the polls that wait for its effect."""
+        """Apply a request to the run, and answer the polls that wait for its effect.
+
+        Return None for a request to an earlier incarnation, as all calls do.
+        """
         if incarnation != self.incarnation:
             return None
         answer = self._state.apply(request)
-        if self._answer_satisfied():
-            await asyncio.sleep(0)  # the polls are answered before the writer
+        if self._answer_satisfied_polls():
+            # Let the answers to the polls leave before that to the writer: others wait for them.
+            await asyncio.sleep(0)
         return answer
 
     async def read(self, incarnation: str) -> Snapshot | None:
@@ -113,7 +117,7 @@ class StepActor:
             or (poll.threshold is not None and step >= poll.threshold)
         )
 
-    def _answer_satisfied(self) -> bool:
+    def _answer_satisfied_polls(self) -> bool:
         """Answer the polls that are satisfied now; return whether there was one."""
         satisfied = [
             waiter

@@ -47,7 +47,7 @@ _SCRIPT_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _GRACE_SECS = 1.0  # for the reply to a blocking read, after its heartbeat
 _RACE_BACKOFF = Backoff(initial_secs=0.004, max_secs=0.1)  # after another process was faster
 _CONNECT_ROUNDS = 10  # attempts to read or make a run that other processes change meanwhile
-_MAX_ID_STEP = 2**64 - 1  # of the id of an entry: only an id with a later epoch follows
+_MAX_ID_STEP = 2**64 - 1  # the highest step in the id of an entry, above all steps of runs
 
 # The store has its own timeouts, and reconnects by itself: redis-py's timeouts cost a task for each
 # request, and on Python 3.11 they lose cancellations (python/cpython#86296).
@@ -65,6 +65,8 @@ _DAMAGE = (
     "ResponseError.*(WRONGTYPE|FOREIGN|attempt to |bad argument #|not an integer|Expected "
     "|The ID specified)|is not the state of a run"
 )
+# The words that the server puts around the text of an error of the script.
+_SCRIPT_WORDS = "FOREIGN | script:.*"
 _DATA_LOST = "the data of the run is gone from the server"
 _OTHER_NODE = "the run is on that node of the cluster: give its address, or client= a RedisCluster"
 # For each kind of error a pattern of its classes and its text, the store's error, and a hint. The
@@ -160,9 +162,9 @@ class RedisEngine(Engine):
         # The run as it was when this process connected last.
         self._run = FoundRun("", 0, RunState())
         self._newest_version = 0  # that this process has read or made
-        self._threshold: int | None = None
-        # The step that the blocking read waits for; 0 without a read, or if it is about to end.
-        self._blocked_for = 0
+        self._threshold = _MAX_ID_STEP  # the lowest step with a waiter
+        # The step at which the blocking read ends; 0 without a read, or if it is about to end.
+        self._awaited_step = 0
 
     @functools.cached_property
     def _keys(self) -> Keys:
@@ -268,21 +270,22 @@ class RedisEngine(Engine):
                 self.link.observe(await self.read())
 
     async def _read_streams(self, seen_ids: dict[str, str]) -> dict[str, Any]:
-        """Block until a stream has a new entry that this process waits for; return these streams.
+        """Block until a stream has a new entry; return the new entries by the key of the stream.
 
-        After a heartbeat without an entry, return none.
+        Return an empty dictionary if there is none within a heartbeat.
         """
-        secs = self.link.heartbeat
+        heartbeat_secs = self.link.heartbeat
         latest = self.link.waits.latest
-        # `subscribe` ends this read when a wait for a lower step begins.
-        self._blocked_for = _MAX_ID_STEP if self._threshold is None else self._threshold
-        # The server returns entries after these ids: no position below the threshold.
-        seen_step = max(self._blocked_for - 1, latest.step)
+        # `subscribe` compares this: it ends the read when a wait for a lower step begins.
+        self._awaited_step = self._threshold
+        # XREAD returns the entries after an id, so this is the step before the awaited one.
+        seen_step = max(self._awaited_step - 1, latest.step)
         ids = {self._keys.positions: f"{latest.epoch}-{seen_step}", **seen_ids}
-        block_ms = max(1, round(secs * 1000))  # 0 would block indefinitely
+        block_ms = max(1, round(heartbeat_secs * 1000))  # 0 would block indefinitely
+        # XREAD expects all keys first, then all ids.
         reply = await self._execute(
             self._read_client,
-            secs + _GRACE_SECS,
+            heartbeat_secs + _GRACE_SECS,
             "XREAD",
             "BLOCK",
             block_ms,
@@ -290,13 +293,14 @@ class RedisEngine(Engine):
             *ids,
             *ids.values(),
         )
-        self._blocked_for = 0
+        self._awaited_step = 0
         return dict(reply or ())
 
     def subscribe(self, step: int | None) -> None:
-        self._threshold = step
-        if step is not None and step < self._blocked_for:
-            self._blocked_for = 0
+        # Without a waiter, only an entry of a later epoch ends the blocking read.
+        self._threshold = _MAX_ID_STEP if step is None else step
+        if self._threshold < self._awaited_step:
+            self._awaited_step = 0
             self.link.spawn(self._end_blocking_read(), "waiting for a lower step")
 
     async def _end_blocking_read(self) -> None:
@@ -399,27 +403,25 @@ class RedisEngine(Engine):
     def _explain(self, error: Exception, default_text: str) -> EngineError:
         """Return the store's error for an error of redis-py, or of `RunState.load`.
 
-        `default_text` describes an error without a text: that of a timeout.
+        An error without a text, such as that of a timeout, gets `default_text`. If the run has
+        moved to another node of a cluster, all waits end with the error, too.
         """
         text = str(error).rstrip(".") or default_text
+        # The patterns match names of classes and words of the text.
         classes_and_text = f"{type(error).__mro__} {text}"
         if re.search(_DAMAGE, classes_and_text):
             keys = f"{self._keys.positions}*"
             return damaged_error(
                 self.link.run,
                 f"{self._address}, {keys}",
-                found=re.sub("FOREIGN | script:.*", "", text),
+                found=re.sub(_SCRIPT_WORDS, "", text),
                 expected="the keys of a run, of layout 3",
                 delete=f"delete the keys {keys}",
             )
-        error_class, hint = next(
-            (error_class, hint)
-            for pattern, error_class, hint in _HINTS
-            if re.search(pattern, classes_and_text)
-        )
+        error_class, hint = _find_hint(classes_and_text)
         explained = error_class(f"{self._address}: {text}: {hint}")
         if hint == _OTHER_NODE and self._run.run_id:
-            self.link.fail(explained)  # the waits, too: the run has moved to another node
+            self.link.fail(explained)
         return explained
 
     def _client_factory(self, url: Any, options: dict[str, Any]) -> Callable[[], Any]:
@@ -481,6 +483,14 @@ class FoundRun(NamedTuple):
     version: int
     """A number that grows with each change but that of the step; 0 without a state."""
     state: RunState
+
+
+def _find_hint(classes_and_text: str) -> tuple[type[StoreUnavailableError], str]:
+    """Return the store's error class and the hint for the first pattern that matches."""
+    for pattern, error_class, hint in _HINTS:
+        if re.search(pattern, classes_and_text):
+            return error_class, hint
+    raise AssertionError("the last pattern matches every text")
 
 
 def write_argument(write: Write) -> str:
