@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import aiohooks as ah
+from aiohooks.stores import StepStore
 from tests.fuzz import local_soak
+from tests.fuzz.checkpoints.faults import PAGES, small_tmpfs
 from tests.fuzz.store_faults.engines import left_in
 from tests.support.store_processes import WorkerProcess, reply_to
 from tests.support.stores import local_store
@@ -99,6 +102,34 @@ async def test_without_inotify(tmp_path: Path) -> None:
         assert "raise fs.inotify.max_user_instances" in reply["text"]
     finally:
         await worker.kill()
+
+
+async def advance_to(store: StepStore, step: int) -> None:
+    """Advance step by step."""
+    while store.latest.step < step:
+        await store.advance()
+
+
+async def test_a_disk_without_room() -> None:
+    """On a full disk writes raise an error that names the directory, and no wait ends. With room
+    again all writes count: those that raised no error, and no other one.
+    """
+    with small_tmpfs() as disk:
+        async with (
+            local_store(disk.path / "runs") as store,
+            local_store(disk.path / "runs") as other,
+        ):
+            disk.fill(0)
+            waiting = asyncio.ensure_future(other.wait_for(PAGES**2))
+            full_disk = pytest.raises(ah.errors.StoreUnavailableError, match=r"runs.* make room")
+            with full_disk:
+                await advance_to(store, PAGES**2 - 1)
+            step = store.latest.step
+            assert not waiting.done()
+            disk.fill(PAGES // 2)
+            assert (await other.value()).step == step
+            await store.advance(PAGES**2 - step)
+            assert await waiting == PAGES**2
 
 
 async def test_soak(capsys: pytest.CaptureFixture[str]) -> None:
