@@ -17,7 +17,6 @@ import pytest
 
 from tests.support import processes
 from tests.support.ray_cluster import environment, session_cluster
-from tests.support.waiting import HANG_SECS
 
 pytestmark = pytest.mark.slow
 
@@ -227,17 +226,15 @@ def test_a_cluster_of_its_own_listens_on_loopback_only() -> None:
     assert found <= LOOPBACK
 
 
-@pytest.mark.xfail(
-    raises=subprocess.TimeoutExpired,
-    reason="it hung in two full runs of CI on a busy machine, and never alone: cause unknown",
-    strict=False,
-)
 def test_the_node_of_the_step_actor_is_killed() -> None:
     """On a cluster of two nodes: the actor comes back on the other one, and each worker starts
     where it should.
     """
     env = {**os.environ, **environment()}
-    ended = processes.run([sys.executable, "-m", "tests.fuzz.ray_node"], env=env, timeout=HANG_SECS)
+    for _ in range(3):
+        ended = processes.run([sys.executable, "-m", "tests.fuzz.ray_node"], env=env)
+        if ended.returncode != os.EX_TEMPFAIL:  # otherwise the machine was too busy for Ray
+            break
     assert ended.returncode == 0, ended.stderr
     printed: dict[str, Any] = json.loads(
         [line for line in ended.stdout.splitlines() if line.startswith("{")][-1]
