@@ -235,7 +235,7 @@ class Connection:
             return error
 
     def _note_connected(self) -> None:
-        """End the outage, if there was one, and let the calls continue."""
+        """End the outage, if there was one, and let the calls that wait for it continue."""
         link = self.engine.link
         if self.lost_at is not None:
             secs = link.clock.now() - self.lost_at
@@ -245,11 +245,11 @@ class Connection:
 
     async def _watch(self) -> NoReturn:
         """Let the engine report until the connection is lost, and raise the error."""
-        # In a task of its own: a report runs through no other file than the engine's.
+        # In a task of its own, which `_begin_outage` cancels when a call finds the connection lost.
         self._report_task = self.tasks.spawn(self.engine.watch(), "reports")
         await wait_done([self._report_task], None)
         if not self._report_task.cancelled():
-            self._report_task.result()
+            self._report_task.result()  # raises the error that has ended the reports
         raise StoreUnavailableError("the engine has ended the connection")
 
     async def _disconnect(self) -> None:

@@ -320,7 +320,10 @@ class Members:
         await wait_for_others(self._waits.vacancies.wait(secs, self._clock))
 
     def _publisher_exit(self, last_exit: LastExit) -> PublisherExit | None:
-        """Return the exit that ends waits; None if they continue until a successor registers."""
+        """Convert an exit that the engine reports to the one that ends the waits.
+
+        Return None if the waits continue until a successor registers.
+        """
         name = last_exit.name
         step = last_exit.step
         error: AiohooksError | None = None
@@ -335,7 +338,8 @@ class Members:
         elif last_exit.error:
             error = AiohooksError(last_exit.error)
         own_exit = self._waits.last_exit
-        # The engine reports the exit of a publisher of this process, too, without the exception.
+        # The engine also reports exits of this process, with the text of the error only: keep the
+        # exit with the exception. Exits are equal if all but their errors is equal.
         if own_exit == PublisherExit(name, step):
             return own_exit
         return PublisherExit(name, step, error, is_remote=True)
@@ -350,9 +354,10 @@ class Members:
     def _other_publishers(self) -> tuple[Member, ...]:
         """The members of other processes that may advance the run.
 
-        A chief counts unless its process has a publisher, which stands for it.
+        A chief is left out if its process has a publisher as well, so that no process counts twice.
         """
         members = self._others
+        # Only a chief has a term.
         publishing = {member.process for member in members if not member.term}
         return tuple(
             member for member in members if not member.term or member.process not in publishing

@@ -188,7 +188,7 @@ class Write(NamedTuple):
 
     kind: WriteKind
     amount: int
-    """The steps to add, or for the other kinds the step to move to."""
+    """The steps to add by "advance", the lowest step after "raise", or the step after "reset"."""
     floor: Position
     """The highest position that the writer knows; a run that is behind it has lost data."""
     term: int
@@ -206,7 +206,7 @@ class Write(NamedTuple):
             return Position(epoch, step + self.amount)
         if self.kind == "raise":
             return Position(epoch, max(step, self.amount))
-        return Position(epoch + 1, self.amount)
+        return Position(epoch + 1, self.amount)  # a reset begins a new epoch
 
 
 class Join(NamedTuple):

@@ -71,22 +71,24 @@ class RunState:
     def follow(self, lost: Snapshot) -> None:
         """Continue a run that the engine has lost, from the last snapshot of one of its processes.
 
-        The epoch is later than any of the lost run, so that no step falls within an epoch. The
-        first process that calls this decides on the step, unless a new chief has already done so.
-        The chief of the latest term, and no other one, remains the chief. The members have the time
-        of their lease to return.
+        The new epoch is later than each epoch of the lost run, so within an epoch the step never
+        decreases. The first process that calls this decides on the step, unless a chief has already
+        done so. The chief of the latest term remains the chief. The members remain, too, until
+        their leases run out.
         """
         epoch, step = self.position
-        if self.position == _START and (self.term < lost.term or not self.term):
+        has_chief = self.term > 0 and self.term >= lost.term
+        if self.position == _START and not has_chief:
             step = lost.position.step
         self.position = Position(max(epoch, lost.position.epoch + 1), step)
         if self.term < lost.term:
             self.term = lost.term
             self.leader = lost.leader
+            # The chiefs among them belong to earlier terms.
             self.members = {id: member for id, member in self.members.items() if not member.term}
         for member in lost.members:
-            # A process announces its members before its exits: after an exit, it has returned, and
-            # its members of before that are missing have left.
+            # A process announces its members before it reports an exit. So where it has an answer
+            # for an exit, the state has all members of the process: one that is missing has left.
             has_returned = f"{member.process}/" in self.answers
             if not has_returned and not self._is_term_over(member.term, member.process):
                 self.members.setdefault(member.id, member)
@@ -112,11 +114,14 @@ class RunState:
     # The effect of each request.
 
     def _write(self, write: Write) -> Answer:
-        """Move the position; answer a repeated write as before, and change nothing."""
+        """Move the position, or answer why not: "lost", "stale" or "full".
+
+        A repeated write gets its first answer again, and changes nothing.
+        """
         last = self._last_answer(write.writer)
         if last is not None and last.seq >= write.seq:
             return Answer("ok", last.position, self.term)
-        if write.floor > self.position:
+        if write.floor > self.position:  # the writer has seen a later position than the engine has
             return self._answer("lost")
         if self._is_term_over(write.term, write.writer):
             return self._answer("stale")
@@ -143,7 +148,7 @@ class RunState:
     def _join(self, member: Member) -> None:
         """Register or renew a member; the revision grows if more than its heartbeat changes."""
         if self._is_term_over(member.term, member.process):
-            # A chief that was taken for dead, and whose successor leads, is no member any more.
+            # This chief was taken for dead, and its successor leads: remove it.
             if self.members.pop(member.id, None) is not None:
                 self.revision += 1
             return
@@ -154,6 +159,7 @@ class RunState:
         heartbeat = 0 if registered is None else registered.heartbeat + 1
         renewed = member._replace(heartbeat=heartbeat)
         self.members[member.id] = renewed
+        # A renewal alone, with another heartbeat and nothing else, is no change of the run.
         if registered is None or registered._replace(heartbeat=heartbeat) != renewed:
             self.revision += 1
 
@@ -231,13 +237,14 @@ class RunState:
 
 
 def _decoded(kind: Any, value: Any) -> Any:
-    """Return a JSON value as one of this kind: an int, float, str, bool or named tuple.
+    """Convert a JSON value to this kind: int, float, str, bool, or a named tuple of these.
 
-    All ints are steps or counts, and the only floats are the times of leases.
+    All ints are steps or counts, from 0 to `MAX_STEP`. The only floats are the times of leases,
+    which are above 0.
 
     Raises:
         ValueError: the value is of another kind, or out of range.
-        TypeError: the value for a named tuple is no list.
+        TypeError: the value for a named tuple is not a list.
     """
     if hasattr(kind, "_fields"):  # a named tuple
         types = _field_types(kind)

@@ -252,7 +252,7 @@ class WaitRegistry:
         self.latest = position
         if position.step >= self.waiters.lowest:
             self.wake()
-        if position.epoch != old.epoch:
+        if position.epoch != old.epoch:  # a reset begins a new epoch
             message = f"{self.run} was reset from step {old.step} to step {position.step}"
             for waiter in self._reset_waiters:
                 wake(waiter, StepResetError(message, old=old, new=position))
@@ -260,8 +260,9 @@ class WaitRegistry:
     def wake(self) -> None:
         """End the waits for the latest step and below, and those for any change.
 
-        The engine gets the new lowest threshold one turn of the loop later. Woken tasks often wait
-        for the next step immediately, and then there is only one update.
+        The engine gets the new threshold, the lowest step with a waiter, one turn of the loop
+        later. Woken tasks often wait for the next step immediately, so this makes one update of
+        two.
         """
         self.waiters.wake(self.latest.step)  # also those for `ANY_CHANGE`, the lowest threshold
         if not self.waiters.count:
@@ -303,7 +304,7 @@ class WaitRegistry:
         last_exit = self.last_exit
         if last_exit is None or self.registration_open:  # a publisher may still register
             return None
-        if not self._all_waiting():
+        if not self._all_publishers_waiting():
             return None
         if last_exit.error is None:
             return PublisherFinishedError(f"{last_exit.name} finished at step {last_exit.step}")
@@ -311,18 +312,18 @@ class WaitRegistry:
         error.__cause__ = last_exit.error
         return error
 
-    def _all_waiting(self) -> bool:
-        """Return whether every publisher itself waits for a later step, or there is none.
+    def _all_publishers_waiting(self) -> bool:
+        """Return whether no publisher can advance the run.
 
-        Then no publisher can advance the run.
+        This is so if each publisher itself waits for a later step, or if there is none.
         """
-        # From the last to the first: where many begin to wait in the order of their registration,
-        # each call looks at one publisher only.
+        # Publishers often begin to wait in the order of their registration. So begin with the last
+        # one: it is the likeliest not to wait yet, and ends the loop.
         for publisher in reversed(self.registered):
             if not publisher.waiting:
                 return False
-        # A publisher of this process is woken with its step. The waits of others are reported, and
-        # their steps may have been reached meanwhile.
+        # A report about another process may be old: a member whose step is reached by now will
+        # continue, and does not count as waiting. Without a wait, `waits_for` is 0.
         step = self.latest.step
         return all(member.waits_for > step for member in self.others)
 
@@ -638,19 +639,19 @@ class StepStore(abc.ABC):
                 `StepResetError`.
 
         Returns:
-            The step seen when it was woken: `step` or more.
+            The latest step when the wait ended: `step` or more.
 
         Raises:
             StepTimeoutError: the time is up.
             PublisherFinishedError: no publisher is left that could reach the step, and the last one
                 finished. In a session this is a clean end.
             PublisherFailedError: no publisher is left that could reach the step, and the last one
-                failed, with the error's `__cause__`.
+                failed; its exception is the `__cause__`.
             StepResetError: the step was reset, and `on_reset="raise"`.
             StoreClosedError: the store was closed.
             StopRequestedError: the wait is in a run of a session, and a stop was requested.
         """
-        if type(step) is not int or step > MAX_STEP:
+        if type(step) is not int or step > MAX_STEP:  # most steps need no further check
             step = checked_step(step, "wait for step", least=None)
         secs = None if timeout is None else checked_timeout(timeout)
         if on_reset not in _ON_RESET:
@@ -678,7 +679,8 @@ class StepStore(abc.ABC):
             if self.latest == seen:
                 step += 1
             await self._before_wait(step)
-        while self.latest == seen:  # waits for any change also end when the run is initialized
+        # In a loop: a wait for any change also ends when the run is initialized, at the same step.
+        while self.latest == seen:
             await self._waits.wait(ANY_CHANGE)
         return self.latest
 
@@ -728,15 +730,17 @@ class StepStore(abc.ABC):
         await self.aclose()
 
     def statistics(self) -> StoreStatistics:
-        """Return the current state of the store."""
+        """Return the latest position, the waits and the publishers, as this process knows them."""
         waits = self._waits
-        waiting = waits.waiters.count_above(ANY_CHANGE)
+        waiters = waits.waiters
+        # The threshold ANY_CHANGE is below all steps: waiters above it wait for a step.
+        waiting = waiters.count_above(ANY_CHANGE)
         return StoreStatistics(
             latest=waits.latest,
             term=waits.snapshot.term,
             waiting=waiting,
-            wanted=waits.waiters.lowest_above(ANY_CHANGE),
-            watching=waits.waiters.count - waiting,
+            wanted=waiters.lowest_above(ANY_CHANGE),
+            watching=waiters.count - waiting,
             publishers=waits.names,
             waiting_secs=waits.waiting_secs,
         )

@@ -117,9 +117,10 @@ def current_publisher() -> Publisher | None:
 
 
 def publishers_held_up(innermost: RunScope) -> dict[Publisher, RunScope]:
-    """Return the publishers that a wait in a run blocks, with their runs.
+    """Return the publishers that cannot advance while code in a run waits, each with its run.
 
-    They are the publishers of this run and of the runs around it, as far as these are in progress.
+    They are the publishers of the run `innermost`, and of the runs that enclose it and are still in
+    progress. A run outside of a step store has no publisher.
     """
     held_up: dict[Publisher, RunScope] = {}
     run: RunScope | None = innermost

@@ -286,17 +286,24 @@ class SharedStepStore(StepStore):
     # The connection.
 
     async def _connect(self) -> None:
-        """Connect the engine, record the run, and announce the members of this process."""
+        """Connect the engine, record its snapshot, and announce the members of this process again.
+
+        A snapshot with another id is of a run that replaces the one that the engine has lost.
+        """
         previous_run_id = self._waits.snapshot.run_id
         snapshot = await self._engine.connect()
-        if previous_run_id not in ("", snapshot.run_id):
+        has_connected_before = previous_run_id != ""
+        if has_connected_before and snapshot.run_id != previous_run_id:
             self._record_loss(snapshot.position)
         self._members.begin_leases()
         self._members.observe(snapshot)
         self._members.send_again()
 
     def _record_loss(self, new: Position) -> None:
-        """Make writes fail until the loss of the run is acknowledged, and recover the lead."""
+        """Make writes fail until the loss of the run is acknowledged.
+
+        Reserve the lead for the chief of the lost run. If that is this process, end its own waits.
+        """
         old = self._waits.latest
         message = (
             f"the engine has lost the run {self.run}, which was at step {old.step} of epoch"
@@ -308,8 +315,8 @@ class SharedStepStore(StepStore):
         self._members.reserve_lead()
         chief = self._members.chief
         if chief is not None:
-            # All other processes wait until this one, the chief, has restored the run. So it must
-            # not wait for them: its own waits end.
+            # The others wait until this process has restored the run. If it waited for them now, as
+            # for their publishers, none could continue.
             self._members.announce(chief._replace(ready=False))
             self._waits.abort(self._writes.loss)
 

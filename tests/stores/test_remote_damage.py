@@ -208,7 +208,7 @@ async def test_an_actor_of_another_version(answer: object) -> None:
 
     store: Any = cluster.store()
     if answer is None:
-        store._engine._find_actor = Foreign
+        store._engine._get_or_create_actor = Foreign
     else:
         vars(actor.instance)["connect"] = connect
     with pytest.raises(

@@ -124,7 +124,7 @@ class FakeRayEngine(RayEngine):
         super().__init__("fake")
         self._cluster = cluster
 
-    def _find_actor(self) -> Any:
+    def _get_or_create_actor(self) -> Any:
         return self._cluster.actor(self.link.run)
 
     def _existing_actor(self) -> Any:

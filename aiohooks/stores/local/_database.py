@@ -127,18 +127,18 @@ class RunDatabase:
     def close(self) -> None:
         """Close everything; harmless when called twice."""
         with no_fork:
-            # With the lock, as SQLite writes when the last process closes a database. Without it,
-            # if another process has it, SQLite leaves that to the next process.
+            # SQLite writes when the last process closes a database, so take the lock. If another
+            # process has the lock, this one is not the last, and may close without it.
             with contextlib.suppress(OSError):
                 self._lock(fcntl.LOCK_EX)
             self.after_fork()
 
     def after_fork(self) -> None:
-        """Close everything, and do not touch the lock, which a child shares with its parent."""
-        # Closed, not only forgotten: SQLite remembers the locks of a process, so a child that opens
-        # the run itself would believe that it has those of its parent.
+        """Close the files. In a forked child, too, which must not use those of its parent."""
+        # SQLite remembers the locks of a process. If a child only forgot the database, and opened
+        # the run itself, SQLite would believe that the child has the locks of its parent.
         self._resources.close()
-        self._opened_ids = []
+        self._opened_ids = []  # `is_gone` is true from now on
         # The system may give the number of the closed descriptor to another file.
         self._waiting_fd = -1
 
@@ -333,7 +333,8 @@ class RunDatabase:
             old = state.position
             revision = state.revision
             yield state
-            # Answers are kept for repeated requests, and no answer of a database is lost.
+            # A request is repeated if its answer was lost. Here no answer can be lost, so the state
+            # keeps none.
             state.answers.clear()
             self._db.execute(
                 "UPDATE run SET epoch = ?, step = ?, term = ?, revision = ?",
@@ -342,20 +343,21 @@ class RunDatabase:
             self._db.execute("UPDATE state SET text = ?", (state.dump().decode(),))
         new = state.position
         has_changed = (new.epoch, state.revision) != (old.epoch, revision)
-        # Also this process itself (-1 is no slot): its caller may have been cancelled meanwhile.
+        # Wake this process as well (-1 is no slot). If the caller was cancelled meanwhile, no code
+        # of this process has seen the change.
         self._wake_waiting(old.step, new.step, except_slot=-1, state_changed=has_changed)
 
     def _wake_waiting(
-        self, old: int, new: int, *, except_slot: int, state_changed: bool = False
+        self, old_step: int, new_step: int, *, except_slot: int, state_changed: bool = False
     ) -> None:
-        """Wake all processes if the state has changed, or if one waits for a step up to `new`.
+        """Wake all processes if the state has changed, or if one waits for a step that is reached.
 
-        Log an error and do not raise it: the change is committed, and the caller would believe that
-        it has failed.
+        The wait of the process in `except_slot` does not count. An error is only logged: the change
+        is committed, and an error would tell the caller that it has failed.
         """
         with no_fork:
             try:
-                if state_changed or self._is_awaited(old, new, except_slot=except_slot):
+                if state_changed or self._is_awaited(old_step, new_step, except_slot=except_slot):
                     os.pwrite(self._notify_fd, b"!", 0)  # inotify reports it to all processes
             except OSError as error:
                 logger.error("%s: the waiting processes were not woken: %s", self._path, error)

@@ -43,7 +43,8 @@ from aiohooks.stores.local._directory import default_directory, make_run_directo
 
 T = TypeVar("T")
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
-
+_OPEN_SECS = 5.0
+"""How long a cancelled caller waits for the thread that opens the files."""
 
 # Kinds of events of inotify, as bits.
 MODIFY = 0x2
@@ -107,7 +108,8 @@ class LocalEngine(Engine):
     async def connect(self) -> Snapshot:
         await self.disconnect()
         try:
-            self._database = database = await to_thread(self._open_files, grace_secs=5.0)
+            database = await to_thread(self._open_files, grace_secs=_OPEN_SECS)
+            self._database = database
             # Watch first and read second, so that no change is missed.
             self._inotify = Inotify()
             self._inotify.add_run(self.directory)
@@ -115,7 +117,7 @@ class LocalEngine(Engine):
             self._reported_revision = snapshot.revision
         except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
-        if database.is_gone():  # the run was deleted meanwhile
+        if database.is_gone():  # another process has deleted the run meanwhile: make a new one
             return await self.connect()
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inotify.fd, self._on_inotify, database, self._inotify)

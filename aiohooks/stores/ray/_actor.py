@@ -46,10 +46,12 @@ class StepActor:
     async def connect(self, known_run: Snapshot) -> Snapshot:
         """Connect a process, and return the snapshot of the run.
 
-        If an earlier actor lost the run, this one first catches up with the latest snapshot that
-        the process knows. A process that has not connected before has a snapshot without an id.
+        The id of a run is the incarnation of the actor. If the process knows the run of an earlier
+        incarnation, which has lost it, this one first continues that run. The id is empty if the
+        process has not connected before.
         """
-        if known_run.run_id not in ("", self.incarnation):
+        has_connected_before = known_run.run_id != ""
+        if has_connected_before and known_run.run_id != self.incarnation:
             self._state.follow(known_run)
             self._answer_satisfied_polls()
         return self._state.snapshot(self.incarnation)

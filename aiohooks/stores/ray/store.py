@@ -6,7 +6,12 @@ import asyncio
 from typing import Any, ClassVar
 
 from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
-from aiohooks.errors import StoreRefusedError, StoreUnavailableError, missing_extra
+from aiohooks.errors import (
+    StoreDamagedError,
+    StoreRefusedError,
+    StoreUnavailableError,
+    missing_extra,
+)
 from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, damaged_error
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.ray._actor import LongPoll, StepActor
@@ -45,19 +50,20 @@ class RayEngine(Engine):
     connect_timeout: ClassVar[float] = 60.0
 
     def __init__(self, namespace: str = "") -> None:
-        """Connect later.
+        """Create the engine; `connect` gets the actor.
 
         Args:
             namespace: the namespace of the actor in the cluster, by default "aiohooks".
         """
         self._namespace = namespace or "aiohooks"
         self._actor: Any = None
-        self._incarnation = ""  # of the actor
-        self._reported_revision = 0
+        self._incarnation = ""  # of the actor; another one after each start of the actor
+        self._reported_revision = 0  # the latest that `watch` has reported
         self._replies: set[asyncio.Future[Any]] = set()  # to all calls that are not answered yet
-        # The reply to the long poll of `watch`; None if `subscribe` has ended it.
+        # The reply to the long poll of `watch`; None before the first poll, and after `subscribe`
+        # has ended one.
         self._poll_reply: asyncio.Future[Any] | None = None
-        self._poll_threshold: int | None = None
+        self._poll_threshold: int | None = None  # the lowest step that the poll waits for
 
     def attach(self, link: EngineLink) -> None:
         super().attach(link)
@@ -66,39 +72,39 @@ class RayEngine(Engine):
     # The connection.
 
     async def connect(self) -> Snapshot:
-        actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
-        # A foreign actor may have no such method, or with other arguments, which Ray compares.
-        reply: object
+        actor = await to_thread(self._get_or_create_actor, grace_secs=_GRACE_SECS)
         try:
             call = actor.connect.remote(self.link.waits.known_run)
         except (AttributeError, TypeError) as error:
-            reply = error
-        else:
-            reply = await self._wait_reply(call, self.link.connect_timeout)
+            # The actor has no such method, or one with other parameters.
+            raise self._foreign_actor_error(error) from error
+        reply = await self._wait_reply(call, self.link.connect_timeout)
         if not isinstance(reply, Snapshot):
-            raise damaged_error(
-                self.link.run,
-                f"the actor {self._name!r} in the namespace {self._namespace!r}",
-                found=f"{reply!r:.100}",
-                expected="a step actor of this version of aiohooks",
-                delete="kill that actor",
-            )
+            raise self._foreign_actor_error(reply)
         self._actor = actor
         self._incarnation = reply.run_id
         self._reported_revision = reply.revision
         return reply
 
-    def _find_actor(self) -> Any:
+    def _foreign_actor_error(self, found: object) -> StoreDamagedError:
+        """Return the error for an actor of another program, or of another version."""
+        return damaged_error(
+            self.link.run,
+            f"the actor {self._name!r} in the namespace {self._namespace!r}",
+            found=f"{found!r:.100}",
+            expected="a step actor of this version of aiohooks",
+            delete="kill that actor",
+        )
+
+    def _get_or_create_actor(self) -> Any:
         """Return the actor of the run; if there is none, create it on this node. Blocks."""
         _check_membership()
         this_node = _ray.get_runtime_context().get_node_id()
+        # `soft`: on another node if this one has no room, or dies.
+        near = NodeAffinitySchedulingStrategy(this_node, soft=True)
+        options = {"name": self._name, "namespace": self._namespace, "scheduling_strategy": near}
         try:
-            return _ray.remote(
-                name=self._name,
-                namespace=self._namespace,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(this_node, soft=True),
-                **_ACTOR_OPTIONS,
-            )(StepActor).remote()
+            return _ray.remote(**options, **_ACTOR_OPTIONS)(StepActor).remote()
         except Exception as error:
             raise self._explain(error) from error
 
@@ -132,10 +138,10 @@ class RayEngine(Engine):
     # Reports.
 
     async def watch(self) -> None:
-        """Send a long poll after another, and report the replies.
+        """Send one long poll after another, and report each reply.
 
-        A reply is a snapshot, or a position if only that is new. `subscribe` ends the current poll
-        if a wait for a step below its threshold begins.
+        A reply is a snapshot, or a position if only that is new. When a wait for a lower step than
+        that of the current poll begins, `subscribe` ends the poll.
         """
         link = self.link
         while True:
@@ -150,7 +156,8 @@ class RayEngine(Engine):
             reply = self._send(self._connected_actor().long_poll.remote(self._incarnation, poll))
             self._poll_reply = reply
             await wait_done([reply], link.heartbeat + _GRACE_SECS)
-            if self._poll_reply is not reply:  # ended by `subscribe`
+            if self._poll_reply is not reply:
+                # `subscribe` has ended the poll. The next one asks for the same changes again.
                 continue
             report: Position | Snapshot = self._result_of(reply)
             if isinstance(report, Snapshot):
@@ -215,7 +222,11 @@ class RayEngine(Engine):
         return result
 
     def _explain(self, error: Exception) -> StoreUnavailableError:
-        """Return the store's error for an error of Ray."""
+        """Return the store's error for an error of Ray.
+
+        The engine rejects a call if the actor has failed, and is unavailable if it does not answer.
+        """
+        # The last line of a remote traceback has the error.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         if isinstance(error, (RayTaskError, RaySystemError)):
             return StoreRefusedError(

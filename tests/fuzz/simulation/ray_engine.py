@@ -123,5 +123,5 @@ class SimulatedRayEngine(RayEngine):
         super().__init__("simulated")
         self._handle = _Handle(network, process)
 
-    def _find_actor(self) -> Any:
+    def _get_or_create_actor(self) -> Any:
         return self._handle
