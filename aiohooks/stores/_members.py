@@ -180,9 +180,10 @@ class Members:
             self._sent.pop(request.id, None)
 
     def _on_failure(self, error: Exception) -> None:
-        """Log that members or exits could not be sent, and start the timer of the next attempt."""
+        """Log that members or exits could not be sent; try again later if the store is open."""
         self._failures += 1
-        if self._connection.is_open:  # otherwise the call that opens the store sends them
+        # If it is not, the call that opens the store sends them.
+        if self._connection.is_open:
             pause_secs = _BACKOFF.pause_secs(self._failures)
             self._retry_timer.cancel()
             self._retry_timer = self._clock.call_later(pause_secs, self._send_soon)

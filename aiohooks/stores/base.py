@@ -132,7 +132,7 @@ class WaitRegistry:
         self.waiters: ThresholdWaiters[AiohooksError] = ThresholdWaiters(none=MAX_STEP + 1)
         """The waits for a step, and those for any change."""
         self.tasks: dict[Waiter, tuple[asyncio.Task[Any] | None, int]] = {}
-        """The task of each of these waits, and the step, for reports."""
+        """The task and the step of each waiter, for reports."""
         self.waiting_since: float | None = None
         """The time since which at least one of them has been pending."""
         self._reset_waiters: dict[Waiter, None] = {}  # waits with `on_reset="raise"`
@@ -140,8 +140,8 @@ class WaitRegistry:
         """The waits for the lead."""
         self._subscribe = subscribe
         self._subscribed_threshold = self.waiters.lowest
-        # Without this flag, advances in the same turn of the loop that each wake a waiter schedule
-        # as many threshold updates, and cost 1.8 times as much.
+        # One update of the threshold in a turn of the loop is enough. With an update for each
+        # woken waiter, advances would cost 1.8 times as much.
         self._update_scheduled = False
         # Publishers.
         self.registered: dict[Publisher, None] = {}
@@ -334,9 +334,10 @@ class WaitRegistry:
             self.abort(error)
 
     def abort(self, error: AiohooksError) -> None:
-        """End all waits for a step or a change with an error, and wake those for the lead.
+        """End all waits for a step or a change with an error.
 
-        A task that waits for the lead then asks the engine again, and gets the error from it.
+        Tasks that wait for the lead are woken, too: they ask the engine again, and get the error
+        from it.
         """
         self.vacancies.wake()
         for threshold, waiter in self.waiters.pop_all():

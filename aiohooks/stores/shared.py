@@ -208,7 +208,7 @@ class SharedStepStore(StepStore):
 
     @contextlib.asynccontextmanager
     async def lead(self) -> AsyncGenerator[Term]:
-        """See `StepStore.lead`; on leaving the block this process steps down."""
+        """Wait until this process is the chief; on leaving the block it steps down."""
         self._check_loop()
         if self._members.candidate is not None:
             raise InvalidArgumentError(
@@ -221,8 +221,9 @@ class SharedStepStore(StepStore):
             self._writes.term = term
             chief = member._replace(term=term)
             snapshot = self._waits.snapshot
-            # With the chief among the members: if the engine loses the run before the chief is
-            # announced, this process brings it back, and no other process finds the lead free.
+            # Record this process as the chief before it is announced. If the engine loses the run
+            # in between, this process then continues it with a chief, and no other process finds
+            # the lead free.
             self._waits.observe_run(
                 snapshot._replace(
                     term=term,
@@ -234,7 +235,7 @@ class SharedStepStore(StepStore):
             self._members.announce(chief)
             yield Term(term)
         except BaseException as error:
-            # Also if the request was cancelled: the engine may have granted it.
+            # This includes a cancelled request, which the engine may have granted.
             self._step_down(error)
             raise
         self._step_down(None)

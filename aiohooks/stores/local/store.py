@@ -43,6 +43,7 @@ from aiohooks.stores.local._directory import default_directory, make_run_directo
 
 T = TypeVar("T")
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+_LEAVE_SECS = 1.0
 _OPEN_SECS = 5.0
 """How long a cancelled caller waits for the thread that opens the files."""
 
@@ -106,6 +107,7 @@ class LocalEngine(Engine):
     # Opening and closing.
 
     async def connect(self) -> Snapshot:
+        """See `Engine.connect`; registers this process, and watches the files of the run."""
         await self.disconnect()
         try:
             database = await to_thread(self._open_files, grace_secs=_OPEN_SECS)
@@ -117,7 +119,8 @@ class LocalEngine(Engine):
             self._reported_revision = snapshot.revision
         except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
-        if database.is_gone():  # another process has deleted the run meanwhile: make a new one
+        # If another process has deleted the run meanwhile, make a new one.
+        if database.is_gone():
             return await self.connect()
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inotify.fd, self._on_inotify, database, self._inotify)
@@ -140,12 +143,13 @@ class LocalEngine(Engine):
         if database is None:
             return
         try:
-            if not database.is_gone():  # otherwise no other process would read a change
+            # In a deleted run no process would read that this one leaves.
+            if not database.is_gone():
                 leaving = call_when_unlocked(database.leave)
                 leaving.add_done_callback(retrieve_exception)
-                # If a stopped process has the lock, closing the files ends the attempts to leave,
-                # and another process finds that this one has ended.
-                await wait_done([leaving], 1.0)
+                # If a suspended process has the lock, give up: closing the files ends the attempts,
+                # and the kernel reports to the other processes that this one has left.
+                await wait_done([leaving], _LEAVE_SECS)
         finally:
             database.close()
 
@@ -224,12 +228,12 @@ class LocalEngine(Engine):
             self.link.spawn(self._report(RunDatabase.remove_dead), "removing the dead")
 
     def _report_change(self, database: RunDatabase) -> None:
-        """Report the position now, and if more than that has changed, the state in a task.
+        """Report the new position now; if anything else may have changed, read it in a task.
 
-        The report of a state may end waits, and the caller may be in the middle of beginning one.
+        The caller may be in the middle of beginning a wait, which a report of the state could end.
+        So that report comes later, from the task.
         """
-        revision = None
-        # After an error the task waits for the lock, or gets the error again.
+        revision = None  # unknown after an error: the task waits for the lock, or gets the error
         with contextlib.suppress(*SYSTEM_ERRORS):
             position, revision = database.position()
             self.link.waits.observe(position)
@@ -281,8 +285,11 @@ def _check_system() -> None:
         )
 
 
-def _set_outcome(work: Callable[[], T], outcome: asyncio.Future[T] | Future[T]) -> bool:
-    """Set the outcome of `work()`; return False if another process has locked the database."""
+def _try_to_settle(work: Callable[[], T], outcome: asyncio.Future[T] | Future[T]) -> bool:
+    """Call `work`, and set the future to its result or error.
+
+    Return False, and leave the future pending, if another process has locked the database.
+    """
     try:
         result = work()
     except Exception as error:
@@ -302,14 +309,14 @@ def call_when_unlocked(work: Callable[[], T]) -> asyncio.Future[T]:
         The outcome of `work`. If you cancel it, or close the database, the thread ends.
     """
     outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    if _set_outcome(work, outcome):
+    if _try_to_settle(work, outcome):
         return outcome
     late_outcome: Future[T] = Future()
 
     def retry() -> None:
         pause_secs = 0.0002
         with contextlib.suppress(InvalidStateError):  # it was cancelled during the call
-            while not (late_outcome.cancelled() or _set_outcome(work, late_outcome)):
+            while not (late_outcome.cancelled() or _try_to_settle(work, late_outcome)):
                 wait([late_outcome], pause_secs)
                 pause_secs = min(2 * pause_secs, 0.01)
 

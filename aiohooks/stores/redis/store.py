@@ -188,10 +188,10 @@ class RedisEngine(Engine):
         return self._run.state.snapshot(self._run.run_id)
 
     async def _find_run(self) -> FoundRun:
-        """Return the run on the server.
+        """Return the run on the server, after this process has contributed to it.
 
-        Replace it first if it is missing, or older than the run that this process knows. If another
-        process has replaced it already, add what this process knows.
+        If the run is missing, or older than the one that this process knows, write that one. If
+        another process has written another run already, add to it what this process knows.
         """
         for attempt in range(1, _CONNECT_ROUNDS + 1):
             found = await self._read_run()
@@ -238,11 +238,11 @@ class RedisEngine(Engine):
 
     async def disconnect(self) -> None:
         self._end_calls("the connections are closed on this side")
-        # The calls end in the next turns of the event loop.
+        # Close no connection below a call: each call ends in the next turns of the event loop.
         while self._call_timeouts:  # noqa: ASYNC110
             await asyncio.sleep(0)
         for client in filter(None, (self._request_client, self._read_client)):
-            with contextlib.suppress(Exception):  # it is broken already
+            with contextlib.suppress(Exception):  # nothing is left to close
                 await client.aclose()
 
     # The blocking read.
