@@ -367,10 +367,6 @@ class ChiefSessionCreator(_Creator):
         self._saver = saver
         self._owns_saver = saver is not checkpoint_dir
         self._latest: Session | None = None
-        self.restores_again: bool = True
-        """Whether a session that replaces one is restored; set by the monitored session, as
-        `RecoveryPolicy(restore=)` says.
-        """
         self._needs_lead = lead and not self.global_step.inline
         self._lead = contextlib.AsyncExitStack()
         self._has_lead = False
@@ -402,8 +398,7 @@ class ChiefSessionCreator(_Creator):
         async def initialize(session: Session) -> None:
             session.tracked = self._scaffold.tracked or {}
             session.saver = self._saver
-            goes_back = first or (latest is not None and self.restores_again)
-            if self._saver is not None and goes_back:
+            if self._saver is not None and (first or latest is not None):
                 restored = await self._saver.restore(missing_ok=True)
                 if restored is not None:
                     await restore_session(session, restored)

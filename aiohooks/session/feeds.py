@@ -53,10 +53,7 @@ if TYPE_CHECKING:
 
 # Since Python 3.13.
 _QueueShutDown: type[Exception] | tuple[()] = getattr(asyncio, "QueueShutDown", ())
-_HOW_TO_KEEP_FEEDS = (
-    "give the loop feeds with a state_dict, and track them in the Scaffold; or, where nothing but"
-    ' variables changes, use RecoveryPolicy(restore="memory")'
-)
+_HOW_TO_KEEP_FEEDS = "give the loop feeds with a state_dict, and track them in the Scaffold"
 
 Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 """What the runs of a loop are fed with, one element each."""

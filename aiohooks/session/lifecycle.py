@@ -150,8 +150,6 @@ class Lifecycle(TasksOwner):
         self.committed: CommittedRun | None = None
         """The run in progress, if it failed after it had been committed."""
         self._creator = creator
-        if isinstance(creator, ChiefSessionCreator):
-            creator.restores_again = policy.restore == "checkpoint"
         self._monitor = Monitor(
             grace_secs, self.hooks.stateful, self.feeds.state_of, self.hooks.drain_stateful
         )

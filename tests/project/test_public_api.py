@@ -218,7 +218,7 @@ SIGNATURES: dict[str, str | None] = {
     "ProgressHook": "(values=None, *, total=None, description='run', file=None)",
     "RecoveryPolicy": (
         "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>,"
-        " no_progress_limit=3, restore='checkpoint', on_lost_feeds='log')"
+        " no_progress_limit=3, on_lost_feeds='log')"
     ),
     "checkpoint.Restored": None,
     "run": "(main, *args, why=False)",
