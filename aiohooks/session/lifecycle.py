@@ -20,7 +20,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from threading import get_ident
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from aiohooks._core.activity import ENTRIES, Awaited, active, enter
@@ -50,7 +50,6 @@ from aiohooks.errors import (
     add_note,
     flattened,
     is_clean_end,
-    notes_of,
     raise_unchanged,
     safe_repr,
     set_context,
@@ -442,7 +441,7 @@ class Lifecycle(TasksOwner):
             if isinstance(error, StopRequestedError):
                 # So that `stop_reason` has it too, if it is the first.
                 self.requests.request_stop(str(error))
-            self._raise(error)
+            raise_unchanged(error)
         finally:
             # The traceback of what is raised refers to this frame.
             del error, cause
@@ -513,7 +512,7 @@ class Lifecycle(TasksOwner):
                 self._begin_recovery(error, step)
                 await self._close_raw_session(f"recovering from {safe_repr(error)}")
                 if self.gave_up is error:
-                    self._raise(error)
+                    raise_unchanged(error)
                 await self._pause()
                 # A task may have failed meanwhile, or beside the error that is recovered from.
                 if coordinator.ending_failures:
@@ -639,7 +638,7 @@ class Lifecycle(TasksOwner):
             return is_swallowed
         if outcome is error:
             return False
-        self._raise(outcome)
+        raise_unchanged(outcome)
 
     async def _close_unopened(self, error: BaseException) -> None:
         """Close a session that could not be opened; raise the error."""
@@ -647,7 +646,7 @@ class Lifecycle(TasksOwner):
             self.requests.record_end()
         with self._closing():
             outcome = await self._close(EndErrors(self.requests.label, error)) or error
-        self._raise(outcome)
+        raise_unchanged(outcome)
 
     async def _wait_until_closed(self, error: BaseException | None) -> None:
         """Wait until another task has ended the session.
@@ -925,19 +924,6 @@ class Lifecycle(TasksOwner):
             self.coordinator.raise_requested_exception()
         if self.requests.stopped:
             raise StopRequestedError(self.requests.stop_reason)
-
-    def _raise(self, error: BaseException) -> NoReturn:
-        """Raise an error of the session, with its name, if it was given one; nothing is added to a
-        cancellation or a clean end.
-        """
-        note = f"in session {self.name!r}"
-        is_end = isinstance(error, asyncio.CancelledError) or is_clean_end(error)
-        if self.name is not None and not is_end and note not in notes_of(error):
-            add_note(error, note)
-        try:
-            raise_unchanged(error)
-        finally:
-            del error  # its traceback refers to this frame, which would be a reference cycle
 
     # -- what it is doing
 
