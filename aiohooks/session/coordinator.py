@@ -512,8 +512,8 @@ class Coordinator(RequestMethods):
     ) -> T:
         """Await something; a stop or the failure of a background task also ends the wait.
 
-        A coroutine is cancelled then; a task or future that was passed in is not. A result that
-        comes in the very turn of the loop in which the caller is cancelled is lost, with a warning:
+        A coroutine is cancelled then; a task or future that was passed in is not. As in asyncio, a
+        result that comes together with a cancellation of the caller is lost:
         `session.steps(feeds=queue)` keeps the elements of a queue.
 
         In a task that lives through recoveries, and so in a generator of feeds, a failure from
@@ -591,7 +591,6 @@ class Coordinator(RequestMethods):
             with EndOfProducers(producers, wait):
                 return await wait.result_of(awaitable)
         except BaseException as raised:
-            self._warn_if_result_is_lost(wait, awaitable)
             close_unawaited(awaitable)
             self._note_delivery_outside(raised)
             raise
@@ -617,19 +616,6 @@ class Coordinator(RequestMethods):
             raise StopRequestedError(f"this task should have ended: {starter._ending}")
         if self.requests.stopped or (drain and self.drain_reason is not None):
             raise_unchanged(self.requests.stop_error())
-
-    def _warn_if_result_is_lost(self, wait: Wait[Any], awaitable: object) -> None:
-        """Warn if the wait was cancelled as its result came: an element of a queue, for example.
-
-        A future that was given still has its result.
-        """
-        lost = wait.results[0]
-        if wait.has_result() and lost is not None and not asyncio.isfuture(awaitable):
-            logger.warning(
-                "%s: a wait was cancelled as its result came, which is lost: %s",
-                self.requests.label,
-                safe_repr(lost),
-            )
 
     def checked_producers(self, producer: Producer | None) -> Producers | None:
         """Return the producers of a wait.
