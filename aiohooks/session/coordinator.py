@@ -18,7 +18,6 @@ import copy
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
-from types import FrameType
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -264,10 +263,10 @@ class RequestMethods(abc.ABC):
 
         Loops over `session.steps` use the elements that were taken ahead, or are in their queue,
         and take no others; when all of them have ended, a stop is requested. Producers that do not
-        look for a drain are cancelled, after they have put what they waited to put. A loop of yours
-        looks at `should_drain()`. Waits in `until(..., drain=True)` end. A background task that
-        ends cleanly stops no other. A pause ends. The first reason and the first time limit are
-        kept; after a stop nothing changes.
+        look for a drain are cancelled, with a warning. A loop of yours looks at `should_drain()`.
+        Waits in `until(..., drain=True)` end. A background task that ends cleanly stops no other. A
+        pause ends. The first reason and the first time limit are kept; after a stop nothing
+        changes.
 
         Args:
             reason: a text, which is the reason of the stop as well.
@@ -454,29 +453,18 @@ class Coordinator(RequestMethods):
             lambda: self.drain_reason is not None or self.should_stop(), timeout
         )
 
-    def end_producers(self, producers: Producers, queue: object) -> None:
-        """Cancel the producers of a queue, and those of all waits in `until`, that do not end by
-        themselves in a drain.
-
-        One that waits to put into another queue is left until it has put that. What it waits to put
-        after that is new, as it is into this queue, and is lost with a warning.
+    def end_producers(self, producers: Producers) -> None:
+        """Cancel these producers, and those of all waits in `until`, that do not end by themselves
+        in a drain.
         """
-        for task in {*producers, *self._whole._producers}:
-            if task in _ending_in_drains:
-                continue
-            put = _wait_to_put(task)
-            if put is not None:
-                into, waiter = put
-                earlier = _puts_in_drains.setdefault(task, waiter)
-                if into is not queue and earlier is waiter:
-                    continue
-                logger.warning(
-                    "%s: the drain cancels task %r while it waits to put an element, which is lost;"
-                    " let it wait for what is new with until(..., drain=True)",
-                    self.requests.label,
-                    task.get_name(),
-                )
+        for task in {*producers, *self._whole._producers}.difference(_ending_in_drains):
             _ending_in_drains.add(task)
+            logger.warning(
+                "%s: the drain cancels the producer %r; an element that it holds is lost: let it"
+                " wait for the next one with until(..., drain=True)",
+                self.requests.label,
+                task.get_name(),
+            )
             task.cancel(f"a drain ends this producer: {self.drain_reason}")
 
     # -- the pause
@@ -1043,8 +1031,6 @@ class LastingWait(Wait[T]):
 
 _ending_in_drains: WeakSet[Task] = WeakSet()
 """The tasks that look for a drain, or depend on producers, and so end by themselves in one."""
-_puts_in_drains: WeakKeyDictionary[Task, object] = WeakKeyDictionary()
-"""The first wait of a producer to put an element that a drain has found."""
 # Passes of the loop: a notified waiter may have to wake another one, or to take a lock.
 _MOST_PASSES = 5
 
@@ -1131,27 +1117,12 @@ def _queue_wait(task: Task) -> object:
     """
     from aiohooks._why.sources import held_by  # seldom needed
 
-    _, waiter = _queue_method(task)
-    if asyncio.isfuture(waiter) and not waiter.done() and not [*held_by(task)]:
-        return waiter
-    return None
-
-
-def _wait_to_put(task: Task) -> tuple[object, object] | None:
-    """Return the queue that a task waits to put into, and the future of this wait; else None."""
-    frame, waiter = _queue_method(task)
-    if frame is None or frame.f_code is not _Queue.put.__code__:
-        return None
-    return frame.f_locals.get("self"), waiter
-
-
-def _queue_method(task: Task) -> tuple[FrameType | None, object]:
-    """Return the frame of the queue's method that a task waits in, and what it awaits there."""
     frames = task_wait(task).frames
-    if not frames or frames[-1].f_code not in _QUEUE_METHODS:
-        return None, None
+    if not frames or frames[-1].f_code not in _QUEUE_METHODS or any(held_by(task)):
+        return None
     _, waiter = links_of(task)[-1]
-    return frames[-1], waiter
+    is_waiting = asyncio.isfuture(waiter) and not waiter.done()
+    return waiter if is_waiting else None
 
 
 def long_wait_log(waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> WaitLog:

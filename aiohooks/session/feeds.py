@@ -582,7 +582,7 @@ class QueueSource(Source):
             self._due = due
         if due > 0 and not self.feeds.empty():
             return
-        self._coordinator.end_producers(producers or (), self.feeds)
+        self._coordinator.end_producers(producers or ())
         if producers is None and not self.feeds.empty():
             self.has_ended = self._is_draining()
 
