@@ -4,8 +4,7 @@ everything inside a session.
     Requests          the stop, the drain and the pause of one session, and the waits that they end
     RequestMethods    the methods of these that a session and its coordinators have in common
     Coordinator       background tasks and their failures; usable alone
-    LastingWait       a wait that a recovery does not end
-    EndOfProducers    ends a wait when the tasks that it depends on have ended
+    SessionWait       a wait that a stop ends, and perhaps a drain or the end of its producers
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 from aiohooks._core.activity import Awaited, active
-from aiohooks._core.calls import Calls, Wait
+from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop
 from aiohooks._core.clock import (
     NO_TIMER,
@@ -93,8 +92,8 @@ class Requests:
         self.stop_reason: str | None = None
         self.drain_reason: str | None = None
         self.pause_reason: str | None = None
-        self.waits: dict[Wait[Any], bool] = {}
-        """The waits that a stop or a failure ends, and whether a drain ends them too."""
+        self.waits: dict[SessionWait[Any], None] = {}
+        """The waits in progress, in the order of their beginnings."""
         self.waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
         """The waiters for a change of a request, or of the tasks, each with its condition."""
         self._is_draining = False
@@ -173,8 +172,8 @@ class Requests:
         logger.info("%s: draining: %s", self.label, self.drain_reason)
         self.resume()
         self.wake_waiters()
-        for wait, ends_at_drain in tuple(self.waits.items()):
-            if ends_at_drain:
+        for wait in tuple(self.waits):
+            if wait.ends_at_drain:
                 wait.end(self.stop_error())
 
     def forget_drain_limit(self) -> None:
@@ -563,10 +562,9 @@ class Coordinator(RequestMethods):
             awaitable: a coroutine, a task or a future.
             producers: the checked producers; with `()` all have ended.
             drain: whether a drain ends the wait.
-            lasts: whether it is a `LastingWait`.
+            lasts: whether a recovery does not end it.
         """
-        wait = LastingWait[T](what) if lasts else Wait[T](what)
-        waits = self.requests.waits
+        wait = SessionWait[T](what, producers, ends_at_drain=drain, lasts=lasts)
         try:
             self.bind()
             self._raise_if_ended(drain=drain, lasts=lasts)
@@ -575,15 +573,16 @@ class Coordinator(RequestMethods):
                 raise InvalidArgumentError(
                     f"until got {awaitable!r}; give a coroutine, a task or a future"
                 )
-            waits[wait] = drain
-            with EndOfProducers(producers, wait):
-                return await wait.result_of(awaitable)
+            self.requests.waits[wait] = None
+            wait.watch_producers()
+            return await wait.result_of(awaitable)
         except BaseException as raised:
             close_unawaited(awaitable)
             self._note_delivery_outside(raised)
             raise
         finally:
-            waits.pop(wait, None)
+            wait.forget_producers()
+            self.requests.waits.pop(wait, None)
 
     def _raise_if_ended(self, *, drain: bool, lasts: bool) -> None:
         """Raise if a wait must not begin.
@@ -884,12 +883,10 @@ class Coordinator(RequestMethods):
 
     def raise_requested_exception(self) -> None:
         """Raise the first failure that ends the session, or else the first one, if there is one."""
-        if self.ending_failures:
-            self._note_delivery_outside(self.ending_failures[0])
-            raise_unchanged(self.ending_failures[0])
         if self.errors:
-            self._note_delivery_outside(self.errors[0])
-            raise_unchanged(self.errors[0])
+            # No failure is in a variable: its traceback would refer to this frame.
+            self._note_delivery_outside((self.ending_failures or self.errors)[0])
+            raise_unchanged((self.ending_failures or self.errors)[0])
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Generator[None]:
@@ -975,7 +972,7 @@ class Coordinator(RequestMethods):
         requests.wake_waiters()
         recovers = self.is_recoverable(failure)
         for wait in tuple(requests.waits):
-            if recovers and isinstance(wait, LastingWait):
+            if recovers and wait.lasts:
                 self.owner.start_recovery()
             else:
                 wait.end(failure)
@@ -1019,14 +1016,6 @@ def is_among(error: BaseException, errors: Iterable[BaseException]) -> bool:
     return any(error is other for other in errors)
 
 
-class LastingWait(Wait[T]):
-    """A wait of what lives through recoveries: the failure of a task from which the session
-    recovers does not end it, but starts the recovery.
-    """
-
-    __slots__ = ()
-
-
 # -- the producers of a wait: tasks without which it would never end
 
 _ending_in_drains: WeakSet[Task] = WeakSet()
@@ -1042,28 +1031,34 @@ def note_own_end_in_drain() -> None:
         _ending_in_drains.add(task)
 
 
-class EndOfProducers:
-    """Ends `wait`, which the block awaits, when all producers have ended, and it has had the time
-    to take what they left. None stands for no producers.
-
-    It is a class because `contextlib.contextmanager` sets the traceback of an error that the block
-    raises. Setting it fails if the error is a frozen dataclass.
+class SessionWait(Wait[T]):
+    """A wait that a stop or the failure of a task ends; and the end of its producers, when it has
+    had the time to take what they left. Without producers it does not depend on any, with `()` all
+    have ended.
     """
 
-    __slots__ = ("_producers", "_unfinished", "_wait")
+    __slots__ = ("_producers", "_unfinished", "ends_at_drain", "lasts")
 
-    def __init__(self, producers: Producers | None, wait: Wait[Any]) -> None:
+    def __init__(
+        self, what: str, producers: Producers | None, *, ends_at_drain: bool, lasts: bool
+    ) -> None:
+        super().__init__(what)
+        self.ends_at_drain: bool = ends_at_drain
+        self.lasts: bool = lasts
+        """Whether it belongs to code that lives through recoveries: the failure of a task from
+        which the session recovers does not end it, but starts the recovery.
+        """
         self._producers = producers
-        self._wait = wait
         self._unfinished = {producer for producer in producers or () if not producer.done()}
 
-    def __enter__(self) -> None:
+    def watch_producers(self) -> None:
+        """End the wait when all producers have ended; until `forget_producers`."""
         for producer in self._unfinished:
             producer.add_done_callback(self._note_end)
         if self._producers is not None and not self._unfinished:
             self._end_after(_MOST_PASSES)
 
-    def __exit__(self, *_: object) -> None:
+    def forget_producers(self) -> None:
         for producer in self._unfinished:
             producer.remove_done_callback(self._note_end)
 
@@ -1076,8 +1071,8 @@ class EndOfProducers:
         if passes:
             asyncio.get_running_loop().call_soon(self._end_after, passes - 1)
         else:
-            # Also during a recovery. It has no effect if the wait is over.
-            Calls.end(self._wait, _end_of(self._producers or ()))
+            # It has no effect if the wait is over.
+            self.end(_end_of(self._producers or ()))
 
 
 def _end_of(producers: Producers) -> BaseException:

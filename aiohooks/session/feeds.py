@@ -45,7 +45,7 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.graph.session import Session, was_fed
-from aiohooks.session.coordinator import Coordinator, LastingWait, Producer, Producers
+from aiohooks.session.coordinator import Coordinator, Producer, Producers
 from aiohooks.session.turns import Turns
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class SessionFeeds:
         or has given up.
         """
         waits = self.coordinator.requests.waits
-        if any(isinstance(wait, LastingWait) for wait in waits):
+        if any(wait.lasts for wait in waits):
             self.coordinator.owner.start_recovery()
 
     def note_new_session(
