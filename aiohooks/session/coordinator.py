@@ -53,7 +53,7 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.session.events import SessionEvents
-from aiohooks.session.recovery import NEVER, RecoveryPolicy, check_error_types
+from aiohooks.session.recovery import NEVER, RecoveryPolicy
 from aiohooks.session.status import EffectRecorder, SessionStatus, background_activities
 
 T = TypeVar("T")
@@ -204,15 +204,7 @@ class Requests:
         logger.info("%s: %s", self.label, change)
         self.wake_waiters()
 
-    # -- all of them
-
-    def clear(self) -> None:
-        """Withdraw the stop and the drain."""
-        self.stopped = False
-        self.stop_reason = None
-        self.drain_reason = None
-        self._is_draining = False
-        self.forget_drain_limit()
+    # -- the loop
 
     def call_in_loop(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the loop, from any thread, and immediately in a task of the loop."""
@@ -332,23 +324,16 @@ class TasksOwner:
 class Coordinator(RequestMethods):
     """Coordinates tasks that stop together; usable alone, and every session has one.
 
-    A stop is recorded immediately, with its first reason, and withdrawn only by `clear_stop`. A
-    task that fails also requests a stop, and its error ends every wait in `until`. An error that
-    means a clean end (`OutOfRangeError`, ...) is a plain stop.
+    A stop is recorded immediately, with its first reason, and never withdrawn. A task that fails
+    also requests a stop, and its error ends every wait in `until`. An error that means a clean end
+    (`OutOfRangeError`, ...) is a plain stop.
 
     A session has a new coordinator after each recovery; a stop requested from it stops the whole
     session. The one before starts no tasks any more, and its waits are those of the session.
     """
 
-    def __init__(self, clean_stop_exception_types: tuple[type[BaseException], ...] = ()) -> None:
-        """Start without tasks, not stopped.
-
-        Args:
-            clean_stop_exception_types: errors of tasks that mean a plain stop, besides the usual
-                ones.
-        """
-        check_error_types(clean_stop_exception_types, "clean_stop_exception_types", BaseException)
-        self._clean_types = clean_stop_exception_types
+    def __init__(self) -> None:
+        """Start without tasks, not stopped."""
         self.joined: bool = False
         """Whether a `join` has completed."""
         self._ending: str | None = None
@@ -411,7 +396,7 @@ class Coordinator(RequestMethods):
         """
         if not isinstance(reason, BaseException):
             self.requests.request_stop(reason)
-        elif self.joined and not self._is_clean_end(reason):
+        elif self.joined and not is_clean_end(reason):
             raise reason
         else:
             self._record_error(reason, "reported")
@@ -430,15 +415,6 @@ class Coordinator(RequestMethods):
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
         """Wait until a stop is requested, at most `timeout` seconds; return whether it was."""
         return await self._wait_for(self.should_stop, timeout)
-
-    def clear_stop(self) -> None:
-        """Reset the stop, the drain, their reasons, the errors and `joined`; the tasks stay."""
-        whole = self._whole
-        self.requests.clear()
-        self.errors.clear()
-        whole.lasting_errors.clear()
-        whole._undelivered.clear()
-        whole.joined = self.joined = False
 
     # -- the drain
 
@@ -717,7 +693,7 @@ class Coordinator(RequestMethods):
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._ends_in_drain(error):
             add_origin(error, f"background task {task.get_name()!r}")
-            how = "ended" if self._is_clean_end(error) else "failed"
+            how = "ended" if is_clean_end(error) else "failed"
             self._record_error(error, f"background task {task.get_name()!r} {how}")
 
     @property
@@ -901,14 +877,11 @@ class Coordinator(RequestMethods):
             if not self._ends_in_drain(error):
                 self.request_stop(error)
 
-    def _is_clean_end(self, error: BaseException) -> bool:
-        return is_clean_end(error) or isinstance(error, self._clean_types)
-
     def _ends_in_drain(self, error: BaseException) -> bool:
         """Return whether a task ends cleanly in a drain, in which the others finish what they have
         under way.
         """
-        return self.drain_reason is not None and self._is_clean_end(error)
+        return self.drain_reason is not None and is_clean_end(error)
 
     def is_recoverable(self, error: BaseException) -> bool:
         """Return whether a new raw session can help: the policy lists the error, and it is no
@@ -933,7 +906,7 @@ class Coordinator(RequestMethods):
             # `until` raised it in the task, which passed it on.
             return
         label = self.requests.label
-        if not self._is_clean_end(error):
+        if not is_clean_end(error):
             if self._has_no_caller:
                 logger.error("%s: %s, after %s", label, what, self._ending, exc_info=error)
             else:
