@@ -552,16 +552,13 @@ class Lifecycle(TasksOwner):
         that fails, too, the pauses are needed for what is away to return.
         """
         secs = self.history.pause_secs()
-        hurries = self.requests.stopped and not self._has_hurried
+        is_stopped = self.requests.stopped
+        hurries = is_stopped and not self._has_hurried
+        if secs > 0 and not hurries:
+            pause = sleep(secs) if is_stopped else self.coordinator.wait_for_stop(secs)
+            with active("recovery", "pause", functools.partial(self._awaited_pause, secs)):
+                await Wait[Any]("a recovery", waits=self.waits).result_of(pause)
         self._has_hurried = self.requests.stopped
-        if secs <= 0 or hurries:
-            return
-        wait = Wait[Any]("a recovery", waits=self.waits)
-        with active("recovery", "pause", functools.partial(self._awaited_pause, secs)):
-            if self._has_hurried:
-                await wait.result_of(sleep(secs))
-            else:
-                self._has_hurried = await wait.result_of(self.coordinator.wait_for_stop(secs))
 
     async def _close_raw_session(self, reason: str) -> None:
         """Cancel the raw session's tasks and close it. Errors are only logged: another one is being

@@ -440,11 +440,8 @@ class AsyncMonitoredSession(RequestMethods):
         """Start `fn(*args)` as a task of this session; it lives through recoveries. See
         `Coordinator.start_soon`.
         """
-        lifecycle = self._lifecycle
-        lifecycle.raise_if_not_entered()
-        if lifecycle.phase == "closed":
-            raise SessionClosedError("this session is closed; start tasks while it is open")
-        return lifecycle.coordinator.start_soon(fn, *args, name=name)
+        self._lifecycle.raise_if_not_entered()
+        return self._lifecycle.coordinator.start_soon(fn, *args, name=name)
 
     async def until(
         self, awaitable: Awaitable[T], *, producer: Producer | None = None, drain: bool = False
