@@ -433,6 +433,8 @@ class Coordinator(RequestMethods):
         in a drain.
         """
         for task in {*producers, *self._whole._producers}.difference(_ending_in_drains):
+            if task.done():
+                continue
             _ending_in_drains.add(task)
             logger.warning(
                 "%s: the drain cancels the producer %r; an element that it holds is lost: let it"
@@ -1086,7 +1088,7 @@ def _queue_wait(task: Task) -> object:
     from aiohooks._why.sources import held_by  # seldom needed
 
     frames = task_wait(task).frames
-    if not frames or frames[-1].f_code not in _QUEUE_METHODS or any(held_by(task)):
+    if not frames or frames[-1].f_code not in _QUEUE_METHODS or [*held_by(task)]:
         return None
     _, waiter = links_of(task)[-1]
     is_waiting = asyncio.isfuture(waiter) and not waiter.done()

@@ -596,7 +596,9 @@ async def test_a_drain_after_the_end_changes_nothing() -> None:
 async def test_what_a_drain_makes_a_producer_lose_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A warning names each producer that a drain cancels, which may hold an element."""
+    """A warning names each producer that a drain cancels, which may hold an element; not one that
+    has ended.
+    """
 
     async def read(out: asyncio.Queue[int]) -> None:
         number = 0
@@ -609,11 +611,14 @@ async def test_what_a_drain_makes_a_producer_lose_is_logged(
     queue: asyncio.Queue[int] = asyncio.Queue(1)
     async with ah.AsyncMonitoredSession(failing_step()) as session:
         reader = session.start_soon(read, queue)
+        ended = session.start_soon(ticks)
+        await ended
         used = []
-        async for number in session.steps("loss", feeds=queue, producer=reader):
+        async for number in session.steps("loss", feeds=queue, producer=[reader, ended]):
             used.append(number)
             if number == 3:
                 session.request_drain()
     assert used == taken[: len(used)]
-    warned = [text for text in caplog.messages if "the drain cancels the producer 'read'" in text]
+    warned = [text for text in caplog.messages if "the drain cancels the producer" in text]
     assert len(taken) - len(used) - queue.qsize() == len(warned) == 1
+    assert "'read'" in warned[0]
