@@ -75,7 +75,6 @@ from aiohooks.session.feeds import FeedsWentBack, SessionFeeds
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.hook_set import HookSet
 from aiohooks.session.recovery import (
-    CommittedRun,
     RecoveryHistory,
     RecoveryPolicy,
     has_commit,
@@ -146,8 +145,6 @@ class Lifecycle(TasksOwner):
         self.gave_up: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
-        self.committed: CommittedRun | None = None
-        """The run in progress, if it failed after it had been committed."""
         self._creator = creator
         self._monitor = Monitor(
             grace_secs, self.hooks.stateful, self.feeds.state_of, self.hooks.drain_stateful
@@ -263,7 +260,9 @@ class Lifecycle(TasksOwner):
         self.store = session.global_step
         self.raw_coordinator = self.coordinator.for_raw_session()
         restore_hooks(session)
-        await self._report_restored(session)
+        if session.restored is not None:
+            checkpoint = session.restored.checkpoint
+            await self.coordinator.events.restored.emit(checkpoint.step, checkpoint.path)
         # Before the hooks, which may fail: the elements in use come again in any case.
         self.feeds.note_new_session(session, self.policy.on_lost_feeds, self.recovering_from)
         await self.hooks.after_create_session(session, self.raw_coordinator)
@@ -271,11 +270,6 @@ class Lifecycle(TasksOwner):
             self.coordinator.request_stop(str(session.finished))
         self.feeds.continue_reading()
         return session
-
-    async def _report_restored(self, session: Session) -> None:
-        if session.restored is not None:
-            checkpoint = session.restored.checkpoint
-            await self.coordinator.events.restored.emit(checkpoint.step, checkpoint.path)
 
     # -- run
 
@@ -401,20 +395,11 @@ class Lifecycle(TasksOwner):
             if self.phase == "open":
                 raise
 
-    def note_commit(self, session: Session, result: Any) -> None:
-        """Note that a run is failing after it had been committed: where its feeds are tracked, its
-        result is returned, as each of their elements counts once.
-        """
-        if self.feeds.uses_tracked_feeds(self.turns.runner):
-            epoch = session.global_step.latest.epoch
-            self.committed = CommittedRun(result, Position(epoch, session.committed_step))
-
-    async def handle_failure(self, error: BaseException) -> CommittedRun | None:
+    async def handle_failure(self, error: BaseException) -> bool:
         """Decide what becomes of a run that `error` ended; every failed attempt comes through here.
 
         Returns:
-            The run, if it had been committed and its result is to be returned; None if it is to be
-            repeated.
+            Whether the run is complete, as it had been committed; otherwise it is to be repeated.
 
         Raises:
             BaseException: what the run ends with: `error`, if the session does not recover from it;
@@ -422,8 +407,7 @@ class Lifecycle(TasksOwner):
                 as notes, when the policy gives up.
         """
         coordinator = self.coordinator
-        committed = self.committed
-        self.committed = None
+        commit = self._commit_to_keep()
         if self.waits.scope is not None:
             self.waits.scope.end_attempt(error)
         cause = self.waits.cause
@@ -436,7 +420,7 @@ class Lifecycle(TasksOwner):
             label = self.requests.label
             error = root_cause(error, coordinator.errors, coordinator.is_recoverable, label)
             if coordinator.is_recoverable(error):
-                return await self._recover(error, committed)
+                return await self._recover(error, commit)
             coordinator.note_delivery(error)
             if isinstance(error, StopRequestedError):
                 # So that `stop_reason` has it too, if it is the first.
@@ -445,6 +429,19 @@ class Lifecycle(TasksOwner):
         finally:
             # The traceback of what is raised refers to this frame.
             del error, cause
+
+    def _commit_to_keep(self) -> Position | None:
+        """Return the position of the commit of a failed attempt, where its feeds are tracked: as
+        each of their elements counts once, the run is not repeated.
+        """
+        scope = self.waits.scope
+        is_committed = scope is not None and scope.attempt is not None and scope.attempt.committed
+        session = self.session
+        if session is None or not is_committed:
+            return None
+        if not self.feeds.uses_tracked_feeds(self.turns.runner):
+            return None
+        return Position(session.global_step.latest.epoch, session.committed_step)
 
     def end_run(self, cause: BaseException) -> None:
         """End the run in progress, if there is one."""
@@ -470,14 +467,12 @@ class Lifecycle(TasksOwner):
 
     # -- recover
 
-    async def _recover(
-        self, error: BaseException, committed: CommittedRun | None
-    ) -> CommittedRun | None:
-        """Replace the raw session after `error`; return the run if the new one has its commit."""
+    async def _recover(self, error: BaseException, commit: Position | None) -> bool:
+        """Replace the raw session after `error`; return whether the new one has the commit."""
         # There is no session after a recovery that was cancelled: a creation has failed.
         step = None
-        if committed is not None:
-            step = committed.position.step
+        if commit is not None:
+            step = commit.step
         elif self.session is not None:
             step = self.session.global_step.latest.step + 1
         self.recovering_from = error
@@ -494,10 +489,10 @@ class Lifecycle(TasksOwner):
             # The traceback of what is raised refers to this frame.
             del error
         self.recovering_from = None
-        if committed is None or not has_commit(self.session, committed.position):
-            return None
+        if commit is None or not has_commit(self.session, commit):
+            return False
         self.feeds.keep_element_of_run()
-        return committed
+        return True
 
     async def _replace_session(self, error: BaseException, step: int | None) -> None:
         """Replace the raw session after `error` of the run of `step`; None means the error of a

@@ -207,9 +207,12 @@ class AsyncMonitoredSession(RequestMethods):
                 try:
                     return await self._run_once(scope, request, attempt)
                 except BaseException as error:
-                    committed = await lifecycle.handle_failure(error)
-                if committed is not None:
-                    return committed.result
+                    is_complete = await lifecycle.handle_failure(error)
+                if is_complete:
+                    result = scope.result
+                    # Tasks that were started in the run have its scope.
+                    scope.result = None
+                    return result
                 attempt += 1
                 scope = turns.begin_attempt(scope)
         finally:
@@ -267,7 +270,7 @@ class AsyncMonitoredSession(RequestMethods):
                 waits=waits,
             )
         except BaseException:
-            lifecycle.note_commit(session, result)
+            scope.result = result
             raise
         if lifecycle.recoveries:
             lifecycle.history.completed(step)
@@ -297,7 +300,6 @@ class AsyncMonitoredSession(RequestMethods):
             finally:
                 scope.end_attempt()
                 lifecycle.waits.end_attempt()
-                lifecycle.committed = None  # the function is repeated as a whole
 
         try:
             while True:

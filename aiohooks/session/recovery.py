@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_choice, check_instance, checked_int
@@ -85,15 +85,6 @@ class RecoveryPolicy:
 
 NEVER = RecoveryPolicy((), max_attempts=0)
 """The policy of a session that never recovers."""
-
-
-class CommittedRun(NamedTuple):
-    """A run that failed after it had been committed: what `run` would have returned, and the step,
-    in its epoch.
-    """
-
-    result: Any
-    position: Position
 
 
 class RecoveryHistory:
