@@ -377,17 +377,13 @@ class Lifecycle(TasksOwner):
         """Start a task that recovers, for waits that a recovery does not end."""
         is_started = self._recovery is not None and not self._recovery.done()
         if self.phase == "open" and self.recovering_from is None and not is_started:
-            self._recovery = self.coordinator.start_soon(self._recover_after_run, name="recovery")
+            self._recovery = self.coordinator.start_soon(self._recover_for_waits, name="recovery")
 
-    async def _recover_after_run(self) -> None:
-        """Recover if that is needed when the run in progress has ended, which may recover itself.
+    async def _recover_for_waits(self) -> None:
+        """Recover behind the run in progress, unless it recovers itself.
 
         A recovery that ends because the session ends has not failed.
         """
-        if self.turns.taken:
-            # Only to wait for the end of the run: `recover_if_needed` takes a turn of its own.
-            await self.turns.wait()
-            self.turns.release()
         try:
             await self.recover_if_needed()
         except (SessionClosedError, StopRequestedError):
