@@ -360,16 +360,21 @@ class Lifecycle(TasksOwner):
         errors = self.raw_coordinator.errors
         if self.session is not None and not (errors and self.coordinator.is_recoverable(errors[0])):
             return
+        await self.repeat(lambda _: self.session_for_run())
+
+    async def repeat(self, attempt: Callable[[RunScope], Awaitable[T]]) -> T:
+        """Take a turn to run, and call `attempt` again after each recovery until it succeeds.
+
+        A run of the session does the same, without this call.
+        """
         scope = await self.wait_for_turn()
         try:
             while True:
                 try:
-                    await self.session_for_run()
+                    return await attempt(scope)
                 except BaseException as error:
                     await self.handle_failure(error)
-                    scope = self.turns.begin_attempt(scope)
-                else:
-                    return
+                scope = self.turns.begin_attempt(scope)
         finally:
             self.turns.end_run(scope)
 

@@ -8,6 +8,8 @@ that they use.
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import os
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -287,32 +289,26 @@ class AsyncMonitoredSession(RequestMethods):
             What `fn` returns. Raises like `run`.
         """
         lifecycle = self._lifecycle
-        turns = lifecycle.turns
-        scope = await lifecycle.wait_for_turn()
-        attempt = 0
+        attempts = itertools.count(1)
 
-        async def run(request: RunRequest) -> Any:
-            try:
-                return await self._run_once(scope, request, attempt)
-            except BaseException as error:
-                scope.end_attempt(error)
-                raise
-            finally:
-                scope.end_attempt()
-                lifecycle.waits.end_attempt()
+        async def call(scope: RunScope) -> T:
+            run = functools.partial(self._run_in_step_fn, scope, next(attempts))
+            await lifecycle.session_for_run()
+            step = call_step_fn(fn, StepContext(lifecycle, run))
+            return await Wait[T]("a step function", waits=lifecycle.waits).result_of(step)
 
+        return await lifecycle.repeat(call)
+
+    async def _run_in_step_fn(self, scope: RunScope, attempt: int, request: RunRequest) -> Any:
+        """Make a run of a step function, which is repeated as a whole if the run fails."""
         try:
-            while True:
-                attempt += 1
-                try:
-                    await lifecycle.session_for_run()
-                    step = call_step_fn(fn, StepContext(lifecycle, run))
-                    return await Wait[T]("a step function", waits=lifecycle.waits).result_of(step)
-                except BaseException as error:
-                    await lifecycle.handle_failure(error)
-                scope = turns.begin_attempt(scope)
+            return await self._run_once(scope, request, attempt)
+        except BaseException as error:
+            scope.end_attempt(error)
+            raise
         finally:
-            turns.end_run(scope)
+            scope.end_attempt()
+            self._lifecycle.waits.end_attempt()
 
     @overload
     def steps(self, fetches: Node[A], **options: Unpack[StepsOptions]) -> Steps[A]: ...
