@@ -35,6 +35,8 @@ class RunScope:
     """The id of the caller's task."""
     committed: bool = False
     """Whether an attempt of the run has been committed."""
+    result: Any = None
+    """The result of an attempt that failed after its commit."""
     observers: tuple[RunObserver, ...] = ()
     """The observers of the current attempt. A hook adds its own in `before_run`."""
     attempt: Any = None

@@ -4,8 +4,7 @@ everything inside a session.
     Requests          the stop, the drain and the pause of one session, and the waits that they end
     RequestMethods    the methods of these that a session and its coordinators have in common
     Coordinator       background tasks and their failures; usable alone
-    LastingWait       a wait that a recovery does not end
-    EndOfProducers    ends a wait when the tasks that it depends on have ended
+    SessionWait       a wait that a stop ends, and perhaps a drain or the end of its producers
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ import copy
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
-from types import FrameType
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 from aiohooks._core.activity import Awaited, active
-from aiohooks._core.calls import Calls, Wait
+from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop
 from aiohooks._core.clock import (
     NO_TIMER,
@@ -55,7 +53,7 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.session.events import SessionEvents
-from aiohooks.session.recovery import NEVER, RecoveryPolicy, check_error_types
+from aiohooks.session.recovery import NEVER, RecoveryPolicy
 from aiohooks.session.status import EffectRecorder, SessionStatus, background_activities
 
 T = TypeVar("T")
@@ -94,8 +92,8 @@ class Requests:
         self.stop_reason: str | None = None
         self.drain_reason: str | None = None
         self.pause_reason: str | None = None
-        self.waits: dict[Wait[Any], bool] = {}
-        """The waits that a stop or a failure ends, and whether a drain ends them too."""
+        self.waits: dict[SessionWait[Any], None] = {}
+        """The waits in progress, in the order of their beginnings."""
         self.waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
         """The waiters for a change of a request, or of the tasks, each with its condition."""
         self._is_draining = False
@@ -174,8 +172,8 @@ class Requests:
         logger.info("%s: draining: %s", self.label, self.drain_reason)
         self.resume()
         self.wake_waiters()
-        for wait, ends_at_drain in tuple(self.waits.items()):
-            if ends_at_drain:
+        for wait in tuple(self.waits):
+            if wait.ends_at_drain:
                 wait.end(self.stop_error())
 
     def forget_drain_limit(self) -> None:
@@ -206,15 +204,7 @@ class Requests:
         logger.info("%s: %s", self.label, change)
         self.wake_waiters()
 
-    # -- all of them
-
-    def clear(self) -> None:
-        """Withdraw the stop and the drain."""
-        self.stopped = False
-        self.stop_reason = None
-        self.drain_reason = None
-        self._is_draining = False
-        self.forget_drain_limit()
+    # -- the loop
 
     def call_in_loop(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the loop, from any thread, and immediately in a task of the loop."""
@@ -264,10 +254,10 @@ class RequestMethods(abc.ABC):
 
         Loops over `session.steps` use the elements that were taken ahead, or are in their queue,
         and take no others; when all of them have ended, a stop is requested. Producers that do not
-        look for a drain are cancelled, after they have put what they waited to put. A loop of yours
-        looks at `should_drain()`. Waits in `until(..., drain=True)` end. A background task that
-        ends cleanly stops no other. A pause ends. The first reason and the first time limit are
-        kept; after a stop nothing changes.
+        look for a drain are cancelled, with a warning. A loop of yours looks at `should_drain()`.
+        Waits in `until(..., drain=True)` end. A background task that ends cleanly stops no other. A
+        pause ends. The first reason and the first time limit are kept; after a stop nothing
+        changes.
 
         Args:
             reason: a text, which is the reason of the stop as well.
@@ -334,23 +324,16 @@ class TasksOwner:
 class Coordinator(RequestMethods):
     """Coordinates tasks that stop together; usable alone, and every session has one.
 
-    A stop is recorded immediately, with its first reason, and withdrawn only by `clear_stop`. A
-    task that fails also requests a stop, and its error ends every wait in `until`. An error that
-    means a clean end (`OutOfRangeError`, ...) is a plain stop.
+    A stop is recorded immediately, with its first reason, and never withdrawn. A task that fails
+    also requests a stop, and its error ends every wait in `until`. An error that means a clean end
+    (`OutOfRangeError`, ...) is a plain stop.
 
     A session has a new coordinator after each recovery; a stop requested from it stops the whole
     session. The one before starts no tasks any more, and its waits are those of the session.
     """
 
-    def __init__(self, clean_stop_exception_types: tuple[type[BaseException], ...] = ()) -> None:
-        """Start without tasks, not stopped.
-
-        Args:
-            clean_stop_exception_types: errors of tasks that mean a plain stop, besides the usual
-                ones.
-        """
-        check_error_types(clean_stop_exception_types, "clean_stop_exception_types", BaseException)
-        self._clean_types = clean_stop_exception_types
+    def __init__(self) -> None:
+        """Start without tasks, not stopped."""
         self.joined: bool = False
         """Whether a `join` has completed."""
         self._ending: str | None = None
@@ -413,7 +396,7 @@ class Coordinator(RequestMethods):
         """
         if not isinstance(reason, BaseException):
             self.requests.request_stop(reason)
-        elif self.joined and not self._is_clean_end(reason):
+        elif self.joined and not is_clean_end(reason):
             raise reason
         else:
             self._record_error(reason, "reported")
@@ -433,15 +416,6 @@ class Coordinator(RequestMethods):
         """Wait until a stop is requested, at most `timeout` seconds; return whether it was."""
         return await self._wait_for(self.should_stop, timeout)
 
-    def clear_stop(self) -> None:
-        """Reset the stop, the drain, their reasons, the errors and `joined`; the tasks stay."""
-        whole = self._whole
-        self.requests.clear()
-        self.errors.clear()
-        whole.lasting_errors.clear()
-        whole._undelivered.clear()
-        whole.joined = self.joined = False
-
     # -- the drain
 
     async def wait_for_drain(self, timeout: float | None = None) -> bool:
@@ -454,29 +428,20 @@ class Coordinator(RequestMethods):
             lambda: self.drain_reason is not None or self.should_stop(), timeout
         )
 
-    def end_producers(self, producers: Producers, queue: object) -> None:
-        """Cancel the producers of a queue, and those of all waits in `until`, that do not end by
-        themselves in a drain.
-
-        One that waits to put into another queue is left until it has put that. What it waits to put
-        after that is new, as it is into this queue, and is lost with a warning.
+    def end_producers(self, producers: Producers) -> None:
+        """Cancel these producers, and those of all waits in `until`, that do not end by themselves
+        in a drain.
         """
-        for task in {*producers, *self._whole._producers}:
-            if task in _ending_in_drains:
+        for task in {*producers, *self._whole._producers}.difference(_ending_in_drains):
+            if task.done():
                 continue
-            put = _wait_to_put(task)
-            if put is not None:
-                into, waiter = put
-                earlier = _puts_in_drains.setdefault(task, waiter)
-                if into is not queue and earlier is waiter:
-                    continue
-                logger.warning(
-                    "%s: the drain cancels task %r while it waits to put an element, which is lost;"
-                    " let it wait for what is new with until(..., drain=True)",
-                    self.requests.label,
-                    task.get_name(),
-                )
             _ending_in_drains.add(task)
+            logger.warning(
+                "%s: the drain cancels the producer %r; an element that it holds is lost: let it"
+                " wait for the next one with until(..., drain=True)",
+                self.requests.label,
+                task.get_name(),
+            )
             task.cancel(f"a drain ends this producer: {self.drain_reason}")
 
     # -- the pause
@@ -512,8 +477,8 @@ class Coordinator(RequestMethods):
     ) -> T:
         """Await something; a stop or the failure of a background task also ends the wait.
 
-        A coroutine is cancelled then; a task or future that was passed in is not. A result that
-        comes in the very turn of the loop in which the caller is cancelled is lost, with a warning:
+        A coroutine is cancelled then; a task or future that was passed in is not. As in asyncio, a
+        result that comes together with a cancellation of the caller is lost:
         `session.steps(feeds=queue)` keeps the elements of a queue.
 
         In a task that lives through recoveries, and so in a generator of feeds, a failure from
@@ -575,10 +540,9 @@ class Coordinator(RequestMethods):
             awaitable: a coroutine, a task or a future.
             producers: the checked producers; with `()` all have ended.
             drain: whether a drain ends the wait.
-            lasts: whether it is a `LastingWait`.
+            lasts: whether a recovery does not end it.
         """
-        wait = LastingWait[T](what) if lasts else Wait[T](what)
-        waits = self.requests.waits
+        wait = SessionWait[T](what, producers, ends_at_drain=drain, lasts=lasts)
         try:
             self.bind()
             self._raise_if_ended(drain=drain, lasts=lasts)
@@ -587,16 +551,16 @@ class Coordinator(RequestMethods):
                 raise InvalidArgumentError(
                     f"until got {awaitable!r}; give a coroutine, a task or a future"
                 )
-            waits[wait] = drain
-            with EndOfProducers(producers, wait):
-                return await wait.result_of(awaitable)
+            self.requests.waits[wait] = None
+            wait.watch_producers()
+            return await wait.result_of(awaitable)
         except BaseException as raised:
-            self._warn_if_result_is_lost(wait, awaitable)
             close_unawaited(awaitable)
             self._note_delivery_outside(raised)
             raise
         finally:
-            waits.pop(wait, None)
+            wait.forget_producers()
+            self.requests.waits.pop(wait, None)
 
     def _raise_if_ended(self, *, drain: bool, lasts: bool) -> None:
         """Raise if a wait must not begin.
@@ -617,19 +581,6 @@ class Coordinator(RequestMethods):
             raise StopRequestedError(f"this task should have ended: {starter._ending}")
         if self.requests.stopped or (drain and self.drain_reason is not None):
             raise_unchanged(self.requests.stop_error())
-
-    def _warn_if_result_is_lost(self, wait: Wait[Any], awaitable: object) -> None:
-        """Warn if the wait was cancelled as its result came: an element of a queue, for example.
-
-        A future that was given still has its result.
-        """
-        lost = wait.results[0]
-        if wait.has_result() and lost is not None and not asyncio.isfuture(awaitable):
-            logger.warning(
-                "%s: a wait was cancelled as its result came, which is lost: %s",
-                self.requests.label,
-                safe_repr(lost),
-            )
 
     def checked_producers(self, producer: Producer | None) -> Producers | None:
         """Return the producers of a wait.
@@ -744,7 +695,7 @@ class Coordinator(RequestMethods):
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._ends_in_drain(error):
             add_origin(error, f"background task {task.get_name()!r}")
-            how = "ended" if self._is_clean_end(error) else "failed"
+            how = "ended" if is_clean_end(error) else "failed"
             self._record_error(error, f"background task {task.get_name()!r} {how}")
 
     @property
@@ -910,12 +861,10 @@ class Coordinator(RequestMethods):
 
     def raise_requested_exception(self) -> None:
         """Raise the first failure that ends the session, or else the first one, if there is one."""
-        if self.ending_failures:
-            self._note_delivery_outside(self.ending_failures[0])
-            raise_unchanged(self.ending_failures[0])
         if self.errors:
-            self._note_delivery_outside(self.errors[0])
-            raise_unchanged(self.errors[0])
+            # No failure is in a variable: its traceback would refer to this frame.
+            self._note_delivery_outside((self.ending_failures or self.errors)[0])
+            raise_unchanged((self.ending_failures or self.errors)[0])
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Generator[None]:
@@ -930,14 +879,11 @@ class Coordinator(RequestMethods):
             if not self._ends_in_drain(error):
                 self.request_stop(error)
 
-    def _is_clean_end(self, error: BaseException) -> bool:
-        return is_clean_end(error) or isinstance(error, self._clean_types)
-
     def _ends_in_drain(self, error: BaseException) -> bool:
         """Return whether a task ends cleanly in a drain, in which the others finish what they have
         under way.
         """
-        return self.drain_reason is not None and self._is_clean_end(error)
+        return self.drain_reason is not None and is_clean_end(error)
 
     def is_recoverable(self, error: BaseException) -> bool:
         """Return whether a new raw session can help: the policy lists the error, and it is no
@@ -962,7 +908,7 @@ class Coordinator(RequestMethods):
             # `until` raised it in the task, which passed it on.
             return
         label = self.requests.label
-        if not self._is_clean_end(error):
+        if not is_clean_end(error):
             if self._has_no_caller:
                 logger.error("%s: %s, after %s", label, what, self._ending, exc_info=error)
             else:
@@ -1001,7 +947,7 @@ class Coordinator(RequestMethods):
         requests.wake_waiters()
         recovers = self.is_recoverable(failure)
         for wait in tuple(requests.waits):
-            if recovers and isinstance(wait, LastingWait):
+            if recovers and wait.lasts:
                 self.owner.start_recovery()
             else:
                 wait.end(failure)
@@ -1045,20 +991,10 @@ def is_among(error: BaseException, errors: Iterable[BaseException]) -> bool:
     return any(error is other for other in errors)
 
 
-class LastingWait(Wait[T]):
-    """A wait of what lives through recoveries: the failure of a task from which the session
-    recovers does not end it, but starts the recovery.
-    """
-
-    __slots__ = ()
-
-
 # -- the producers of a wait: tasks without which it would never end
 
 _ending_in_drains: WeakSet[Task] = WeakSet()
 """The tasks that look for a drain, or depend on producers, and so end by themselves in one."""
-_puts_in_drains: WeakKeyDictionary[Task, object] = WeakKeyDictionary()
-"""The first wait of a producer to put an element that a drain has found."""
 # Passes of the loop: a notified waiter may have to wake another one, or to take a lock.
 _MOST_PASSES = 5
 
@@ -1070,28 +1006,34 @@ def note_own_end_in_drain() -> None:
         _ending_in_drains.add(task)
 
 
-class EndOfProducers:
-    """Ends `wait`, which the block awaits, when all producers have ended, and it has had the time
-    to take what they left. None stands for no producers.
-
-    It is a class because `contextlib.contextmanager` sets the traceback of an error that the block
-    raises. Setting it fails if the error is a frozen dataclass.
+class SessionWait(Wait[T]):
+    """A wait that a stop or the failure of a task ends; and the end of its producers, when it has
+    had the time to take what they left. Without producers it does not depend on any, with `()` all
+    have ended.
     """
 
-    __slots__ = ("_producers", "_unfinished", "_wait")
+    __slots__ = ("_producers", "_unfinished", "ends_at_drain", "lasts")
 
-    def __init__(self, producers: Producers | None, wait: Wait[Any]) -> None:
+    def __init__(
+        self, what: str, producers: Producers | None, *, ends_at_drain: bool, lasts: bool
+    ) -> None:
+        super().__init__(what)
+        self.ends_at_drain: bool = ends_at_drain
+        self.lasts: bool = lasts
+        """Whether it belongs to code that lives through recoveries: the failure of a task from
+        which the session recovers does not end it, but starts the recovery.
+        """
         self._producers = producers
-        self._wait = wait
         self._unfinished = {producer for producer in producers or () if not producer.done()}
 
-    def __enter__(self) -> None:
+    def watch_producers(self) -> None:
+        """End the wait when all producers have ended; until `forget_producers`."""
         for producer in self._unfinished:
             producer.add_done_callback(self._note_end)
         if self._producers is not None and not self._unfinished:
             self._end_after(_MOST_PASSES)
 
-    def __exit__(self, *_: object) -> None:
+    def forget_producers(self) -> None:
         for producer in self._unfinished:
             producer.remove_done_callback(self._note_end)
 
@@ -1104,8 +1046,8 @@ class EndOfProducers:
         if passes:
             asyncio.get_running_loop().call_soon(self._end_after, passes - 1)
         else:
-            # Also during a recovery. It has no effect if the wait is over.
-            Calls.end(self._wait, _end_of(self._producers or ()))
+            # It has no effect if the wait is over.
+            self.end(_end_of(self._producers or ()))
 
 
 def _end_of(producers: Producers) -> BaseException:
@@ -1145,27 +1087,12 @@ def _queue_wait(task: Task) -> object:
     """
     from aiohooks._why.sources import held_by  # seldom needed
 
-    _, waiter = _queue_method(task)
-    if asyncio.isfuture(waiter) and not waiter.done() and not [*held_by(task)]:
-        return waiter
-    return None
-
-
-def _wait_to_put(task: Task) -> tuple[object, object] | None:
-    """Return the queue that a task waits to put into, and the future of this wait; else None."""
-    frame, waiter = _queue_method(task)
-    if frame is None or frame.f_code is not _Queue.put.__code__:
-        return None
-    return frame.f_locals.get("self"), waiter
-
-
-def _queue_method(task: Task) -> tuple[FrameType | None, object]:
-    """Return the frame of the queue's method that a task waits in, and what it awaits there."""
     frames = task_wait(task).frames
-    if not frames or frames[-1].f_code not in _QUEUE_METHODS:
-        return None, None
+    if not frames or frames[-1].f_code not in _QUEUE_METHODS or [*held_by(task)]:
+        return None
     _, waiter = links_of(task)[-1]
-    return frames[-1], waiter
+    is_waiting = asyncio.isfuture(waiter) and not waiter.done()
+    return waiter if is_waiting else None
 
 
 def long_wait_log(waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> WaitLog:

@@ -103,23 +103,11 @@ def restore_hooks(session: Session) -> None:
         else:
             level = logging.INFO if is_numbered(hook) else logging.WARNING
             logger.log(level, "%s has no state of the hook %s, which starts anew", what, name)
+    # A session that is saved forgets these states with its next checkpoint.
     is_saved = session.saver is not None and not session.saver.read_only
+    level = logging.WARNING if is_saved else logging.INFO
     for name in sorted(states.keys() - hooks.keys()):
-        text = "%s has the state of a hook %s, which is not in this session"
-        # The hook has still to deliver these: effects, records, metrics.
-        pending = _pending_entries(states[name])
-        if pending and is_saved:
-            text += ", with %s pending entries, which the next checkpoint forgets; add it again"
-            logger.warning(text, what, name, pending)
-        else:
-            logger.info(text, what, name)
-
-
-def _pending_entries(state: Any) -> int:
-    pending: Any = None
-    if isinstance(state, dict):
-        pending = cast("dict[str, Any]", state).get("pending")
-    return len(cast("list[object]", pending)) if isinstance(pending, list) else 0
+        logger.log(level, "%s has the state of a hook %s, which is not in this session", what, name)
 
 
 def warn_if_not_saved(session: Session, graph: Graph) -> None:
@@ -291,20 +279,25 @@ class _Creator:
         again if that fails.
         """
         factory = self._session_factory
-        parts: dict[str, Any] = {"global_step": self.global_step, "variables": self._variables}
-        session: object = factory(self.graph, **parts)
+        session: object = factory(
+            self.graph, global_step=self.global_step, variables=self._variables
+        )
         if not isinstance(session, Session):
             raise InvalidArgumentError(
                 f"session_factory={factory!r} returned {session!r}; return a Session, or give a"
                 " subclass of it"
             )
         try:
-            for name, part in {"graph": self.graph, **parts}.items():
-                if getattr(session, name) is not part:
-                    raise InvalidArgumentError(
-                        f"session_factory={factory!r} returned a session with another {name} than"
-                        " it was given; pass it to Session"
-                    )
+            has_parts = (
+                session.graph is self.graph
+                and session.global_step is self.global_step
+                and session.variables is self._variables
+            )
+            if not has_parts:
+                raise InvalidArgumentError(
+                    f"session_factory={factory!r} returned a session of another graph, step store"
+                    " or variables than it was given; pass them to Session"
+                )
             if initialize is not None:
                 await initialize(session)
             scaffold = self._scaffold
@@ -367,10 +360,6 @@ class ChiefSessionCreator(_Creator):
         self._saver = saver
         self._owns_saver = saver is not checkpoint_dir
         self._latest: Session | None = None
-        self.restores_again: bool = True
-        """Whether a session that replaces one is restored; set by the monitored session, as
-        `RecoveryPolicy(restore=)` says.
-        """
         self._needs_lead = lead and not self.global_step.inline
         self._lead = contextlib.AsyncExitStack()
         self._has_lead = False
@@ -402,8 +391,7 @@ class ChiefSessionCreator(_Creator):
         async def initialize(session: Session) -> None:
             session.tracked = self._scaffold.tracked or {}
             session.saver = self._saver
-            goes_back = first or (latest is not None and self.restores_again)
-            if self._saver is not None and goes_back:
+            if self._saver is not None and (first or latest is not None):
                 restored = await self._saver.restore(missing_ok=True)
                 if restored is not None:
                     await restore_session(session, restored)

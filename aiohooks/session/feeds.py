@@ -45,7 +45,7 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.graph.session import Session, was_fed
-from aiohooks.session.coordinator import Coordinator, LastingWait, Producer, Producers
+from aiohooks.session.coordinator import Coordinator, Producer, Producers
 from aiohooks.session.turns import Turns
 
 if TYPE_CHECKING:
@@ -53,10 +53,7 @@ if TYPE_CHECKING:
 
 # Since Python 3.13.
 _QueueShutDown: type[Exception] | tuple[()] = getattr(asyncio, "QueueShutDown", ())
-_HOW_TO_KEEP_FEEDS = (
-    "give the loop feeds with a state_dict, and track them in the Scaffold; or, where nothing but"
-    ' variables changes, use RecoveryPolicy(restore="memory")'
-)
+_HOW_TO_KEEP_FEEDS = "give the loop feeds with a state_dict, and track them in the Scaffold"
 
 Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 """What the runs of a loop are fed with, one element each."""
@@ -265,7 +262,7 @@ class SessionFeeds:
         or has given up.
         """
         waits = self.coordinator.requests.waits
-        if any(isinstance(wait, LastingWait) for wait in waits):
+        if any(wait.lasts for wait in waits):
             self.coordinator.owner.start_recovery()
 
     def note_new_session(
@@ -585,7 +582,7 @@ class QueueSource(Source):
             self._due = due
         if due > 0 and not self.feeds.empty():
             return
-        self._coordinator.end_producers(producers or (), self.feeds)
+        self._coordinator.end_producers(producers or ())
         if producers is None and not self.feeds.empty():
             self.has_ended = self._is_draining()
 

@@ -20,7 +20,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from threading import get_ident
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from aiohooks._core.activity import ENTRIES, Awaited, active, enter
@@ -50,7 +50,6 @@ from aiohooks.errors import (
     add_note,
     flattened,
     is_clean_end,
-    notes_of,
     raise_unchanged,
     safe_repr,
     set_context,
@@ -76,7 +75,6 @@ from aiohooks.session.feeds import FeedsWentBack, SessionFeeds
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.hook_set import HookSet
 from aiohooks.session.recovery import (
-    CommittedRun,
     RecoveryHistory,
     RecoveryPolicy,
     has_commit,
@@ -147,11 +145,7 @@ class Lifecycle(TasksOwner):
         self.gave_up: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
-        self.committed: CommittedRun | None = None
-        """The run in progress, if it failed after it had been committed."""
         self._creator = creator
-        if isinstance(creator, ChiefSessionCreator):
-            creator.restores_again = policy.restore == "checkpoint"
         self._monitor = Monitor(
             grace_secs, self.hooks.stateful, self.feeds.state_of, self.hooks.drain_stateful
         )
@@ -266,7 +260,9 @@ class Lifecycle(TasksOwner):
         self.store = session.global_step
         self.raw_coordinator = self.coordinator.for_raw_session()
         restore_hooks(session)
-        await self._report_restored(session)
+        if session.restored is not None:
+            checkpoint = session.restored.checkpoint
+            await self.coordinator.events.restored.emit(checkpoint.step, checkpoint.path)
         # Before the hooks, which may fail: the elements in use come again in any case.
         self.feeds.note_new_session(session, self.policy.on_lost_feeds, self.recovering_from)
         await self.hooks.after_create_session(session, self.raw_coordinator)
@@ -274,11 +270,6 @@ class Lifecycle(TasksOwner):
             self.coordinator.request_stop(str(session.finished))
         self.feeds.continue_reading()
         return session
-
-    async def _report_restored(self, session: Session) -> None:
-        if session.restored is not None:
-            checkpoint = session.restored.checkpoint
-            await self.coordinator.events.restored.emit(checkpoint.step, checkpoint.path)
 
     # -- run
 
@@ -369,16 +360,21 @@ class Lifecycle(TasksOwner):
         errors = self.raw_coordinator.errors
         if self.session is not None and not (errors and self.coordinator.is_recoverable(errors[0])):
             return
+        await self.repeat(lambda _: self.session_for_run())
+
+    async def repeat(self, attempt: Callable[[RunScope], Awaitable[T]]) -> T:
+        """Take a turn to run, and call `attempt` again after each recovery until it succeeds.
+
+        A run of the session does the same, without this call.
+        """
         scope = await self.wait_for_turn()
         try:
             while True:
                 try:
-                    await self.session_for_run()
+                    return await attempt(scope)
                 except BaseException as error:
                     await self.handle_failure(error)
-                    scope = self.turns.begin_attempt(scope)
-                else:
-                    return
+                scope = self.turns.begin_attempt(scope)
         finally:
             self.turns.end_run(scope)
 
@@ -386,17 +382,13 @@ class Lifecycle(TasksOwner):
         """Start a task that recovers, for waits that a recovery does not end."""
         is_started = self._recovery is not None and not self._recovery.done()
         if self.phase == "open" and self.recovering_from is None and not is_started:
-            self._recovery = self.coordinator.start_soon(self._recover_after_run, name="recovery")
+            self._recovery = self.coordinator.start_soon(self._recover_for_waits, name="recovery")
 
-    async def _recover_after_run(self) -> None:
-        """Recover if that is needed when the run in progress has ended, which may recover itself.
+    async def _recover_for_waits(self) -> None:
+        """Recover behind the run in progress, unless it recovers itself.
 
         A recovery that ends because the session ends has not failed.
         """
-        if self.turns.taken:
-            # Only to wait for the end of the run: `recover_if_needed` takes a turn of its own.
-            await self.turns.wait()
-            self.turns.release()
         try:
             await self.recover_if_needed()
         except (SessionClosedError, StopRequestedError):
@@ -404,20 +396,11 @@ class Lifecycle(TasksOwner):
             if self.phase == "open":
                 raise
 
-    def note_commit(self, session: Session, result: Any) -> None:
-        """Note that a run is failing after it had been committed: where its feeds are tracked, its
-        result is returned, as each of their elements counts once.
-        """
-        if self.feeds.uses_tracked_feeds(self.turns.runner):
-            epoch = session.global_step.latest.epoch
-            self.committed = CommittedRun(result, Position(epoch, session.committed_step))
-
-    async def handle_failure(self, error: BaseException) -> CommittedRun | None:
+    async def handle_failure(self, error: BaseException) -> bool:
         """Decide what becomes of a run that `error` ended; every failed attempt comes through here.
 
         Returns:
-            The run, if it had been committed and its result is to be returned; None if it is to be
-            repeated.
+            Whether the run is complete, as it had been committed; otherwise it is to be repeated.
 
         Raises:
             BaseException: what the run ends with: `error`, if the session does not recover from it;
@@ -425,8 +408,7 @@ class Lifecycle(TasksOwner):
                 as notes, when the policy gives up.
         """
         coordinator = self.coordinator
-        committed = self.committed
-        self.committed = None
+        commit = self._commit_to_keep()
         if self.waits.scope is not None:
             self.waits.scope.end_attempt(error)
         cause = self.waits.cause
@@ -439,15 +421,28 @@ class Lifecycle(TasksOwner):
             label = self.requests.label
             error = root_cause(error, coordinator.errors, coordinator.is_recoverable, label)
             if coordinator.is_recoverable(error):
-                return await self._recover(error, committed)
+                return await self._recover(error, commit)
             coordinator.note_delivery(error)
             if isinstance(error, StopRequestedError):
                 # So that `stop_reason` has it too, if it is the first.
                 self.requests.request_stop(str(error))
-            self._raise(error)
+            raise_unchanged(error)
         finally:
             # The traceback of what is raised refers to this frame.
             del error, cause
+
+    def _commit_to_keep(self) -> Position | None:
+        """Return the position of the commit of a failed attempt, where its feeds are tracked: as
+        each of their elements counts once, the run is not repeated.
+        """
+        scope = self.waits.scope
+        is_committed = scope is not None and scope.attempt is not None and scope.attempt.committed
+        session = self.session
+        if session is None or not is_committed:
+            return None
+        if not self.feeds.uses_tracked_feeds(self.turns.runner):
+            return None
+        return Position(session.global_step.latest.epoch, session.committed_step)
 
     def end_run(self, cause: BaseException) -> None:
         """End the run in progress, if there is one."""
@@ -473,14 +468,12 @@ class Lifecycle(TasksOwner):
 
     # -- recover
 
-    async def _recover(
-        self, error: BaseException, committed: CommittedRun | None
-    ) -> CommittedRun | None:
-        """Replace the raw session after `error`; return the run if the new one has its commit."""
+    async def _recover(self, error: BaseException, commit: Position | None) -> bool:
+        """Replace the raw session after `error`; return whether the new one has the commit."""
         # There is no session after a recovery that was cancelled: a creation has failed.
         step = None
-        if committed is not None:
-            step = committed.position.step
+        if commit is not None:
+            step = commit.step
         elif self.session is not None:
             step = self.session.global_step.latest.step + 1
         self.recovering_from = error
@@ -497,10 +490,10 @@ class Lifecycle(TasksOwner):
             # The traceback of what is raised refers to this frame.
             del error
         self.recovering_from = None
-        if committed is None or not has_commit(self.session, committed.position):
-            return None
+        if commit is None or not has_commit(self.session, commit):
+            return False
         self.feeds.keep_element_of_run()
-        return committed
+        return True
 
     async def _replace_session(self, error: BaseException, step: int | None) -> None:
         """Replace the raw session after `error` of the run of `step`; None means the error of a
@@ -515,7 +508,7 @@ class Lifecycle(TasksOwner):
                 self._begin_recovery(error, step)
                 await self._close_raw_session(f"recovering from {safe_repr(error)}")
                 if self.gave_up is error:
-                    self._raise(error)
+                    raise_unchanged(error)
                 await self._pause()
                 # A task may have failed meanwhile, or beside the error that is recovered from.
                 if coordinator.ending_failures:
@@ -555,16 +548,13 @@ class Lifecycle(TasksOwner):
         that fails, too, the pauses are needed for what is away to return.
         """
         secs = self.history.pause_secs()
-        hurries = self.requests.stopped and not self._has_hurried
+        is_stopped = self.requests.stopped
+        hurries = is_stopped and not self._has_hurried
+        if secs > 0 and not hurries:
+            pause = sleep(secs) if is_stopped else self.coordinator.wait_for_stop(secs)
+            with active("recovery", "pause", functools.partial(self._awaited_pause, secs)):
+                await Wait[Any]("a recovery", waits=self.waits).result_of(pause)
         self._has_hurried = self.requests.stopped
-        if secs <= 0 or hurries:
-            return
-        wait = Wait[Any]("a recovery", waits=self.waits)
-        with active("recovery", "pause", functools.partial(self._awaited_pause, secs)):
-            if self._has_hurried:
-                await wait.result_of(sleep(secs))
-            else:
-                self._has_hurried = await wait.result_of(self.coordinator.wait_for_stop(secs))
 
     async def _close_raw_session(self, reason: str) -> None:
         """Cancel the raw session's tasks and close it. Errors are only logged: another one is being
@@ -641,7 +631,7 @@ class Lifecycle(TasksOwner):
             return is_swallowed
         if outcome is error:
             return False
-        self._raise(outcome)
+        raise_unchanged(outcome)
 
     async def _close_unopened(self, error: BaseException) -> None:
         """Close a session that could not be opened; raise the error."""
@@ -649,7 +639,7 @@ class Lifecycle(TasksOwner):
             self.requests.record_end()
         with self._closing():
             outcome = await self._close(EndErrors(self.requests.label, error)) or error
-        self._raise(outcome)
+        raise_unchanged(outcome)
 
     async def _wait_until_closed(self, error: BaseException | None) -> None:
         """Wait until another task has ended the session.
@@ -927,19 +917,6 @@ class Lifecycle(TasksOwner):
             self.coordinator.raise_requested_exception()
         if self.requests.stopped:
             raise StopRequestedError(self.requests.stop_reason)
-
-    def _raise(self, error: BaseException) -> NoReturn:
-        """Raise an error of the session, with its name, if it was given one; nothing is added to a
-        cancellation or a clean end.
-        """
-        note = f"in session {self.name!r}"
-        is_end = isinstance(error, asyncio.CancelledError) or is_clean_end(error)
-        if self.name is not None and not is_end and note not in notes_of(error):
-            add_note(error, note)
-        try:
-            raise_unchanged(error)
-        finally:
-            del error  # its traceback refers to this frame, which would be a reference cycle
 
     # -- what it is doing
 

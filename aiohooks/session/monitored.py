@@ -8,6 +8,8 @@ that they use.
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import os
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -207,9 +209,12 @@ class AsyncMonitoredSession(RequestMethods):
                 try:
                     return await self._run_once(scope, request, attempt)
                 except BaseException as error:
-                    committed = await lifecycle.handle_failure(error)
-                if committed is not None:
-                    return committed.result
+                    is_complete = await lifecycle.handle_failure(error)
+                if is_complete:
+                    result = scope.result
+                    # Tasks that were started in the run have its scope.
+                    scope.result = None
+                    return result
                 attempt += 1
                 scope = turns.begin_attempt(scope)
         finally:
@@ -267,7 +272,7 @@ class AsyncMonitoredSession(RequestMethods):
                 waits=waits,
             )
         except BaseException:
-            lifecycle.note_commit(session, result)
+            scope.result = result
             raise
         if lifecycle.recoveries:
             lifecycle.history.completed(step)
@@ -284,33 +289,26 @@ class AsyncMonitoredSession(RequestMethods):
             What `fn` returns. Raises like `run`.
         """
         lifecycle = self._lifecycle
-        turns = lifecycle.turns
-        scope = await lifecycle.wait_for_turn()
-        attempt = 0
+        attempts = itertools.count(1)
 
-        async def run(request: RunRequest) -> Any:
-            try:
-                return await self._run_once(scope, request, attempt)
-            except BaseException as error:
-                scope.end_attempt(error)
-                raise
-            finally:
-                scope.end_attempt()
-                lifecycle.waits.end_attempt()
-                lifecycle.committed = None  # the function is repeated as a whole
+        async def call(scope: RunScope) -> T:
+            run = functools.partial(self._run_in_step_fn, scope, next(attempts))
+            await lifecycle.session_for_run()
+            step = call_step_fn(fn, StepContext(lifecycle, run))
+            return await Wait[T]("a step function", waits=lifecycle.waits).result_of(step)
 
+        return await lifecycle.repeat(call)
+
+    async def _run_in_step_fn(self, scope: RunScope, attempt: int, request: RunRequest) -> Any:
+        """Make a run of a step function, which is repeated as a whole if the run fails."""
         try:
-            while True:
-                attempt += 1
-                try:
-                    await lifecycle.session_for_run()
-                    step = call_step_fn(fn, StepContext(lifecycle, run))
-                    return await Wait[T]("a step function", waits=lifecycle.waits).result_of(step)
-                except BaseException as error:
-                    await lifecycle.handle_failure(error)
-                scope = turns.begin_attempt(scope)
+            return await self._run_once(scope, request, attempt)
+        except BaseException as error:
+            scope.end_attempt(error)
+            raise
         finally:
-            turns.end_run(scope)
+            scope.end_attempt()
+            self._lifecycle.waits.end_attempt()
 
     @overload
     def steps(self, fetches: Node[A], **options: Unpack[StepsOptions]) -> Steps[A]: ...
@@ -440,11 +438,8 @@ class AsyncMonitoredSession(RequestMethods):
         """Start `fn(*args)` as a task of this session; it lives through recoveries. See
         `Coordinator.start_soon`.
         """
-        lifecycle = self._lifecycle
-        lifecycle.raise_if_not_entered()
-        if lifecycle.phase == "closed":
-            raise SessionClosedError("this session is closed; start tasks while it is open")
-        return lifecycle.coordinator.start_soon(fn, *args, name=name)
+        self._lifecycle.raise_if_not_entered()
+        return self._lifecycle.coordinator.start_soon(fn, *args, name=name)
 
     async def until(
         self, awaitable: Awaitable[T], *, producer: Producer | None = None, drain: bool = False

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_choice, check_instance, checked_int
@@ -48,10 +48,6 @@ class RecoveryPolicy:
         backoff: the pauses before them.
         no_progress_limit: how often the same step may fail, also with earlier steps completed
             between.
-        restore: "checkpoint", the default: a chief with a checkpoint directory goes back to the
-            newest checkpoint. "memory": it continues with the variables, which a failed run leaves
-            as they were, and goes back only when the program is started again. A warning names the
-            tracked objects, which may have been changed in part.
         on_lost_feeds: what to do when going back has undone steps with feeds that do not come
             again: those that are not tracked in the `Scaffold`, or have no state. "log", the
             default: a warning says how many steps are gone. "raise": `FeedsLostError` ends the
@@ -62,7 +58,6 @@ class RecoveryPolicy:
     max_attempts: int = dataclasses.field(default=10, kw_only=True)
     backoff: Backoff = dataclasses.field(default=Backoff(), kw_only=True)
     no_progress_limit: int = dataclasses.field(default=3, kw_only=True)
-    restore: Literal["checkpoint", "memory"] = dataclasses.field(default="checkpoint", kw_only=True)
     on_lost_feeds: Literal["log", "raise"] = dataclasses.field(default="log", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -70,7 +65,6 @@ class RecoveryPolicy:
             number = checked_int(getattr(self, name), name, expected="a whole number, 0 for never")
             object.__setattr__(self, name, number)
         check_instance(self.backoff, Backoff, "backoff")
-        check_choice(self.restore, "restore", "checkpoint", "memory")
         check_choice(self.on_lost_feeds, "on_lost_feeds", "log", "raise")
         check_error_types(self.on, "on", Exception)
 
@@ -91,15 +85,6 @@ class RecoveryPolicy:
 
 NEVER = RecoveryPolicy((), max_attempts=0)
 """The policy of a session that never recovers."""
-
-
-class CommittedRun(NamedTuple):
-    """A run that failed after it had been committed: what `run` would have returned, and the step,
-    in its epoch.
-    """
-
-    result: Any
-    position: Position
 
 
 class RecoveryHistory:

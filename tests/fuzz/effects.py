@@ -49,7 +49,6 @@ class Program:
     every: int
     kills: int
     failures: float
-    restore: Any
     on_busy: Any
     background: bool
     max_pending: int
@@ -66,7 +65,6 @@ def generate(seed: int, number: int) -> Program:
         every=rng.randint(1, 6),
         kills=rng.randint(0, MOST_KILLS),
         failures=rng.choice([0, 0.03, 0.1]),
-        restore=rng.choice(["checkpoint", "checkpoint", "memory"]),
         on_busy=rng.choice(["wait", "skip"]),
         background=rng.random() < 0.8,
         max_pending=rng.choice([3, 20, 1000]),
@@ -252,7 +250,6 @@ class Life:
             max_attempts=1000,
             no_progress_limit=1000,
             backoff=_NO_BACKOFF,
-            restore=program.restore,
         )
         creator = ah.ChiefSessionCreator(
             graph, checkpoint_dir=ah.Saver(self.folder / "checkpoints", keep=KeepNewest(2))

@@ -267,13 +267,10 @@ def failing_at(at: int, make: Callable[[], str]) -> Any:
     return failing
 
 
-@pytest.mark.parametrize("restore", ["checkpoint", "memory"])
 async def test_a_recovery_drops_the_effects_of_undone_steps(
-    restore: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are counted in a warning, and recorded again with their steps under the same keys. In
-    memory, nothing is undone.
-    """
+    """They are counted in a warning, and recorded again with their steps under the same keys."""
     payloads: list[tuple[str, str]] = []
 
     async def deliver(effect: ah.hooks.Effect) -> None:
@@ -285,23 +282,18 @@ async def test_a_recovery_drops_the_effects_of_undone_steps(
         made.append(f"made {len(made) + 1}")
         return made[-1]
 
-    policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0), restore=restore)
     hooks = [effects(publish=deliver), saving(None, every=ah.Every(steps=2), background=False)]
     async with ah.AsyncMonitoredSession(
-        chief(tmp_path, failing_at(4, make)), hooks, recovery=policy
+        chief(tmp_path, failing_at(4, make)), hooks, recovery=NO_BACKOFF
     ) as session:
         while session.global_step.latest.step < 5:
             await session.run(())
-    kept = [1, 2, 5, 6, 7] if restore == "checkpoint" else [1, 2, 3, 5, 6]
+    kept = [1, 2, 5, 6, 7]
     assert payloads == [
         (f"r/{number}/publish/1", f"made {one}") for number, one in enumerate(kept, 1)
     ]
     dropped = [text for text in caplog.messages if "undone are dropped" in text]
-    assert dropped == (
-        ["effects of steps that are undone are dropped: 1 of 'publish'"]
-        if restore == "checkpoint"
-        else []
-    )
+    assert dropped == ["effects of steps that are undone are dropped: 1 of 'publish'"]
 
 
 async def test_a_delivery_continues_over_a_recovery(tmp_path: Path) -> None:
@@ -402,9 +394,6 @@ async def test_without_the_hook_what_is_left_is_said(
     await train(chief(tmp_path, step_without_effects), [ah.CheckpointSaverHook(every=LAST)], 1)
     (record,) = (one for one in caplog.records if "which is not in this session" in one.message)
     assert record.levelname == "WARNING"
-    assert (
-        "with 1 pending entries, which the next checkpoint forgets; add it again" in record.message
-    )
 
 
 async def test_kinds_without_a_handler_are_not_forgotten(tmp_path: Path) -> None:

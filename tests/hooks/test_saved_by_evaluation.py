@@ -5,7 +5,6 @@ nothing is saved or judged.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
@@ -129,10 +128,9 @@ async def test_an_evaluation_that_is_repeated_judges_an_older_checkpoint(tmp_pat
         ah.LambdaHook(before_run=fail_at_4),
         ah.CheckpointSaverHook(every=EVERY_TWO),
     ]
-    recovery = dataclasses.replace(NO_BACKOFF, restore="memory")
     async with ah.Saver(tmp_path) as saver:
         creator = ah.ChiefSessionCreator(step, checkpoint_dir=saver)
-        async with ah.AsyncMonitoredSession(creator, hooks, recovery=recovery) as session:
+        async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
             for _ in range(6):
                 await session.run("loss")
         assert failed

@@ -250,15 +250,6 @@ VALUES = [
         other("values", values="loss"),
     ),
     *refusals(
-        ah.Coordinator,
-        value("tuple of exception classes", clean_stop_exception_types=5),
-        other(
-            "clean_stop_exception_types is (<class",
-            "tuple",
-            clean_stop_exception_types=(OSError, int),
-        ),
-    ),
-    *refusals(
         ah.MemoryStepStore,
         other("step -1", "give a whole number from 0", step=-1),
         other("step True", "give a whole number from 0", step=True),

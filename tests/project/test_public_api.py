@@ -121,7 +121,7 @@ SIGNATURES: dict[str, str | None] = {
     "chain": "(*, argument)",
     "dispatch.end_chain": "(value)",
     "wrap": "(*, argument)",
-    "Coordinator": "(clean_stop_exception_types=())",
+    "Coordinator": "()",
     "Coordinator.start_soon": "(self, fn, *args, name=None)",
     "Coordinator.request_stop": "(self, reason=None)",
     "Coordinator.should_stop": "(self)",
@@ -132,7 +132,6 @@ SIGNATURES: dict[str, str | None] = {
     "Coordinator.status": "(self)",
     "Coordinator.tasks": "property",
     "Coordinator.stop_on_exception": "(self)",
-    "Coordinator.clear_stop": "(self)",
     "Coordinator.raise_requested_exception": "(self)",
     "current_clock": "()",
     "EarlyStoppingHook": (
@@ -218,7 +217,7 @@ SIGNATURES: dict[str, str | None] = {
     "ProgressHook": "(values=None, *, total=None, description='run', file=None)",
     "RecoveryPolicy": (
         "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>,"
-        " no_progress_limit=3, restore='checkpoint', on_lost_feeds='log')"
+        " no_progress_limit=3, on_lost_feeds='log')"
     ),
     "checkpoint.Restored": None,
     "run": "(main, *args, why=False)",

@@ -1,8 +1,7 @@
 """The coordinator alone: the stop, waits that end with it, with the first error or with their
 producers, and the tasks.
 
-`tests/tensorflow/test_coordinator.py` has what `join`, `clear_stop` and `stop_on_exception` do with
-errors.
+`tests/tensorflow/test_coordinator.py` has what `join` and `stop_on_exception` do with errors.
 """
 
 from __future__ import annotations
@@ -65,21 +64,6 @@ async def test_waiting_for_the_stop(clock: ManualClock) -> None:
     coord.request_stop()
     assert [await stopped, await in_time, await coord.wait_for_stop(0)] == [True] * 3
     assert clock.pending == 0
-
-
-async def test_a_sessions_stop_can_be_cleared_where_it_was_asked_for() -> None:
-    """A stop requested of a session's coordinator is the session's, and `clear_stop` clears it
-    there.
-    """
-
-    async def step() -> None: ...
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        session.coord.request_stop("too early")
-        assert session.should_stop()
-        session.coord.clear_stop()
-        assert (session.should_stop(), session.stop_reason) == (False, None)
-        await session.run("step")
 
 
 # -- until
@@ -544,20 +528,6 @@ async def test_a_stop_ends_what_a_drain_ends(clock: ManualClock) -> None:
     assert await drain
     with pytest.raises(ah.StopRequestedError, match="over"):
         await new
-
-
-async def test_a_drain_can_be_cleared(clock: ManualClock) -> None:
-    """With the stop; its time is not limited any more."""
-    coord = ah.Coordinator()
-    await coord.join()
-    coord.request_drain("enough", secs=10)
-    coord.clear_stop()
-    assert (coord.should_drain(), coord.drain_reason, clock.pending) == (False, None, 0)
-    await advance_clock(clock, 20)
-    assert not coord.should_stop()
-    coord.request_drain("again", secs=10)
-    await coord.join()
-    assert clock.pending == 0
 
 
 @pytest.mark.parametrize("how", ["an error", "a wait", "a report"])

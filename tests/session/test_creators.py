@@ -416,15 +416,15 @@ async def test_a_training_session_of_another_class(is_chief: bool) -> None:
         (lambda graph, **parts: None, "returned None; return a Session"),
         (
             lambda graph, **parts: ClosingSession(ah.Graph(), **parts),
-            "another graph than it was given",
+            "another graph, step store or variables than it was given",
         ),
         (
             lambda graph, **parts: ClosingSession(graph, variables=parts["variables"]),
-            "another global_step",
+            "another graph, step store or variables than it was given",
         ),
         (
             lambda graph, **parts: ClosingSession(graph, global_step=parts["global_step"]),
-            "another variables",
+            "another graph, step store or variables than it was given",
         ),
         (None, "no data"),
     ],

@@ -433,6 +433,6 @@ async def test_hooks_with_names_of_their_own(
     ]
     assert [one for one in parts if one[1]] == [
         ("WARNING", "has no state of the hook new, which starts anew"),
-        ("INFO", "has the state of a hook CheckpointSaverHook, which is not in this session"),
-        ("INFO", "has the state of a hook old, which is not in this session"),
+        ("WARNING", "has the state of a hook CheckpointSaverHook, which is not in this session"),
+        ("WARNING", "has the state of a hook old, which is not in this session"),
     ]

@@ -593,46 +593,12 @@ async def test_a_drain_after_the_end_changes_nothing() -> None:
     assert (session.drain_reason, session.stop_reason) == (None, None)
 
 
-async def test_a_drain_loses_nothing_that_a_pipeline_has_taken(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """What a reader waited to put into the queue of a stage is used; what it took later is lost,
-    and said to be.
-    """
-
-    async def read(out: asyncio.Queue[int]) -> None:
-        for number in range(30):
-            taken.append(number)
-            await out.put(number)
-
-    async def convert(source: asyncio.Queue[int], out: asyncio.Queue[int]) -> None:
-        while True:
-            number = await session.until(source.get(), producer=reader)
-            await ticks(2)
-            await out.put(number)
-
-    taken: list[int] = []
-    used: list[int] = []
-    raw: asyncio.Queue[int] = asyncio.Queue(4)
-    ready: asyncio.Queue[int] = asyncio.Queue(4)
-    async with ah.AsyncMonitoredSession(failing_step()) as session:
-        reader = session.start_soon(read, raw)
-        stage = session.start_soon(convert, raw, ready)
-        async for number in session.steps("loss", feeds=ready, producer=[reader, stage]):
-            used.append(number)
-            if number == 3:
-                session.request_drain()
-                taken_before = len(taken)
-    assert used == taken[: len(used)]
-    assert len(used) >= taken_before
-    lost = len(taken) - len(used) - raw.qsize() - ready.qsize()
-    assert lost == sum("an element, which is lost" in text for text in caplog.messages)
-
-
 async def test_what_a_drain_makes_a_producer_lose_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An element that it has taken after the drain began, and waits to put."""
+    """A warning names each producer that a drain cancels, which may hold an element; not one that
+    has ended.
+    """
 
     async def read(out: asyncio.Queue[int]) -> None:
         number = 0
@@ -645,11 +611,14 @@ async def test_what_a_drain_makes_a_producer_lose_is_logged(
     queue: asyncio.Queue[int] = asyncio.Queue(1)
     async with ah.AsyncMonitoredSession(failing_step()) as session:
         reader = session.start_soon(read, queue)
+        ended = session.start_soon(ticks)
+        await ended
         used = []
-        async for number in session.steps("loss", feeds=queue, producer=reader):
+        async for number in session.steps("loss", feeds=queue, producer=[reader, ended]):
             used.append(number)
             if number == 3:
                 session.request_drain()
     assert used == taken[: len(used)]
-    warned = [text for text in caplog.messages if "waits to put an element, which is lost" in text]
+    warned = [text for text in caplog.messages if "the drain cancels the producer" in text]
     assert len(taken) - len(used) - queue.qsize() == len(warned) == 1
+    assert "'read'" in warned[0]

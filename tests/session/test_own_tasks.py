@@ -25,7 +25,7 @@ from tests.support.sessions import (
     run_session,
     use_up,
 )
-from tests.support.waiting import cancel_and_wait, forever, parked, ticks, until_true
+from tests.support.waiting import cancel_and_wait, forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="outside")
@@ -242,26 +242,3 @@ async def test_all_feeds_are_taken_in_one_task() -> None:
     async with doubling() as session:
         assert [loss async for loss in session.steps("loss", feeds=feeds())] == [0, 2, 4, 6]
     assert len(tasks) == 1
-
-
-async def test_an_element_that_a_cancel_takes_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """A caller of `until` is cancelled as an element comes: it is left in the queue, returned, or a
-    warning has it.
-    """
-    coord, warned = ah.Coordinator(), 0
-    for passes in range(6):
-        caplog.clear()
-        queue: asyncio.Queue[int] = asyncio.Queue()
-        waiting = await parked(coord.until(queue.get()))
-        await ticks(5)
-        queue.put_nowait(7)
-        await ticks(passes)
-        await cancel_and_wait(waiting)
-        said = "a wait was cancelled as its result came, which is lost: 7" in caplog.text
-        assert (queue.qsize(), said, waiting.cancelled()) in {
-            (1, False, True),
-            (0, True, True),
-            (0, False, False),
-        }
-        warned += said
-    assert warned

@@ -559,7 +559,6 @@ async def test_steps_whose_feeds_are_gone_are_counted(
         "from step 8 to step 5",
         "3 steps, and with them their feeds, are gone",
         "state_dict",
-        'restore="memory"',
     ):
         assert part in record.getMessage()
 
@@ -578,27 +577,14 @@ async def test_lost_feeds_may_end_the_session(tmp_path: Path, kind: str) -> None
     assert isinstance(caught.value.__cause__, ah.UnavailableError)
 
 
-@KINDS
-async def test_variables_in_memory_are_kept(
-    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """`restore="memory"` goes back to no checkpoint: nothing is gone, and there is nothing to
-    say.
-    """
-    assert await lose_at_nine(tmp_path, kind, restore="memory", on_lost_feeds="raise") == ALL
-    assert [one for one in caplog.messages if "recovering from" not in one] == []
-
-
-async def test_tracked_objects_in_memory_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_tracked_objects_in_memory_are_named(caplog: pytest.LogCaptureFixture) -> None:
     """What changes itself may be changed in part when a run fails; the feeds of a loop are not."""
     feed = Feed()
     creator, policy = (
-        training(fails_once(("step", 3)), tmp_path, feed=feed, model=Feed()),
-        recovery_policy(restore="memory"),
+        training(fails_once(("step", 3)), None, feed=feed, model=Feed()),
+        recovery_policy(),
     )
-    async with ah.AsyncMonitoredSession(creator, [saving(1)], recovery=policy) as session:
+    async with ah.AsyncMonitoredSession(creator, recovery=policy) as session:
         await use_up(session.steps("train", feeds=feed, prefetch=2))
         assert await session.run("seen") == ALL
     (message,) = [one for one in caplog.messages if "recovering from" not in one]

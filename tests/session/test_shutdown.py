@@ -32,7 +32,6 @@ from tests.support.waiting import (
     fail,
     forever,
     parked,
-    raises_after,
     ticks,
     until_true,
 )
@@ -103,26 +102,6 @@ async def test_the_first_reason_is_kept(
     session = doubling(PhaseHook("close", lambda _: stop("in close")))
     assert await outcome(session, use, end) is (end if isinstance(end, OSError) else None)
     assert session.stop_reason == reason
-
-
-@pytest.mark.parametrize("phase", ["begin", "before_run", "step", "end", "close"])
-async def test_errors_name_the_session(phase: str) -> None:
-    """An error of a session that was given a name says once in which one it was raised."""
-    error = ValueError("wrong")
-
-    async def step() -> dict[str, int]:
-        if phase == "step":
-            raise error
-        return {"loss": 1}
-
-    notes: list[list[str]] = []
-    for name in (None, "trainer"):
-        session = ah.AsyncMonitoredSession(
-            step, [PhaseHook(phase, raises_after(0, error))], name=name
-        )
-        assert await outcome(session, lambda session: session.run("loss")) is error
-        notes.append([*getattr(error, "__notes__", [])])
-    assert [note for note in notes[1] if note not in notes[0]] == ["in session 'trainer'"]
 
 
 # -- background tasks

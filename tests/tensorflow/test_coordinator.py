@@ -97,18 +97,12 @@ async def test_the_error_that_is_kept_is_the_one_that_was_given() -> None:
     assert coord.stop_reason == "reported: OSError('given')"
 
 
-class EndOfBatch(Exception):
-    """An error of the user's that means the end of the work."""
-
-
 @pytest.mark.parametrize(
-    "error", [ah.OutOfRangeError, StopAsyncIteration, EndOfBatch], ids=lambda kind: kind.__name__
+    "error", [ah.OutOfRangeError, StopAsyncIteration], ids=lambda kind: kind.__name__
 )
 async def test_the_end_of_the_input_is_no_error(error: type[Exception]) -> None:
-    """A clean end out of a task, by the usual types or the caller's, is a plain stop: `join` raises
-    nothing.
-    """
-    coord = ah.Coordinator(clean_stop_exception_types=(EndOfBatch,))
+    """A clean end out of a task is a plain stop: `join` raises nothing."""
+    coord = ah.Coordinator()
     task = coord.start_soon(fail, error())
     other = coord.start_soon(coord.wait_for_stop)
     await coord.join()
@@ -119,27 +113,9 @@ async def test_the_end_of_the_input_is_no_error(error: type[Exception]) -> None:
     assert isinstance(task.exception(), error)
 
 
-async def test_clear_stop_forgets_everything() -> None:
-    """After `clear_stop` a coordinator is as new, also after errors and a `join`."""
-    coord = ah.Coordinator()
-    coord.start_soon(fail, OSError("old"))
-    with pytest.raises(OSError, match="old"):
-        await coord.join()
-    coord.clear_stop()
-    assert not coord.should_stop()
-    assert not coord.joined
-    assert coord.stop_reason is None
-    coord.raise_requested_exception()
-    coord.start_soon(fail, OSError("new"))
-    with pytest.raises(OSError, match="new"):
-        await coord.join()
-
-
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_an_error_reported_after_the_join_is_raised_immediately(stopped: bool) -> None:
-    """It would not be seen otherwise: it is raised where it is reported; after `clear_stop` it is
-    recorded again.
-    """
+    """It would not be seen otherwise: it is raised where it is reported."""
     coord, late = ah.Coordinator(), OSError("late")
     if stopped:
         coord.request_stop()
@@ -151,10 +127,6 @@ async def test_an_error_reported_after_the_join_is_raised_immediately(stopped: b
         raise late
     coord.request_stop("a plain stop is fine")
     coord.request_stop(ah.OutOfRangeError("and so is a clean end"))
-    coord.clear_stop()
-    coord.request_stop(late)
-    with pytest.raises(OSError, match="late"):
-        await coord.join()
 
 
 @pytest.mark.parametrize(
