@@ -366,7 +366,6 @@ VALUES = [
         ah.ProfilerHook,
         value(output_dir="profiles", every=None),
         value(output_dir="profiles", window_steps=0),
-        value(output_dir="profiles", max_events=0),
         value('"log"', output_dir="profiles", on_write_error="ignore"),
         value(output_dir=None),
     ),

@@ -212,9 +212,7 @@ SIGNATURES: dict[str, str | None] = {
     "graph.Operation": None,
     "hooks.PhaseTime": None,
     "graph.Placeholder": None,
-    "ProfilerHook": (
-        "(output_dir, *, every=<Every>, window_steps=1, max_events=20000, on_write_error='log')"
-    ),
+    "ProfilerHook": ("(output_dir, *, every=<Every>, window_steps=1)"),
     "ProgressHook": "(values=None, *, total=None, description='run', file=None)",
     "RecoveryPolicy": (
         "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>,"
