@@ -28,8 +28,7 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import values_of
-from aiohooks.hooks._numbers import checked_numbers
-from aiohooks.hooks._observing import logger
+from aiohooks.hooks._observing import checked_numbers, logger
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.events import session_events

@@ -36,8 +36,7 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.plan import Leaves, Plan, canonical_feeds
 from aiohooks.graph.session import Session
-from aiohooks.hooks._numbers import scalar
-from aiohooks.hooks._observing import logger
+from aiohooks.hooks._observing import logger, scalar
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.events import session_events

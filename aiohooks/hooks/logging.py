@@ -10,9 +10,7 @@ from aiohooks._core.clock import Clock, current_clock
 from aiohooks._core.validate import check_callable, check_choice, check_instance
 from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError, safe_repr
 from aiohooks.graph.session import Session
-from aiohooks.hooks._fetching import FetchingHook
-from aiohooks.hooks._numbers import scalar
-from aiohooks.hooks._observing import Values, checked_values, logger
+from aiohooks.hooks._observing import FetchingHook, Values, checked_values, logger, scalar
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import (

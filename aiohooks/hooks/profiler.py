@@ -7,6 +7,7 @@ and one thread for each track.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -20,7 +21,8 @@ from aiohooks._core.scope import current_run
 from aiohooks._core.validate import check_instance, checked_int, checked_path
 from aiohooks.errors import is_clean_end, safe_repr
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import BackgroundWriter, Sampling, logger, write_whole
+from aiohooks.hooks._observing import Sampling, logger
+from aiohooks.hooks._writing import BackgroundWriter
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
@@ -192,12 +194,14 @@ class ProfilerHook(ScheduledHook):
         os.makedirs(self.output_dir, exist_ok=True)
         for window in windows:
             path = os.path.join(self.output_dir, f"timeline-{window.step}.json")
-
-            def write(unfinished: str, window: _Window = window) -> None:
+            unfinished = f"{path}.{os.getpid()}.tmp"
+            try:
                 with open(unfinished, "w", encoding="utf-8") as file:
                     window.write(file, self._title)
-
-            write_whole(path, write)
+                os.replace(unfinished, path)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(unfinished)
             self.captures.append(path)
             logger.info("wrote the trace of %d runs: %s", window.runs, path)
 

@@ -9,8 +9,7 @@ from aiohooks._core.cancel import to_thread
 from aiohooks._core.validate import check_instance, checked_int
 from aiohooks.errors import printable
 from aiohooks.graph.session import Session
-from aiohooks.hooks._numbers import scalar
-from aiohooks.hooks._observing import Sampling, Values, checked_values, logger
+from aiohooks.hooks._observing import Sampling, Values, checked_values, logger, scalar
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import (

@@ -27,9 +27,7 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.graph import Node
 from aiohooks.graph.session import Session
-from aiohooks.hooks._fetching import FetchingHook
-from aiohooks.hooks._numbers import scalar
-from aiohooks.hooks._observing import logger
+from aiohooks.hooks._observing import FetchingHook, logger, scalar
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.events import session_events

@@ -6,9 +6,8 @@ import os
 from typing import ClassVar
 
 from aiohooks._core.validate import checked_path
-from aiohooks.hooks._fetching import Record, RecordSink, WritingHook
-from aiohooks.hooks._numbers import checked_numbers
-from aiohooks.hooks._observing import OnWriteError, Values
+from aiohooks.hooks._observing import Values, checked_numbers
+from aiohooks.hooks._writing import OnWriteError, Record, RecordSink, WritingHook
 from aiohooks.hooks.every import Every
 
 

@@ -205,8 +205,8 @@ async def test_failed_writes_are_logged_and_the_run_continues(
 
 def test_nothing_is_written_after_a_torn_record(tmp_path: Path) -> None:
     """After a partial write a new file is started, because readers stop at a torn record."""
-    from aiohooks.hooks._fetching import Record
     from aiohooks.hooks._tensorboard import EventFile
+    from aiohooks.hooks._writing import Record
 
     file = EventFile(str(tmp_path))
     file.open()

@@ -196,10 +196,7 @@ SIGNATURES: dict[str, str | None] = {
     "checkpoint.RandomState": "(*generators)",
     "checkpoint.RandomState.load_state_dict": "(self, state)",
     "checkpoint.RandomState.state_dict": "(self)",
-    "LambdaHook": (
-        "(*, begin=None, after_create_session=None, before_run=None, after_run=None, end=None,"
-        " close=None, fetches=None, every=None, name=None, **unknown)"
-    ),
+    "LambdaHook": "(*, fetches=None, every=None, name=None, **functions)",
     "LoggingHook": "(values, *, every=None, at_end=False, formatter=None)",
     "stores.Position": "(epoch, step)",
     "MemoryStepStore": "(step=0, *, run='default')",
