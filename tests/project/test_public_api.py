@@ -297,7 +297,7 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.wait_initialised": "async (self, timeout=None)",
     "StepStore.flush": "async (self, timeout=None)",
     "StopAtStepHook": "(*steps, num_steps=None, last_step=None)",
-    "StopAtTimeHook": "(*, secs=None, deadline=None, margin_secs=0.0)",
+    "StopAtTimeHook": "(*, secs=None, deadline=None)",
     "SummarySaverHook": (
         "(output_dir, values, *, every=<Every>, max_queue=1000, on_write_error='raise')"
     ),
