@@ -225,6 +225,7 @@ SIGNATURES: dict[str, str | None] = {
     "Saver.save": "async (self, state, step, *, metrics=None)",
     "Saver.restore": "async (self, step=None, *, missing_ok=False)",
     "Saver.checkpoints": "async (self)",
+    "Saver.follow": "(self, *, every_secs, timeout=None)",
     "Saver.verify": "async (self)",
     "Saver.aclose": "async (self, *, grace_secs=10.0)",
     "Scaffold": (
