@@ -416,8 +416,6 @@ VALUES = [
         value(metrics=["loss"]),
         value('give "wait" or "skip"', on_busy="drop"),
         value(on_save_error="ignore"),
-        value(on_save_error=0),
-        value(on_save_error=True),
         other("a listener", listeners=[ah.CheckpointSaverListener]),
         value(checkpoint_dir=""),
         value("the URL is for `mirror=`", checkpoint_dir="s3://bucket/run"),
