@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, wait_done
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, wait_done
 from aiohooks._core.validate import check_secs, is_coroutine_function
 from aiohooks.dispatch.plain import call_in_thread
 from aiohooks.errors import InvalidHookError, SessionClosedError, WrongLoopError, next_feed
@@ -176,51 +176,28 @@ class _LoopCalls:
             )
         waiting = _thread_call.get() or self._own
         self._check_open(what, waiting)
-        result: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        start = functools.partial(
-            self._start, what, waiting, result, functools.partial(fn, *args, **options)
-        )
-        self._loop.call_soon_threadsafe(start)  # in a copy of the thread's context
-        return result.result()
+
+        async def run() -> Any:
+            self._check_open(what, waiting)
+            task = current_task()
+            task.set_name(f"{what} of a BlockingHook")
+            waiting.tasks.add(task)
+            try:
+                answer = fn(*args, **options)
+                if asyncio.iscoroutine(answer):
+                    answer = await answer
+                return answer
+            finally:
+                waiting.tasks.discard(task)
+
+        # The task has a copy of the thread's context.
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     async def end(self, grace_secs: float) -> None:
         """Refuse further calls, and cancel what the object's own threads wait for."""
         self._ended = True
         self._own.cancel()
         await wait_done(self._own.tasks, grace_secs)
-
-    def _start(
-        self,
-        what: str,
-        waiting: _ThreadCall,
-        result: concurrent.futures.Future[Any],
-        call: Callable[[], Any],
-    ) -> None:
-        async def run() -> Any:
-            self._check_open(what, waiting)
-            answer = call()
-            if asyncio.iscoroutine(answer):
-                answer = await answer
-            return answer
-
-        def ended(task: asyncio.Task[Any]) -> None:
-            waiting.tasks.discard(task)
-            if task.cancelled():
-                result.cancel()
-                return
-            error = task.exception()
-            if isinstance(error, concurrent.futures.CancelledError):
-                result.cancel()
-            elif error is not None:
-                result.set_exception(error)
-            else:
-                result.set_result(task.result())
-
-        task = self._loop.create_task(
-            run(), name=f"{what} of a BlockingHook", context=contextvars.copy_context()
-        )
-        waiting.tasks.add(task)
-        task.add_done_callback(ended)
 
     def _check_open(self, what: str, waiting: _ThreadCall) -> None:
         if self._ended:

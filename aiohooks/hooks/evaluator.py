@@ -28,7 +28,6 @@ from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     AiohooksError,
     FetchError,
-    InvalidArgumentError,
     InvalidHookError,
     StopRequestedError,
     is_clean_end,
@@ -324,12 +323,6 @@ class EvaluatorHook(SessionRunHook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state: `after_create_session` repeats an unfinished evaluation."""
         check_mapping(state, "state", optional=False)
-        missing = self.state_dict().keys() - state.keys()
-        if missing:
-            raise InvalidArgumentError(
-                f"the state of an EvaluatorHook has no {', '.join(sorted(missing))}; it has"
-                f" {state!r}"
-            )
         self._evaluated_step = state["evaluated_step"]
         self._was_unfinished = state["unfinished"]
         self._timer.load_state_dict(state["timer"])
@@ -410,7 +403,7 @@ class EvaluatorHook(SessionRunHook):
         try:
             result = await self._call_eval_fn(evaluation)
             secs = self._clock.now() - began
-            logger.info("evaluation at step %d: %s (%.3f sec)", step, _text(result), secs)
+            logger.info("evaluation at step %d: %s (%.3f sec)", step, result, secs)
             await self._keep_result(step, result)
         except StopRequestedError as stop:
             logger.warning("the evaluation at step %d was ended by the stop: %s", step, stop)
@@ -480,13 +473,3 @@ def _numbers_of(result: Any) -> dict[str, float]:
             if number is not None:
                 numbers[str(tag)] = float(number)
     return numbers
-
-
-def _text(result: Any) -> str:
-    """Return a result as text for the log."""
-    if isinstance(result, Mapping):
-        values = cast("Mapping[object, Any]", result)
-        return ", ".join(f"{key} = {_text(value)}" for key, value in values.items())
-    if isinstance(result, float):
-        return f"{result:.6g}"
-    return str(result)

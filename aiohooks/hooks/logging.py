@@ -223,19 +223,6 @@ class LoggingHook(FetchingHook):
         self._clock: Clock = current_clock()
         self._logged_at: float | None = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return when it was last due, and how long ago the last line was."""
-        secs = None
-        if self._logged_at is not None:
-            secs = self._clock.now() - self._logged_at
-        return {**super().state_dict(), "logged_secs": secs}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Log when an uninterrupted run would; a recovery changes nothing."""
-        super().load_state_dict(state)
-        if self._logged_at is None and state.get("logged_secs") is not None:
-            self._logged_at = self._clock.now() - state["logged_secs"]
-
     async def end(self, session: Session) -> None:
         """Log the values once more, with `at_end`."""
         if self._at_end:

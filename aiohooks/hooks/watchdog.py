@@ -32,7 +32,7 @@ class Stall(NamedTuple):
     """A stall that a `WatchdogHook` has found.
 
     Attributes:
-        phase: "first step", "step", "hook", "save", "evaluation", "wait" or "blocked loop".
+        phase: "first step", "step", "save", "evaluation", "wait" or "blocked loop".
         what: the activity that took too long: a hook's method, an operation, the session's block.
         secs: for how long.
         step: the current step, or the last one.
@@ -54,9 +54,9 @@ class WatchdogHook(SessionRunHook):
     step of a store is a "wait", and so is the session's block between two runs. A
     `CheckpointSaverHook` is a "save" and an `EvaluatorHook` an "evaluation", whatever they wait
     for. All else is a "first step", from `begin` to the end of the first run of each created
-    session, or a "step"; with `hook_secs` a call of another hook is a "hook" instead. Each stall is
-    reported once: the status of the session, which names the hook and what it waits for, and what
-    all tasks of the loop wait for, as `session.why()` shows it.
+    session, or a "step". Each stall is reported once: the status of the session, which names the
+    hook and what it waits for, and what all tasks of the loop wait for, as `session.why()` shows
+    it.
 
     A hook that blocks the event loop blocks this one too: `blocked_secs` starts a thread that
     notices it.
@@ -70,7 +70,6 @@ class WatchdogHook(SessionRunHook):
         step_secs: float,
         *,
         first_step_secs: float | None = None,
-        hook_secs: float | None = None,
         save_secs: float | None = None,
         evaluation_secs: float | None = None,
         wait_secs: float | None = None,
@@ -82,10 +81,7 @@ class WatchdogHook(SessionRunHook):
         Args:
             step_secs: how long one call of a hook, or the operations of a run, may take.
             first_step_secs: the same until the first run has ended; by default `step_secs`. This
-                and the next three may be `math.inf`.
-            hook_secs: how long one call of a hook may take; by default like the operations. With
-                `math.inf` the other limits are a deadline for the step alone, whatever hooks wait
-                for.
+                and the next two may be `math.inf`.
             save_secs: how long a `CheckpointSaverHook` may hold up a step; by default `step_secs`.
             evaluation_secs: how long an `EvaluatorHook` may hold up a step; by default `step_secs`.
             wait_secs: how long a wait for a step, or the session's block between two runs, may
@@ -103,7 +99,6 @@ class WatchdogHook(SessionRunHook):
         check_choice(on_stall, "on_stall", "report", "stop", "raise")
         own_limits = {
             "first step": first_step_secs,
-            "hook": hook_secs,
             "save": save_secs,
             "evaluation": evaluation_secs,
         }
@@ -114,7 +109,6 @@ class WatchdogHook(SessionRunHook):
             if secs != math.inf:
                 check_secs(secs, f"{phase.replace(' ', '_')}_secs", optional=True, positive=True)
             self._limits[phase] = secs or step_secs
-        self._limits_hooks = hook_secs is not None
         self._blocked_secs = blocked_secs
         self._on_stall = on_stall
         self.stalls: deque[Stall] = deque(maxlen=_MAX_STALLS)
@@ -214,8 +208,6 @@ class WatchdogHook(SessionRunHook):
             return str(watched_as)
         if activity.kind in ("step", "block"):
             return "wait"
-        if self._limits_hooks and activity.hook is not None:
-            return "hook"
         return "first step" if self._runs <= 1 else "step"
 
     def _report_activity(

@@ -155,8 +155,6 @@ def other(gate: Gate, folder: Path) -> ah.SessionRunHook:
         (evaluating, {"evaluation_secs": 300}, "evaluation", 300),
         (evaluating, {"evaluation_secs": math.inf}, None, 1000),
         (other, {}, "first step", 10),
-        (other, {"hook_secs": 100}, "hook", 100),
-        (other, {"hook_secs": math.inf}, None, 1000),
     ],
 )
 async def test_hooks_with_limits_of_their_own(
@@ -167,7 +165,7 @@ async def test_hooks_with_limits_of_their_own(
     clock: ManualClock,
     tmp_path: Path,
 ) -> None:
-    """A step that is held up by a save, an evaluation or a hook has that limit, and none if it is
+    """A step that is held up by a save or an evaluation has that limit, and none if it is
     infinite.
     """
     gate = Gate()

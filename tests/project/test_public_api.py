@@ -265,7 +265,7 @@ SIGNATURES: dict[str, str | None] = {
     "SignalPolicy": ("(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None)"),
     "hooks.Stall": None,
     "WatchdogHook": (
-        "(step_secs, *, first_step_secs=None, hook_secs=None, save_secs=None, evaluation_secs=None,"
+        "(step_secs, *, first_step_secs=None, save_secs=None, evaluation_secs=None,"
         " wait_secs=None, blocked_secs=None, on_stall='report')"
     ),
     "checkpoint.Stateful": None,
