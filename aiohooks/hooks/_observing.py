@@ -161,7 +161,7 @@ def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, A
     """
     if isinstance(values, str):
         raise InvalidArgumentError(
-            f"values is the str {values!r}; give a mapping or a list: [{values!r}]"
+            f"values is the str {values!r}; give a mapping or a list: [{values!r}]",
         )
     if values is None:
         fetches: dict[str, Any] = {}
@@ -172,12 +172,12 @@ def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, A
         fetches = {item.name if isinstance(item, Node) else item: item for item in items}
     else:
         raise InvalidArgumentError(
-            f"values is {values!r}; give a mapping from a tag to what to fetch, or a list"
+            f"values is {values!r}; give a mapping from a tag to what to fetch, or a list",
         )
     for tag in cast("Iterable[object]", fetches):
         if not isinstance(tag, str) or not tag:
             raise InvalidArgumentError(
-                f"values has the tag {tag!r}; give a mapping from a non-empty str to what to fetch"
+                f"values has the tag {tag!r}; give a mapping from a non-empty str to what to fetch",
             )
     if not fetches and not may_be_empty:
         raise InvalidArgumentError("values is empty; give a mapping from a tag to what to fetch")
@@ -192,7 +192,7 @@ def checked_numbers(values: Mapping[str, Any]) -> dict[str, float]:
         if number is None:
             raise InvalidArgumentError(
                 f"{str(tag)!r} is {describe_value(value)}; give one number, for example a mean or a"
-                " norm of it"
+                " norm of it",
             )
         numbers[str(tag)] = float(number)
     return numbers

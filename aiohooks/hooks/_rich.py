@@ -37,7 +37,11 @@ class ProgressBar:
     """
 
     def __init__(
-        self, description: str, total: int | None, file: IO[str] | None, step: int
+        self,
+        description: str,
+        total: int | None,
+        file: IO[str] | None,
+        step: int,
     ) -> None:
         console = Console(file=file, stderr=True)
         self._progress = Progress(

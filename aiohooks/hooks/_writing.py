@@ -188,7 +188,9 @@ class WritingHook(FetchingHook):
         return False
 
     def _due_record(
-        self, run_context: SessionRunContext, run_values: SessionRunValues
+        self,
+        run_context: SessionRunContext,
+        run_values: SessionRunValues,
     ) -> Record | None:
         """Return the record of a run, if it is to be written."""
         if not self._timer.mark_if_due(run_context.global_step):

@@ -55,7 +55,7 @@ class BlockingHook(SessionRunHook):
         if isinstance(obj, type):
             raise InvalidHookError(
                 f"BlockingHook got the class {obj.__name__}; give an object of it:"
-                f" {obj.__name__}(...)"
+                f" {obj.__name__}(...)",
             )
         methods = {
             name: getattr(obj, name) for name in HOOK_METHODS if callable(getattr(obj, name, None))
@@ -64,7 +64,7 @@ class BlockingHook(SessionRunHook):
         if not methods:
             raise InvalidHookError(
                 f"{obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}; for a"
-                " HookGroup, give configure(hook, thread=True)"
+                " HookGroup, give configure(hook, thread=True)",
             )
         self._grace_secs = grace_secs
         self._calls: _LoopCalls | None = None
@@ -72,7 +72,7 @@ class BlockingHook(SessionRunHook):
             if inspect.iscoroutinefunction(method):
                 raise InvalidHookError(
                     f"{type(obj).__name__}.{name} is a coroutine function; register the hook as"
-                    " it is"
+                    " it is",
                 )
         self._close_method: Callable[..., Any] | None = methods.pop("close", None)
         for name, method in methods.items():
@@ -111,7 +111,11 @@ class BlockingHook(SessionRunHook):
         token = _thread_call.set(thread_call)
         try:
             return await call_in_thread(
-                method, args, {}, grace_secs=self._grace_secs, on_cancel=thread_call.cancel
+                method,
+                args,
+                {},
+                grace_secs=self._grace_secs,
+                on_cancel=thread_call.cancel,
             )
         finally:
             _thread_call.reset(token)
@@ -137,7 +141,8 @@ class _ThreadCall:
 
 
 _thread_call: contextvars.ContextVar[_ThreadCall | None] = contextvars.ContextVar(
-    "aiohooks_thread_call", default=None
+    "aiohooks_thread_call",
+    default=None,
 )
 """The call of which the current code is part; None in a thread of the object's own."""
 
@@ -172,7 +177,7 @@ class _LoopCalls:
             raise WrongLoopError(
                 f"{what} was called in the event loop's own thread, which would wait for itself;"
                 " call it in the methods of the object of a BlockingHook, or in a thread, or write"
-                " a SessionRunHook and await the session"
+                " a SessionRunHook and await the session",
             )
         waiting = _thread_call.get() or self._own
         self._check_open(what, waiting)
@@ -202,7 +207,7 @@ class _LoopCalls:
     def _check_open(self, what: str, waiting: _ThreadCall) -> None:
         if self._ended:
             raise SessionClosedError(
-                f"{what} was called after its BlockingHook was closed; end your threads in close()"
+                f"{what} was called after its BlockingHook was closed; end your threads in close()",
             )
         if waiting.cancelled:
             raise concurrent.futures.CancelledError

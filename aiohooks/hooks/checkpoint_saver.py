@@ -235,7 +235,7 @@ class CheckpointSaverHook(ScheduledHook):
         if not hasattr(session, "state_dict"):
             raise InvalidArgumentError(
                 f"CheckpointSaverHook cannot save {session!r}, which has no state_dict(); use"
-                " aiohooks.Session"
+                " aiohooks.Session",
             )
         given = self._given_saver
         shared = session.saver
@@ -244,7 +244,7 @@ class CheckpointSaverHook(ScheduledHook):
         if shared is None:
             raise InvalidArgumentError(
                 "CheckpointSaverHook has no directory: give it one, or give the session"
-                " ChiefSessionCreator(checkpoint_dir=...)"
+                " ChiefSessionCreator(checkpoint_dir=...)",
             )
         return shared
 
@@ -434,7 +434,8 @@ class CheckpointSaverHook(ScheduledHook):
         if is_interim:
             metrics = {**metrics, INTERIM: 1.0}
         self._write_task = new_task(
-            self._write(session, state, step, metrics), f"save of step {step}"
+            self._write(session, state, step, metrics),
+            f"save of step {step}",
         )
         del state  # so that only the write refers to it
         if self._background:
@@ -444,7 +445,11 @@ class CheckpointSaverHook(ScheduledHook):
             await self._wait_for_write()
 
     async def _write(
-        self, session: Session, state: dict[str, Any], step: int, metrics: dict[str, float]
+        self,
+        session: Session,
+        state: dict[str, Any],
+        step: int,
+        metrics: dict[str, float],
     ) -> None:
         assert self._saver is not None
         try:
@@ -489,7 +494,9 @@ class CheckpointSaverHook(ScheduledHook):
             self._last = None
         if self._logs_failures:
             logger.error(
-                "saving step %d failed; continuing, because of on_save_error", step, exc_info=error
+                "saving step %d failed; continuing, because of on_save_error",
+                step,
+                exc_info=error,
             )
         else:
             self._record_failure(error)

@@ -130,7 +130,7 @@ class EffectsHook(ResettingHook):
             if not is_coroutine_function(handler):
                 raise InvalidHookError(
                     f"the handler of {kind!r} is {handler!r}; give a coroutine function (`async"
-                    " def`), and call blocking functions with `await asyncio.to_thread(...)`"
+                    " def`), and call blocking functions with `await asyncio.to_thread(...)`",
                 )
         if not handlers:
             raise InvalidArgumentError("handlers is empty; give {kind: coroutine function}")
@@ -196,7 +196,7 @@ class EffectsHook(ResettingHook):
         owner = coord.owner
         if owner.effects not in (None, self):
             raise InvalidHookError(
-                "the session has two EffectsHooks; give one of them the handlers of all kinds"
+                "the session has two EffectsHooks; give one of them the handlers of all kinds",
             )
         saver = getattr(session, "saver", None)
         # None is the directory of the creator, in which the session's own saver saves.
@@ -207,7 +207,7 @@ class EffectsHook(ResettingHook):
                 'EffectsHook(when="checkpoint") delivers the effects of durable checkpoints, and no'
                 " hook saves this session where it is restored from. Give the session"
                 " ChiefSessionCreator(..., checkpoint_dir=...) and CheckpointSaverHook(), or"
-                ' deliver when="commit"'
+                ' deliver when="commit"',
             )
         self._coord = coord
         owner.effects = self
@@ -284,13 +284,17 @@ class EffectsHook(ResettingHook):
     # -- the outbox
 
     def record(
-        self, attempt: SessionRunContext, kind: str, payload: Any, recorder: str | None
+        self,
+        attempt: SessionRunContext,
+        kind: str,
+        payload: Any,
+        recorder: str | None,
     ) -> None:
         """Record an effect of an attempt. Any thread may call this. See `aiohooks.effect`."""
         if not isinstance(kind, str) or kind not in self._handlers:
             raise InvalidArgumentError(
                 f"kind of an effect is {kind!r}; give the kind of a handler of the EffectsHook:"
-                f" {did_you_mean(str(kind), self._handlers)}"
+                f" {did_you_mean(str(kind), self._handlers)}",
             )
         # A session without the extra saves no checkpoints.
         with contextlib.suppress(ImportError):
@@ -303,7 +307,7 @@ class EffectsHook(ResettingHook):
                 raise EffectError(
                     f"effect({kind!r}) was called after the effects of its run were taken or"
                     " dropped. Record it before the run ends. In after_run, only a hook with an"
-                    f" order below {self.order} can record it"
+                    f" order below {self.order} can record it",
                 )
             if attempt not in self._attempts:
                 self._attempts.append(attempt)
@@ -427,7 +431,7 @@ class EffectsHook(ResettingHook):
             raise InvalidArgumentError(
                 f"the checkpoint has effects of the kinds {unknown} that were not delivered, and"
                 " EffectsHook has no handlers for them. Add a handler for each kind; a handler"
-                " that does nothing drops its effects"
+                " that does nothing drops its effects",
             )
         if self._coord is None:
             # This is a new process, which has delivered nothing yet.

@@ -93,7 +93,7 @@ class Evaluation:
         if plan.changes or plan.steps:
             raise FetchError(
                 f"evaluating {fetches!r} would train; fetch what changes no variable and does not"
-                " advance the step"
+                " advance the step",
             )
         return await self.session.run(fetches, feed_dict=feeds)
 
@@ -273,7 +273,9 @@ class EvaluatorHook(SessionRunHook):
         self._ensure_worker()
 
     def _schedule_if_due(
-        self, run_context: SessionRunContext, run_values: SessionRunValues
+        self,
+        run_context: SessionRunContext,
+        run_values: SessionRunValues,
     ) -> bool:
         """Take the values of this step, which other sessions may change while the task of
         `after_run` starts.
@@ -447,7 +449,7 @@ class EvaluatorHook(SessionRunHook):
                 raise
             raise AiohooksError(
                 f"{what} ended with {safe_repr(error)}: its input has ended; "
-                "catch that in eval_fn and return the result so far"
+                "catch that in eval_fn and return the result so far",
             ) from error
 
     def _raise_error(self) -> None:

@@ -143,7 +143,7 @@ class LambdaHook(SessionRunHook):
         """
         if not functions:
             raise InvalidArgumentError(
-                f"no function was given; give one or more of {', '.join(HOOK_METHODS)}"
+                f"no function was given; give one or more of {', '.join(HOOK_METHODS)}",
             )
         for method, fn in functions.items():
             _check_function(method, fn)
@@ -152,7 +152,7 @@ class LambdaHook(SessionRunHook):
         if has_options and ("before_run" in functions or "after_run" not in functions):
             raise InvalidArgumentError(
                 f"fetches is {fetches!r} and every is {every!r}; they go with after_run and without"
-                " before_run, which requests its own fetches in every run"
+                " before_run, which requests its own fetches in every run",
             )
         self.name: str = name or ""
         self._described = ", ".join(f"{method}={fn!r}" for method, fn in functions.items())
@@ -175,7 +175,11 @@ class LambdaHook(SessionRunHook):
 
 
 def hook(
-    method: str, *, fetches: Any = None, every: Every | None = None, name: str | None = None
+    method: str,
+    *,
+    fetches: Any = None,
+    every: Every | None = None,
+    name: str | None = None,
 ) -> Callable[[Function], LambdaHook]:
     """Make a hook of the decorated function: `@hook("after_run", every=Every(steps=100),
     fetches="loss")`.
@@ -196,7 +200,7 @@ def hook(
     """
     if not isinstance(method, str):
         raise InvalidHookError(
-            f'hook got {method!r}; give the name of a method: @hook("after_run")'
+            f'hook got {method!r}; give the name of a method: @hook("after_run")',
         )
     _check_method(method)
 
@@ -211,7 +215,7 @@ def hook(
 def _check_method(name: str) -> None:
     if name not in HOOK_METHODS:
         raise InvalidHookError(
-            f"{name!r} is not a method of a hook; {did_you_mean(name, HOOK_METHODS)}"
+            f"{name!r} is not a method of a hook; {did_you_mean(name, HOOK_METHODS)}",
         )
 
 
@@ -224,7 +228,7 @@ def _check_function(method: str, fn: Function) -> None:
         takes = inspect.signature(fn)
         raise InvalidHookError(
             f"{method} is {fn!r}, which takes {takes} and is called with ({', '.join(parameters)}):"
-            f" {error}"
+            f" {error}",
         )
 
 

@@ -170,7 +170,7 @@ class _RecordFile:
                 file.close()
                 raise InvalidArgumentError(
                     f"{self.path} is being written by another hook or process; give each of them a"
-                    " path of its own"
+                    " path of its own",
                 ) from None
             except OSError as error:
                 # Some network file systems have no locks.
@@ -239,7 +239,7 @@ def _check_tags(tags: Iterable[str]) -> None:
     for name in ("step", "time"):
         if name in tags:
             raise InvalidArgumentError(
-                f"a value has the tag {name!r}, as every line; give it another tag"
+                f"a value has the tag {name!r}, as every line; give it another tag",
             )
 
 
@@ -264,7 +264,7 @@ def _plain(value: Any, tag: str) -> Any:
     if number is None:
         raise InvalidArgumentError(
             f"{tag!r} is {describe_value(value)}; give numbers, strings, or lists or mappings of"
-            " these"
+            " these",
         )
     if math.isnan(number):
         return "NaN"

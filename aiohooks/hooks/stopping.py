@@ -62,7 +62,7 @@ class StopAtStepHook(SessionRunHook):
             raise InvalidArgumentError("one of num_steps or last_step must be given")
         if num_steps is not None and last_step is not None:
             raise InvalidArgumentError(
-                f"only one of num_steps ({num_steps}) or last_step ({last_step}) can be given"
+                f"only one of num_steps ({num_steps}) or last_step ({last_step}) can be given",
             )
         self._num_steps: int | None = checked_int(num_steps, "num_steps", optional=True)
         self._given_last_step: int | None = checked_int(last_step, "last_step", optional=True)
@@ -111,7 +111,10 @@ class StopAtTimeHook(SessionRunHook):
     """
 
     def __init__(
-        self, *, secs: float | None = None, deadline: datetime.datetime | None = None
+        self,
+        *,
+        secs: float | None = None,
+        deadline: datetime.datetime | None = None,
     ) -> None:
         """Create the hook with exactly one of the two.
 
@@ -125,7 +128,7 @@ class StopAtTimeHook(SessionRunHook):
         """
         if (secs is None) == (deadline is None):
             raise InvalidArgumentError(
-                f"secs is {secs!r} and deadline is {deadline!r}; give one of them"
+                f"secs is {secs!r} and deadline is {deadline!r}; give one of them",
             )
         check_secs(secs, "secs", optional=True)
         check_instance(deadline, datetime.datetime, "deadline", optional=True)
@@ -134,7 +137,7 @@ class StopAtTimeHook(SessionRunHook):
             if deadline.utcoffset() is None:
                 raise InvalidArgumentError(
                     f"deadline is {deadline!r}, which has no time zone; give one:"
-                    " deadline.astimezone(), or tzinfo=timezone.utc"
+                    " deadline.astimezone(), or tzinfo=timezone.utc",
                 )
             self._reason = f"the deadline is reached: {deadline.isoformat(' ', 'seconds')}"
         self._secs = secs
@@ -156,7 +159,8 @@ class StopAtTimeHook(SessionRunHook):
             coord.request_stop(self._reason)
         elif self._timer is NO_TIMER:
             self._timer = self._clock.call_later(
-                self._ends_at - self._clock.now(), lambda: coord.request_stop(self._reason)
+                self._ends_at - self._clock.now(),
+                lambda: coord.request_stop(self._reason),
             )
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
@@ -242,17 +246,17 @@ class EarlyStoppingHook(FetchingHook):
         self._patience = _checked_patience(patience)
         if not is_finite(min_delta) or min_delta < 0:
             raise InvalidArgumentError(
-                f"min_delta is {safe_repr(min_delta)}; give a finite number, 0 or more"
+                f"min_delta is {safe_repr(min_delta)}; give a finite number, 0 or more",
             )
         if stopping_threshold is not None and not is_finite(stopping_threshold):
             raise InvalidArgumentError(
-                f"stopping_threshold is {safe_repr(stopping_threshold)}; give a finite number"
+                f"stopping_threshold is {safe_repr(stopping_threshold)}; give a finite number",
             )
         check_instance(every, Every, "every", optional=True)
         if patience is None and stopping_threshold is None:
             raise InvalidArgumentError(
                 "it would never stop; give patience= or stopping_threshold= (to check for values"
-                " that are not finite alone, use NanHook)"
+                " that are not finite alone, use NanHook)",
             )
         check_mapping(restore_best, "restore_best", optional=True)
         self._restore_best = dict(restore_best or {})
@@ -260,7 +264,7 @@ class EarlyStoppingHook(FetchingHook):
             if not is_stateful(restored):
                 raise InvalidArgumentError(
                     f"restore_best[{name_of_object!r}] is {safe_repr(restored)}; give an object"
-                    " with state_dict() and load_state_dict(state)"
+                    " with state_dict() and load_state_dict(state)",
                 )
         self._has_monitor = monitor is not None
         self._value_name = _name_of(monitor)
@@ -344,7 +348,7 @@ class EarlyStoppingHook(FetchingHook):
         if states is not None and states.keys() != self._restore_best.keys():
             raise InvalidArgumentError(
                 f"states has {', '.join(map(repr, states)) or 'nothing'}; give those of"
-                f" restore_best: {', '.join(map(repr, self._restore_best)) or 'nothing'}"
+                f" restore_best: {', '.join(map(repr, self._restore_best)) or 'nothing'}",
             )
         self._observe(step, value, states)
         return self.reason is not None
@@ -353,13 +357,13 @@ class EarlyStoppingHook(FetchingHook):
         if not self._has_monitor:
             raise InvalidArgumentError(
                 f"got a mapping of {', '.join(map(str, values))} at step {step}; say which:"
-                " monitor=..."
+                " monitor=...",
             )
         name = self._value_name
         if name not in values:
             raise FetchError(
                 f"{name!r} is not in the mapping reported at step {step};"
-                f" {did_you_mean(name, values)}"
+                f" {did_you_mean(name, values)}",
             )
         return values[name]
 
@@ -367,7 +371,7 @@ class EarlyStoppingHook(FetchingHook):
         value = scalar(values)
         if value is None:
             raise InvalidArgumentError(
-                f"{self._value_name} is {values!r} at step {step}; early stopping needs one number"
+                f"{self._value_name} is {values!r} at step {step}; early stopping needs one number",
             )
         number = float(value)
         if self._is_better(number):
@@ -477,7 +481,8 @@ class EarlyStoppingHook(FetchingHook):
             self.reason = state["reason"] or self.reason
         elif state["reason"] is not None and state["ended"]:
             logger.info(
-                "resuming a run that had ended: %s; its patience starts again", state["reason"]
+                "resuming a run that had ended: %s; its patience starts again",
+                state["reason"],
             )
             self.waited = 0
             self._since_step = None
@@ -491,7 +496,7 @@ class EarlyStoppingHook(FetchingHook):
             raise InvalidArgumentError(
                 f"the checkpoint has the best states of {', '.join(map(repr, states))}, and"
                 f" restore_best is {', '.join(map(repr, self._restore_best))}; name the objects as"
-                " before"
+                " before",
             )
         return states
 
@@ -516,7 +521,7 @@ def _checked_patience(patience: Any) -> int | None:
         if patience.steps is None or patience.secs or patience.at or patience.after:
             raise InvalidArgumentError(
                 f"patience is {patience}; give an Every of steps alone: it counts from the best"
-                " value"
+                " value",
             )
         return patience.steps
     checked: int | None = checked_int(

@@ -161,7 +161,10 @@ class HookTimingHook(SessionRunHook):
             count = self._warnings[name] = self._warnings.get(name, 0) + 1
             if count <= _MAX_WARNINGS:
                 logger.warning(
-                    "%s blocked the event loop for %.3f s at step %d", name, secs, self._step
+                    "%s blocked the event loop for %.3f s at step %d",
+                    name,
+                    secs,
+                    self._step,
                 )
 
     def statistics(self) -> HookTimes:
@@ -185,11 +188,11 @@ class HookTimingHook(SessionRunHook):
             lines.append(
                 f"{name:{width}} {times.calls:8} {times.blocking_secs:8.3f}s"
                 f" {times.waiting_secs:7.3f}s  {times.longest_block_secs:.6f}s at step"
-                f" {times.longest_block_step}"
+                f" {times.longest_block_step}",
             )
         lines.append(
             f"event loop: {measured.mean_lag_secs:.6f} s late on average,"
-            f" {measured.longest_lag_secs:.6f} s at most"
+            f" {measured.longest_lag_secs:.6f} s at most",
         )
         lines += [
             f"blocked for {blocker.secs:.3f} s or more at step {blocker.step} by {blocker.where}"

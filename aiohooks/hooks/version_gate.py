@@ -65,7 +65,7 @@ class VersionGateHook(ResettingHook):
         if session.global_step is self.versions:
             raise InvalidArgumentError(
                 f"{self!r}: this is the session's own step, never ahead of itself; give the store"
-                " of the publisher"
+                " of the publisher",
             )
         is_first = self._coord is None
         self._coord = coord

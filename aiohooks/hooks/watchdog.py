@@ -211,7 +211,11 @@ class WatchdogHook(SessionRunHook):
         return "first step" if self._runs <= 1 else "step"
 
     def _report_activity(
-        self, phase: str, activity: Activity, secs: float, status: SessionStatus | None
+        self,
+        phase: str,
+        activity: Activity,
+        secs: float,
+        status: SessionStatus | None,
     ) -> None:
         """Report that an activity has taken `secs`, which is longer than the limit of its phase."""
         if activity.secs is None:
@@ -236,7 +240,9 @@ class WatchdogHook(SessionRunHook):
         )
         lines = [
             traceback.FrameSummary(
-                frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname
+                frame.f_code.co_filename,
+                frame.f_lineno,
+                frame.f_code.co_qualname,
             )
             for frame in frames
         ]
