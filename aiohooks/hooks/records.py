@@ -122,13 +122,12 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def _decoded(line: bytes) -> dict[str, Any]:
     """Return the record or the restart of a line; raise `ValueError` if it is neither."""
-    fields: Any = json.loads(line)
-    if not isinstance(fields, dict):
-        raise ValueError("not an object")
-    names = cast("dict[str, Any]", fields)
-    if not isinstance(names.get("step", names.get("restart")), int):
-        raise ValueError("neither a step nor a restart")
-    return {name: _with_floats(value) for name, value in names.items()}
+    fields = _with_floats(json.loads(line))
+    if isinstance(fields, dict):
+        names = cast("dict[str, Any]", fields)
+        if isinstance(names.get("step", names.get("restart")), int):
+            return names
+    raise ValueError("neither a step nor a restart")
 
 
 def _with_floats(value: Any) -> Any:
