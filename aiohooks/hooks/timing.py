@@ -109,8 +109,8 @@ class HookTimingHook(SessionRunHook):
         """Create the hook.
 
         Args:
-            warn_secs: warn when a hook blocks the loop for longer than this, at most five times for
-                each method.
+            warn_secs: warn when a hook has blocked the loop for longer than this, at most five
+                times for each method; and from a thread, while any code does.
         """
         check_secs(warn_secs, "warn_secs", positive=True)
         self._warn_secs = warn_secs
@@ -221,8 +221,10 @@ class HookTimingHook(SessionRunHook):
         self._schedule_lag_sample()
 
     def _record_blocker(self, frames: Frames, secs: float) -> None:
-        """Called in the watching thread."""
-        self._blockers.append(Blocker(user_location(frames) or "", secs, self._step))
+        """Called in the watching thread, while the loop is blocked."""
+        blocker = Blocker(user_location(frames) or "", secs, self._step)
+        self._blockers.append(blocker)
+        logger.warning("the event loop has been blocked for %.3f s, at %s", secs, blocker.where)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Observe the session."""

@@ -228,8 +228,12 @@ async def test_the_lag_of_the_loop() -> None:
     )
 
 
-async def test_code_that_blocks_the_loop_is_found(start_watch: Callable[[], None]) -> None:
-    """Code that blocks the loop, in a hook or not, is named by function, file and line."""
+async def test_code_that_blocks_the_loop_is_found(
+    start_watch: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Code that blocks the loop, in a hook or not, is named by function, file and line, while it
+    blocks.
+    """
     timing = HookTimingHook(warn_secs=0.01)
 
     async def stubborn_step() -> dict[str, int]:
@@ -246,6 +250,7 @@ async def test_code_that_blocks_the_loop_is_found(start_watch: Callable[[], None
     assert __file__ in blocker.where
     assert blocker.secs > 0.01
     assert "stubborn_step" in timing.report()
+    assert f"s, at {blocker.where}" in caplog.text
 
 
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:

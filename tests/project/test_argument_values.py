@@ -400,7 +400,6 @@ VALUES = [
         value(step_secs=1, save_secs="1"),
         value(step_secs=1, evaluation_secs=NAN),
         value(step_secs=1, wait_secs=0),
-        value(step_secs=1, blocked_secs=0),
         value(step_secs=1, on_stall="abort"),
     ),
     *refusals(

@@ -266,7 +266,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.Stall": None,
     "WatchdogHook": (
         "(step_secs, *, first_step_secs=None, save_secs=None, evaluation_secs=None,"
-        " wait_secs=None, blocked_secs=None, on_stall='report')"
+        " wait_secs=None, on_stall='report')"
     ),
     "checkpoint.Stateful": None,
     "checkpoint.Stateful.state_dict": "(self)",
