@@ -150,7 +150,7 @@ class EffectsHook(ResettingHook):
 
     def _reset(self) -> None:
         """Set the attributes of a new session, with an empty outbox."""
-        self._run = self._given_run or os.urandom(6).hex()
+        self._run: str = self._given_run or os.urandom(6).hex()
         # The step of the latest effects in the outbox, and their number by recorder.
         self._step = 0
         self._numbers: Counter[str] = Counter()
@@ -441,7 +441,7 @@ class EffectsHook(ResettingHook):
         # The name that the program gives now takes precedence over the name in the checkpoint,
         # which may have a sign for each reset of the step.
         run: str = state.get("run", self._run)
-        if self._given_run not in (None, run.rstrip("+")):
+        if self._given_run is not None and self._given_run != run.rstrip("+"):
             run = self._given_run
         self._run = run
         self._step = state.get("step", 0)
