@@ -203,8 +203,6 @@ class EvaluatorHook(SessionRunHook):
         # Whether a restored state has an unfinished evaluation.
         self._was_unfinished = False
         self._pending: deque[Evaluation] = deque()
-        # The step whose evaluation was scheduled before its `after_run` is called.
-        self._scheduled_step: int | None = None
         self._worker: asyncio.Task[None] | None = None
         self._progressed = asyncio.Event()
         self._error: tuple[Evaluation, Exception] | None = None
@@ -261,10 +259,8 @@ class EvaluatorHook(SessionRunHook):
     @only_if("_schedule_if_due")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Evaluate if it is due, or start it in the background; raise its error."""
-        is_scheduled = self._scheduled_step == run_context.global_step
-        if not is_scheduled and not self._schedule_if_due(run_context, run_values):
+        if not self._schedule_if_due(run_context, run_values):
             return
-        self._scheduled_step = None
         if not self._background:
             await self._finish_all()
         while len(self._pending) > self._max_pending:
@@ -278,14 +274,12 @@ class EvaluatorHook(SessionRunHook):
         run_values: SessionRunValues,
     ) -> bool:
         """Take the values of this step, which other sessions may change while the task of
-        `after_run` starts.
+        `after_run` starts; return whether its evaluation is pending.
         """
         step = run_context.global_step
-        if not self._timer.due(step, self._clock.now()):
-            return False
-        self._schedule(run_context.session, step)
-        self._scheduled_step = step
-        return True
+        if self._timer.due(step, self._clock.now()):
+            self._schedule(run_context.session, step)
+        return step in self.pending
 
     async def end(self, session: Session) -> None:
         """Wait for the unfinished evaluations, and evaluate the last step."""
