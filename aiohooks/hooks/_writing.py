@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from aiohooks._core.cancel import to_thread
 from aiohooks._core.queue import ThreadQueue
-from aiohooks._core.validate import check_choice, check_instance, checked_int
+from aiohooks._core.validate import check_instance, checked_int
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import add_note
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import FetchingHook, Sampling, Values, checked_values, logger
+from aiohooks.hooks._observing import FetchingHook, Sampling, Values, checked_values
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.events import session_events
@@ -20,52 +20,30 @@ from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunV
 
 T = TypeVar("T")
 
-OnWriteError = Literal["raise", "log"]
-"""How a failed write is reported: `"raise"` raises it in the next run at the latest, `"log"` logs
-the first one.
-"""
-
 
 class BackgroundWriter(ThreadQueue[T]):
     """Calls `write(records)` in a thread of its own, in order, with all records that are queued.
 
-    A failed write loses its records, which are counted.
+    A failed write loses its records. The next `check` or `put` raises the error.
     """
 
-    def __init__(
-        self,
-        write: Callable[[list[T]], None],
-        *,
-        what: str,
-        max_queue: int,
-        on_write_error: OnWriteError,
-    ) -> None:
+    def __init__(self, write: Callable[[list[T]], None], what: str, max_queue: int) -> None:
         """Create a writer; `what` names its target in messages.
 
         Raises:
-            InvalidArgumentError: `max_queue` or `on_write_error` is invalid.
+            InvalidArgumentError: `max_queue` is invalid.
         """
-        check_choice(on_write_error, "on_write_error", "raise", "log")
         expected = "a whole number of records, at least 1"
         max_queue = checked_int(max_queue, "max_queue", 1, expected=expected)
         super().__init__(f"writer of {what}", max_queue)
-        self.lost = 0
-        """How many records could not be written."""
         self._write = write
         self._what = what
-        self._raises = on_write_error == "raise"
 
     def work(self, items: list[T]) -> None:
         self._write(items)
 
     def failed(self, items: list[T], error: BaseException) -> None:
-        is_first = self.lost == 0
-        self.lost += len(items)
-        if not self._raises:
-            if is_first:
-                message = "%s cannot be written; continuing without these records"
-                logger.error(message, self._what, exc_info=error)
-        elif not self._failures:
+        if not self._failures:
             add_note(error, f"raised by the writer of {self._what}")
             super().failed(items, error)
 
@@ -78,8 +56,6 @@ class BackgroundWriter(ThreadQueue[T]):
         """Write what is queued and end the thread; raise an error that has not been raised yet."""
         if not self.finish().done():  # the thread was started
             await to_thread(self.join)
-        if self.lost and not self._raises:
-            logger.warning("%s: %d records were lost to failed writes", self._what, self.lost)
         self.check()
 
 
@@ -114,24 +90,17 @@ class WritingHook(FetchingHook):
         values: Values,
         every: Every,
         max_queue: int,
-        on_write_error: OnWriteError,
     ) -> None:
         check_instance(every, Every, "every")
         self._max_queue = max_queue
         self._values = checked_values(values)
-        self._on_write_error: OnWriteError = on_write_error
         super().__init__(self._values, every)
 
     def _reset(self) -> None:
         super()._reset()
         self._sink: RecordSink
         self._sink, what = self._new_sink()
-        self._writer: BackgroundWriter[Record] = BackgroundWriter(
-            self._sink.write,
-            what=what,
-            max_queue=self._max_queue,
-            on_write_error=self._on_write_error,
-        )
+        self._writer = BackgroundWriter[Record](self._sink.write, what, self._max_queue)
 
     def _new_sink(self) -> tuple[RecordSink, str]:
         """Return where this session writes, and its name for messages."""
@@ -184,7 +153,7 @@ class WritingHook(FetchingHook):
             return True
         record = self._due_record(run_context, run_values)
         if record is not None:
-            self._writer.put_nowait(record)
+            self._writer.add(record)
         return False
 
     def _due_record(

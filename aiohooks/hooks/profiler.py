@@ -91,11 +91,10 @@ class ProfilerHook(ScheduledHook):
     def _reset(self) -> None:
         self._now = monotonic_now()
         self._timer = Sampling(self._every, first=False)
-        self._writer: BackgroundWriter[_Window] = BackgroundWriter(
+        self._writer = BackgroundWriter[_Window](
             self._write,
-            what=f"traces in {self.output_dir}",
+            f"traces in {self.output_dir}",
             max_queue=1,
-            on_write_error="log",
         )
         self._title = "session"
         self._is_first_run = True
@@ -191,19 +190,21 @@ class ProfilerHook(ScheduledHook):
 
     def _write(self, windows: list[_Window]) -> None:
         """Write files, which appear only when they are complete; called in the writer's thread."""
-        os.makedirs(self.output_dir, exist_ok=True)
         for window in windows:
             path = os.path.join(self.output_dir, f"timeline-{window.step}.json")
             unfinished = f"{path}.{os.getpid()}.tmp"
             try:
+                os.makedirs(self.output_dir, exist_ok=True)
                 with open(unfinished, "w", encoding="utf-8") as file:
                     window.write(file, self._title)
                 os.replace(unfinished, path)
-            finally:
-                with contextlib.suppress(FileNotFoundError):
+            except OSError as error:
+                logger.error("the trace %s cannot be written; continuing", path, exc_info=error)
+                with contextlib.suppress(OSError):
                     os.unlink(unfinished)
-            self.captures.append(path)
-            logger.info("wrote the trace of %d runs: %s", window.runs, path)
+            else:
+                self.captures.append(path)
+                logger.info("wrote the trace of %d runs: %s", window.runs, path)
 
     def __repr__(self) -> str:
         window = f"window_steps={self._window_steps}"

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 from aiohooks._core.validate import checked_path
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._observing import Values, describe_value, logger, scalar
-from aiohooks.hooks._writing import OnWriteError, Record, WritingHook
+from aiohooks.hooks._writing import Record, WritingHook
 from aiohooks.hooks.every import Every
 
 try:
@@ -44,7 +44,6 @@ class JSONLinesHook(WritingHook):
         *,
         every: Every = Every(steps=1),
         max_queue: int = 1000,
-        on_write_error: OnWriteError = "raise",
         fsync: bool = False,
     ) -> None:
         """Create the hook.
@@ -55,8 +54,6 @@ class JSONLinesHook(WritingHook):
                 tags.
             every: when to write.
             max_queue: how many lines may be unwritten before the run waits.
-            on_write_error: `"raise"` raises a failed write in the next run at the latest, `"log"`
-                logs it and continues.
             fsync: sync the file after each write, so that a power failure loses no line; a crash of
                 the process loses none anyway.
 
@@ -65,7 +62,7 @@ class JSONLinesHook(WritingHook):
         """
         self.path: str = checked_path(path, "path")
         self._fsync = fsync
-        super().__init__(values, every, max_queue, on_write_error)
+        super().__init__(values, every, max_queue)
         _check_tags(self._values)
 
     def _new_sink(self) -> tuple[_RecordFile, str]:

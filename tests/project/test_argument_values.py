@@ -364,7 +364,6 @@ VALUES = [
         ah.ProfilerHook,
         value(output_dir="profiles", every=None),
         value(output_dir="profiles", window_steps=0),
-        value('"log"', output_dir="profiles", on_write_error="ignore"),
         value(output_dir=None),
     ),
     *refusals(
@@ -464,7 +463,6 @@ VALUES = [
         partial(ah.SummarySaverHook, values=["loss"]),
         value(output_dir=""),
         value(output_dir="runs", max_queue=0),
-        value(output_dir="runs", on_write_error="ignore"),
     ),
     *refusals(
         LocalEngine,

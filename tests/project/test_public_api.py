@@ -185,9 +185,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.HookTimingHook": "(*, warn_secs=0.1)",
     "hooks.HookTimingHook.statistics": "(self)",
     "hooks.HookTimingHook.report": "(self)",
-    "JSONLinesHook": (
-        "(path, values, *, every=<Every>, max_queue=1000, on_write_error='raise', fsync=False)"
-    ),
+    "JSONLinesHook": ("(path, values, *, every=<Every>, max_queue=1000, fsync=False)"),
     "checkpoint.KeepBest": "(k, metric, mode='min')",
     "checkpoint.KeepEvery": "(steps)",
     "checkpoint.KeepNewest": "(n=5)",
@@ -299,9 +297,7 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.flush": "async (self, timeout=None)",
     "StopAtStepHook": "(*steps, num_steps=None, last_step=None)",
     "StopAtTimeHook": "(*, secs=None, deadline=None)",
-    "SummarySaverHook": (
-        "(output_dir, values, *, every=<Every>, max_queue=1000, on_write_error='raise')"
-    ),
+    "SummarySaverHook": ("(output_dir, values, *, every=<Every>, max_queue=1000)"),
     "graph.Variable": None,
     "version_gate.Ticket": None,
     "version_gate.Ticket.drop": "(self)",
