@@ -127,6 +127,7 @@ class EffectsHook(ResettingHook):
         """
         check_mapping(handlers, "handlers", optional=False)
         for kind, handler in handlers.items():
+            check_instance(kind, str, "a kind of handlers")
             if not is_coroutine_function(handler):
                 raise InvalidHookError(
                     f"the handler of {kind!r} is {handler!r}; give a coroutine function (`async"

@@ -295,7 +295,7 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.mark_initialised": "async (self)",
     "StepStore.wait_initialised": "async (self, timeout=None)",
     "StepStore.flush": "async (self, timeout=None)",
-    "StopAtStepHook": "(*steps, num_steps=None, last_step=None)",
+    "StopAtStepHook": "(*, num_steps=None, last_step=None)",
     "StopAtTimeHook": "(*, secs=None, deadline=None)",
     "SummarySaverHook": ("(output_dir, values, *, every=<Every>, max_queue=1000)"),
     "graph.Variable": None,
