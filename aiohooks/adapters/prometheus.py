@@ -20,9 +20,9 @@ from typing import Any
 
 from aiohooks._core.clock import current_clock, quick_now
 from aiohooks._core.validate import check_instance
+from aiohooks.adapters._rate import StepRate
 from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import StepRate
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.timing import BUCKET_SECS, HookTimingHook
 from aiohooks.hooks.version_gate import VersionGateHook

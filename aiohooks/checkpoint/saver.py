@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 from aiohooks._core.activity import Awaited, active
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._core.clock import current_clock, sleep
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks.checkpoint import _format
@@ -287,6 +288,35 @@ class Saver:
         Only manifests are read, without the lock; damaged ones are left out.
         """
         return await to_thread(self._directory.checkpoints)
+
+    async def follow(
+        self, *, every_secs: float, timeout: float | None = None
+    ) -> AsyncGenerator[Checkpoint]:
+        """Yield the newest checkpoint, and then each time there is a newer one.
+
+        For an evaluator in another process than the training, with `read_only=True`. Checkpoints
+        between two reads, or while the caller is busy, are left out.
+
+        Args:
+            every_secs: the seconds between two reads of the directory.
+            timeout: end after so many seconds without a new checkpoint; None for never.
+
+        Raises:
+            InvalidArgumentError: an argument is invalid.
+        """
+        check_secs(every_secs, "every_secs", positive=True)
+        check_secs(timeout, "timeout", optional=True, positive=True)
+        clock = current_clock()
+        latest: Path | None = None
+        since = clock.now()
+        while timeout is None or clock.now() - since < timeout:
+            checkpoints = await self.checkpoints()
+            if not checkpoints or checkpoints[0].path == latest:
+                await sleep(every_secs)
+                continue
+            latest = checkpoints[0].path
+            yield checkpoints[0]
+            since = clock.now()
 
     async def verify(self) -> list[tuple[Path, str | None]]:
         """Read every checkpoint completely, without the lock and without changing anything.

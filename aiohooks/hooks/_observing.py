@@ -1,30 +1,21 @@
-"""Helpers of the hooks that observe a session: due runs, fetched values, the rate of steps, a
-thread that writes.
-"""
+"""The base of hooks that observe a session: due runs, fetched values, numbers among them."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import IO, Any, Literal, TypeVar, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, cast
 
-from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import Clock, current_clock
-from aiohooks._core.queue import ThreadQueue
-from aiohooks._core.validate import check_choice, checked_int
-from aiohooks.errors import InvalidArgumentError, add_note
+from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.graph import Node
-from aiohooks.hooks.every import Every, EveryTimer
-from aiohooks.stores._protocol import Position
+from aiohooks.graph.session import Session
+from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
+from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
 
 logger = logging.getLogger("aiohooks.hooks")
-T = TypeVar("T")
-_RATE_WINDOW_SECS = 10.0
-_RATE_INTERVAL_SECS = 0.2
 
 
 class Sampling:
@@ -119,30 +110,45 @@ class Sampling:
         return self._asked and (self._first or self._timer.due(step, self._clock.now()))
 
 
-class StepRate:
-    """Steps per second over the last seconds, taken from the reports: nothing is measured between
-    them.
+class FetchingHook(ScheduledHook):
+    """Fetches in the runs that are due, and passes what it gets to `_observe`; without an `every`
+    in none.
     """
 
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, Position]] = deque()
-        self._rate: float | None = None
+    # Whether the first run is due whatever its step.
+    _first: ClassVar[bool] = False
 
-    def update(self, now: float, position: Position) -> float | None:
-        """Return the current rate, or None until there are two measurements."""
-        seen = self._seen
-        # Steps before and after a reset have no difference.
-        if seen and seen[-1][1].epoch != position.epoch:
-            seen.clear()
-        if not seen or now - seen[-1][0] >= _RATE_INTERVAL_SECS:
-            seen.append((now, position))
-            while len(seen) > 2 and now - seen[1][0] >= _RATE_WINDOW_SECS:
-                seen.popleft()
-            first_time, first = seen[0]
-            self._rate = None
-            if now > first_time:
-                self._rate = (position.step - first.step) / (now - first_time)
-        return self._rate
+    def __init__(self, fetches: Any, every: Every | None) -> None:
+        self._args = SessionRunArgs(fetches)
+        self._every = every
+        self._reset()
+
+    def _reset(self) -> None:
+        self._timer = None
+        if self._every is not None:
+            self._timer = Sampling(self._every, first=self._first)
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Count from the step at which the session starts, or to which a recovery moved it back."""
+        if self._timer is not None:
+            self._timer.start(session.global_step.latest.step)
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Fetch the values if this run is due."""
+        return self._args_if_due(run_context)
+
+    def _args_if_due(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        if self._timer is not None and self._timer.should_fetch(run_context.global_step):
+            return self._args
+        return None
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Observe the values of a run that was due."""
+        if self._timer is not None and self._timer.mark_if_due(run_context.global_step):
+            self._observe(run_context.global_step, run_values.results)
+
+    def _observe(self, step: int, values: Any) -> None:
+        raise NotImplementedError
 
 
 Values = Mapping[str, Any] | Iterable[Any]
@@ -155,7 +161,7 @@ def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, A
     """
     if isinstance(values, str):
         raise InvalidArgumentError(
-            f"values is the str {values!r}; give a mapping or a list: [{values!r}]"
+            f"values is the str {values!r}; give a mapping or a list: [{values!r}]",
         )
     if values is None:
         fetches: dict[str, Any] = {}
@@ -166,98 +172,53 @@ def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, A
         fetches = {item.name if isinstance(item, Node) else item: item for item in items}
     else:
         raise InvalidArgumentError(
-            f"values is {values!r}; give a mapping from a tag to what to fetch, or a list"
+            f"values is {values!r}; give a mapping from a tag to what to fetch, or a list",
         )
     for tag in cast("Iterable[object]", fetches):
         if not isinstance(tag, str) or not tag:
             raise InvalidArgumentError(
-                f"values has the tag {tag!r}; give a mapping from a non-empty str to what to fetch"
+                f"values has the tag {tag!r}; give a mapping from a non-empty str to what to fetch",
             )
     if not fetches and not may_be_empty:
         raise InvalidArgumentError("values is empty; give a mapping from a tag to what to fetch")
     return fetches
 
 
-def is_terminal(file: IO[str] | None) -> bool:
-    """Return whether a file is an open terminal."""
+def checked_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers by tag; raise `InvalidArgumentError` for anything else."""
+    numbers: dict[str, float] = {}
+    for tag, value in values.items():
+        number = scalar(value)
+        if number is None:
+            raise InvalidArgumentError(
+                f"{str(tag)!r} is {describe_value(value)}; give one number, for example a mean or a"
+                " norm of it",
+            )
+        numbers[str(tag)] = float(number)
+    return numbers
+
+
+def scalar(value: Any) -> int | float | None:
+    """Return the number that an object of any library converts to, or None."""
+    if isinstance(value, (str, bytes, complex)):
+        return None
     try:
-        return file is not None and file.isatty()
-    except (AttributeError, ValueError):  # not a real file, or a closed one
-        return False
+        has_item = callable(getattr(value, "item", None))
+        number = value.item() if has_item else float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        # torch raises RuntimeError.
+        return None
+    if isinstance(number, (int, float)):
+        return number
+    return None
 
 
-def write_whole(path: str, write: Callable[[str], object]) -> None:
-    """Call `write(temporary_path)`, and rename its file to `path`, which therefore appears only
-    when it is complete.
-    """
-    unfinished = f"{path}.{os.getpid()}.tmp"
-    try:
-        write(unfinished)
-        os.replace(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(unfinished)
-        raise
-
-
-OnWriteError = Literal["raise", "log"]
-"""How a failed write is reported: `"raise"` raises it in the next run at the latest, `"log"` logs
-the first one.
-"""
-
-
-class BackgroundWriter(ThreadQueue[T]):
-    """Calls `write(records)` in a thread of its own, in order, with all records that are queued.
-
-    A failed write loses its records, which are counted.
-    """
-
-    def __init__(
-        self,
-        write: Callable[[list[T]], None],
-        *,
-        what: str,
-        max_queue: int,
-        on_write_error: OnWriteError,
-    ) -> None:
-        """Create a writer; `what` names its target in messages.
-
-        Raises:
-            InvalidArgumentError: `max_queue` or `on_write_error` is invalid.
-        """
-        check_choice(on_write_error, "on_write_error", "raise", "log")
-        expected = "a whole number of records, at least 1"
-        max_queue = checked_int(max_queue, "max_queue", 1, expected=expected)
-        super().__init__(f"writer of {what}", max_queue)
-        self.lost = 0
-        """How many records could not be written."""
-        self._write = write
-        self._what = what
-        self._raises = on_write_error == "raise"
-
-    def work(self, items: list[T]) -> None:
-        self._write(items)
-
-    def failed(self, items: list[T], error: BaseException) -> None:
-        is_first = self.lost == 0
-        self.lost += len(items)
-        if not self._raises:
-            if is_first:
-                message = "%s cannot be written; continuing without these records"
-                logger.error(message, self._what, exc_info=error)
-        elif not self._failures:
-            add_note(error, f"raised by the writer of {self._what}")
-            super().failed(items, error)
-
-    async def flush(self) -> None:
-        """Wait until all records are written; raise the error of a failed write."""
-        await self.drain()
-        self.check()
-
-    async def aclose(self) -> None:
-        """Write what is queued and end the thread; raise an error that has not been raised yet."""
-        if not self.finish().done():  # the thread was started
-            await to_thread(self.join)
-        if self.lost and not self._raises:
-            logger.warning("%s: %d records were lost to failed writes", self._what, self.lost)
-        self.check()
+def describe_value(value: Any) -> str:
+    """Return a short text for messages: type and shape of an array, else the start of its repr."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and shape != ():
+        return f"a {type(value).__name__} of shape {tuple(shape)}"
+    text = repr(value)
+    if len(text) > 80:
+        text = f"{text[:77]}..."
+    return text

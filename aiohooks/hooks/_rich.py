@@ -6,7 +6,6 @@ import sys
 from typing import IO
 
 from aiohooks.errors import missing_extra
-from aiohooks.hooks._observing import is_terminal
 
 try:
     from rich.console import Console
@@ -38,7 +37,11 @@ class ProgressBar:
     """
 
     def __init__(
-        self, description: str, total: int | None, step: int, file: IO[str] | None
+        self,
+        description: str,
+        total: int | None,
+        file: IO[str] | None,
+        step: int,
     ) -> None:
         console = Console(file=file, stderr=True)
         self._progress = Progress(
@@ -51,8 +54,8 @@ class ProgressBar:
             console=console,
             auto_refresh=console.is_terminal,
             # Output that was redirected to a file must not go to the terminal.
-            redirect_stdout=is_terminal(sys.stdout),
-            redirect_stderr=is_terminal(sys.stderr),
+            redirect_stdout=_is_terminal(sys.stdout),
+            redirect_stderr=_is_terminal(sys.stderr),
         )
         self._task = self._progress.add_task(description, total=total, completed=step, values="")
 
@@ -67,3 +70,11 @@ class ProgressBar:
     def stop(self) -> None:
         """Draw the last state, and restore the terminal."""
         self._progress.stop()
+
+
+def _is_terminal(file: IO[str] | None) -> bool:
+    """Return whether a file is an open terminal."""
+    try:
+        return file is not None and file.isatty()
+    except (AttributeError, ValueError):  # not a real file, or a closed one
+        return False

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, wait_done
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, wait_done
 from aiohooks._core.validate import check_secs, is_coroutine_function
 from aiohooks.dispatch.plain import call_in_thread
 from aiohooks.errors import InvalidHookError, SessionClosedError, WrongLoopError, next_feed
@@ -55,7 +55,7 @@ class BlockingHook(SessionRunHook):
         if isinstance(obj, type):
             raise InvalidHookError(
                 f"BlockingHook got the class {obj.__name__}; give an object of it:"
-                f" {obj.__name__}(...)"
+                f" {obj.__name__}(...)",
             )
         methods = {
             name: getattr(obj, name) for name in HOOK_METHODS if callable(getattr(obj, name, None))
@@ -64,7 +64,7 @@ class BlockingHook(SessionRunHook):
         if not methods:
             raise InvalidHookError(
                 f"{obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}; for a"
-                " HookGroup, give configure(hook, thread=True)"
+                " HookGroup, give configure(hook, thread=True)",
             )
         self._grace_secs = grace_secs
         self._calls: _LoopCalls | None = None
@@ -72,7 +72,7 @@ class BlockingHook(SessionRunHook):
             if inspect.iscoroutinefunction(method):
                 raise InvalidHookError(
                     f"{type(obj).__name__}.{name} is a coroutine function; register the hook as"
-                    " it is"
+                    " it is",
                 )
         self._close_method: Callable[..., Any] | None = methods.pop("close", None)
         for name, method in methods.items():
@@ -111,7 +111,11 @@ class BlockingHook(SessionRunHook):
         token = _thread_call.set(thread_call)
         try:
             return await call_in_thread(
-                method, args, {}, grace_secs=self._grace_secs, on_cancel=thread_call.cancel
+                method,
+                args,
+                {},
+                grace_secs=self._grace_secs,
+                on_cancel=thread_call.cancel,
             )
         finally:
             _thread_call.reset(token)
@@ -137,7 +141,8 @@ class _ThreadCall:
 
 
 _thread_call: contextvars.ContextVar[_ThreadCall | None] = contextvars.ContextVar(
-    "aiohooks_thread_call", default=None
+    "aiohooks_thread_call",
+    default=None,
 )
 """The call of which the current code is part; None in a thread of the object's own."""
 
@@ -172,16 +177,26 @@ class _LoopCalls:
             raise WrongLoopError(
                 f"{what} was called in the event loop's own thread, which would wait for itself;"
                 " call it in the methods of the object of a BlockingHook, or in a thread, or write"
-                " a SessionRunHook and await the session"
+                " a SessionRunHook and await the session",
             )
         waiting = _thread_call.get() or self._own
         self._check_open(what, waiting)
-        result: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        start = functools.partial(
-            self._start, what, waiting, result, functools.partial(fn, *args, **options)
-        )
-        self._loop.call_soon_threadsafe(start)  # in a copy of the thread's context
-        return result.result()
+
+        async def run() -> Any:
+            self._check_open(what, waiting)
+            task = current_task()
+            task.set_name(f"{what} of a BlockingHook")
+            waiting.tasks.add(task)
+            try:
+                answer = fn(*args, **options)
+                if asyncio.iscoroutine(answer):
+                    answer = await answer
+                return answer
+            finally:
+                waiting.tasks.discard(task)
+
+        # The task has a copy of the thread's context.
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     async def end(self, grace_secs: float) -> None:
         """Refuse further calls, and cancel what the object's own threads wait for."""
@@ -189,43 +204,10 @@ class _LoopCalls:
         self._own.cancel()
         await wait_done(self._own.tasks, grace_secs)
 
-    def _start(
-        self,
-        what: str,
-        waiting: _ThreadCall,
-        result: concurrent.futures.Future[Any],
-        call: Callable[[], Any],
-    ) -> None:
-        async def run() -> Any:
-            self._check_open(what, waiting)
-            answer = call()
-            if asyncio.iscoroutine(answer):
-                answer = await answer
-            return answer
-
-        def ended(task: asyncio.Task[Any]) -> None:
-            waiting.tasks.discard(task)
-            if task.cancelled():
-                result.cancel()
-                return
-            error = task.exception()
-            if isinstance(error, concurrent.futures.CancelledError):
-                result.cancel()
-            elif error is not None:
-                result.set_exception(error)
-            else:
-                result.set_result(task.result())
-
-        task = self._loop.create_task(
-            run(), name=f"{what} of a BlockingHook", context=contextvars.copy_context()
-        )
-        waiting.tasks.add(task)
-        task.add_done_callback(ended)
-
     def _check_open(self, what: str, waiting: _ThreadCall) -> None:
         if self._ended:
             raise SessionClosedError(
-                f"{what} was called after its BlockingHook was closed; end your threads in close()"
+                f"{what} was called after its BlockingHook was closed; end your threads in close()",
             )
         if waiting.cancelled:
             raise concurrent.futures.CancelledError

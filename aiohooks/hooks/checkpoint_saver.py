@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from aiohooks._core.activity import active
 from aiohooks._core.cancel import new_task, to_thread
 from aiohooks._core.clock import quick_now
-from aiohooks._core.validate import check_choice, check_instance, check_mapping, checked_int
+from aiohooks._core.validate import check_choice, check_instance, check_mapping
 from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
 from aiohooks.checkpoint.saver import check_tracked, is_same
@@ -19,7 +18,6 @@ from aiohooks.checkpoint.stateful import is_numbered
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     CheckpointError,
-    FetchError,
     InvalidArgumentError,
     add_note,
     hook_cancelled_error,
@@ -28,8 +26,7 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import values_of
-from aiohooks.hooks._numbers import checked_numbers
-from aiohooks.hooks._observing import logger
+from aiohooks.hooks._observing import checked_numbers, logger
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.events import session_events
@@ -98,7 +95,7 @@ class CheckpointSaverHook(ScheduledHook):
         save_on_begin: bool = True,
         save_on_end: bool = True,
         save_on_error: bool = False,
-        on_save_error: Literal["raise", "log"] | int = "raise",
+        on_save_error: Literal["raise", "log"] = "raise",
     ) -> None:
         """Check the arguments; no file is touched yet.
 
@@ -121,12 +118,12 @@ class CheckpointSaverHook(ScheduledHook):
                 Nothing is saved after a recovery that failed to restore the session, because its
                 parts may belong to two steps.
             on_save_error: "raise": a failed save ends the session at the next step, or at its end.
-                "log": it is logged and counted, and the next save tries again. A number n: it is
-                logged, and the n-th failure in a row ends the session.
+                "log": it is logged and counted, and the next save tries again.
         """
         check_instance(every, Every, "every")
         check_mapping(metrics, "metrics")
         check_choice(on_busy, "on_busy", "wait", "skip")
+        check_choice(on_save_error, "on_save_error", "raise", "log")
         self._listeners = tuple(listeners)
         for listener in self._listeners:
             check_instance(listener, CheckpointSaverListener, "a listener")
@@ -142,7 +139,7 @@ class CheckpointSaverHook(ScheduledHook):
         self._save_on_begin = save_on_begin
         self._save_on_end = save_on_end
         self._save_on_error = save_on_error
-        self._tolerated_failures: float = _tolerated_failures(on_save_error)
+        self._logs_failures = on_save_error == "log"
         self._reset()
 
     def _reset(self) -> None:
@@ -153,14 +150,13 @@ class CheckpointSaverHook(ScheduledHook):
         self._now: Callable[[], float]
         self._timer: EveryTimer = self._every.timer()
         self._write_task: asyncio.Task[None] | None = None
-        # The failure that is raised next, and how many saves have failed since the last good one.
+        # The failure that is raised next.
         self._failure: BaseException | None = None
-        self._consecutive_failures = 0
         # The values of `metrics` in the last run, and the last step that all hooks have seen.
         self._results: dict[str, Any] = {}
         self._seen_step: int | None = None
-        # The step of the last evaluation, and its numbers.
-        self._evaluated: tuple[int, dict[str, float]] = -1, {}
+        # The numbers of the last evaluation, by its step.
+        self._evaluated: dict[int, dict[str, float]] = {}
         # The last checkpoint, also while it is written; its epoch and its version of the variables.
         self._last: Checkpoint | None = None
         self._epoch = 0
@@ -221,9 +217,16 @@ class CheckpointSaverHook(ScheduledHook):
         """
         assert self._saver is not None
         step = session.global_step.latest.step
-        if session.restored is None:
-            await _warn_of_unused_checkpoint(self._saver, step)
-        await self._add_metrics(step, self._evaluated_at(step))
+        unused = () if session.restored is not None else await self._saver.checkpoints()
+        if unused:
+            logger.warning(
+                "%s has a checkpoint of step %d, and this session begins at step %d without it;"
+                " to continue from it, use ChiefSessionCreator(graph, checkpoint_dir=...)",
+                self._saver.checkpoint_dir,
+                unused[0].step,
+                step,
+            )
+        await self._add_metrics(step, self._evaluated.get(step, {}))
         if self._save_on_begin and not self._is_saved(session):
             await self._save(session)
             self._raise_failure()
@@ -232,7 +235,7 @@ class CheckpointSaverHook(ScheduledHook):
         if not hasattr(session, "state_dict"):
             raise InvalidArgumentError(
                 f"CheckpointSaverHook cannot save {session!r}, which has no state_dict(); use"
-                " aiohooks.Session"
+                " aiohooks.Session",
             )
         given = self._given_saver
         shared = session.saver
@@ -241,7 +244,7 @@ class CheckpointSaverHook(ScheduledHook):
         if shared is None:
             raise InvalidArgumentError(
                 "CheckpointSaverHook has no directory: give it one, or give the session"
-                " ChiefSessionCreator(checkpoint_dir=...)"
+                " ChiefSessionCreator(checkpoint_dir=...)",
             )
         return shared
 
@@ -282,14 +285,14 @@ class CheckpointSaverHook(ScheduledHook):
     async def end(self, session: Session) -> None:
         """Save the last state and wait until it is durable."""
         await self._wait_for_write()
-        # Also after a failed save: this one may succeed.
-        if self._save_on_end and (self._is_requested() or not await self._is_unchanged(session)):
-            await self._save_last(session)
+        if self._save_on_end:
+            # Also after a failed save: this one may succeed.
+            if self._is_requested() or not await self._is_unchanged(session):
+                await self._save_last(session)
+            # A hook whose state has changed because of that save requests another one.
+            if self._is_requested():
+                await self._save_last(session)
         self._raise_failure()
-        # A hook whose state has changed because of that save requests another one.
-        if self._save_on_end and self._is_requested():
-            await self._save_last(session)
-            self._raise_failure()
         for listener in self._listeners:
             await listener.end(session, session.global_step.latest.step)
 
@@ -299,12 +302,6 @@ class CheckpointSaverHook(ScheduledHook):
 
         Raise the error of a failed save, if it was not raised before.
         """
-        if isinstance(exc, FetchError) and exc.name in self._metrics.values():
-            add_note(
-                exc,
-                "KeepBest sees the numbers of an EvaluatorHook without metrics= of"
-                " CheckpointSaverHook",
-            )
         try:
             await self._wait_for_write()
             if exc is not None and self._save_on_error:
@@ -340,7 +337,7 @@ class CheckpointSaverHook(ScheduledHook):
         if not self._is_saved(session):
             return False
         states = _untimed_states(session, session.state_dict())
-        if not any(states.values()):
+        if not states:
             return True
         assert self._saver is not None
         try:
@@ -367,7 +364,7 @@ class CheckpointSaverHook(ScheduledHook):
             # The checkpoint of an uninterrupted run, which makes no evaluation here.
             return
         if metrics:
-            self._evaluated = step, {**self._evaluated_at(step), **metrics}
+            self._evaluated = {step: {**self._evaluated.get(step, {}), **metrics}}
             await self._add_metrics(step, metrics)
 
     async def _add_metrics(self, step: int, metrics: dict[str, float]) -> None:
@@ -380,10 +377,6 @@ class CheckpointSaverHook(ScheduledHook):
             await self._saver.add_metrics(step, metrics)
         except Exception as error:
             self._record_failed_save(step, error)
-
-    def _evaluated_at(self, step: int) -> dict[str, float]:
-        evaluated_step, metrics = self._evaluated
-        return metrics if evaluated_step == step else {}
 
     # -- saving
 
@@ -435,13 +428,14 @@ class CheckpointSaverHook(ScheduledHook):
         if previous is not None:
             metrics.update(previous.metrics)
         metrics.update(checked_numbers(self._results))
-        metrics.update(self._evaluated_at(step))
+        metrics.update(self._evaluated.get(step, {}))
         self._last = Checkpoint(step, 0, metrics, interim=is_interim)
         self._steps.add(step)
         if is_interim:
             metrics = {**metrics, INTERIM: 1.0}
         self._write_task = new_task(
-            self._write(session, state, step, metrics), f"save of step {step}"
+            self._write(session, state, step, metrics),
+            f"save of step {step}",
         )
         del state  # so that only the write refers to it
         if self._background:
@@ -451,7 +445,11 @@ class CheckpointSaverHook(ScheduledHook):
             await self._wait_for_write()
 
     async def _write(
-        self, session: Session, state: dict[str, Any], step: int, metrics: dict[str, float]
+        self,
+        session: Session,
+        state: dict[str, Any],
+        step: int,
+        metrics: dict[str, float],
     ) -> None:
         assert self._saver is not None
         try:
@@ -468,23 +466,19 @@ class CheckpointSaverHook(ScheduledHook):
         self.latest = checkpoint
         self._latest_at = self._now()
         self.saved += 1
-        self._consecutive_failures = 0
         try:
             await self._coord.events.saved.emit(step, checkpoint.path)
             for listener in self._listeners:
-                self._stop_if_asked(await listener.after_save(session, step), step)
+                answer = await listener.after_save(session, step)
+                if isinstance(answer, str) and answer:
+                    self._coord.request_stop(answer)
+                elif answer:
+                    self._coord.request_stop(f"a listener requested it after saving step {step}")
         except Exception as error:
             self._record_failure(_listener_failure(error))
         except asyncio.CancelledError as error:
             self._record_failure(hook_cancelled_error(f"the save of step {step}", error))
             raise
-
-    def _stop_if_asked(self, answer: object, step: int) -> None:
-        """Request a stop if `after_save` of a listener has returned a true value."""
-        if isinstance(answer, str) and answer:
-            self._coord.request_stop(answer)
-        elif answer:
-            self._coord.request_stop(f"a listener requested it after saving step {step}")
 
     async def _wait_for_write(self) -> None:
         """Wait until there is no write."""
@@ -496,15 +490,16 @@ class CheckpointSaverHook(ScheduledHook):
 
     def _record_failed_save(self, step: int, error: Exception) -> None:
         self.failed += 1
-        self._consecutive_failures += 1
         if self._last_at(step) is not None:
             self._last = None
-        if self._consecutive_failures > self._tolerated_failures:
-            self._record_failure(error)
-        else:
+        if self._logs_failures:
             logger.error(
-                "saving step %d failed; continuing, because of on_save_error", step, exc_info=error
+                "saving step %d failed; continuing, because of on_save_error",
+                step,
+                exc_info=error,
             )
+        else:
+            self._record_failure(error)
 
     def _record_failure(self, error: Exception) -> None:
         if self._failure is None:
@@ -521,17 +516,6 @@ class CheckpointSaverHook(ScheduledHook):
             raise failure
 
 
-def _tolerated_failures(on_save_error: object) -> float:
-    """Return how many saves in a row may fail."""
-    if on_save_error == "raise":
-        return 0
-    if on_save_error == "log":
-        return math.inf
-    expected = '"raise", "log" or a number of at least 1'
-    failures: int = checked_int(on_save_error, "on_save_error", 1, expected=expected)
-    return failures - 1
-
-
 def _listener_failure(error: Exception) -> Exception:
     """Return the failure of a listener. The end of its input is no end of the training."""
     if not is_clean_end(error):
@@ -543,22 +527,8 @@ def _listener_failure(error: Exception) -> Exception:
 
 def _untimed_states(session: Session, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the states of the tracked objects and hooks, but not of hooks that only keep time."""
-    hooks = session.stateful_hooks()
-    timed = {name for name, hook in hooks.items() if is_numbered(hook)}
-    return {
-        "tracked": state["tracked"],
-        "hooks": {name: value for name, value in state["hooks"].items() if name not in timed},
-    }
-
-
-async def _warn_of_unused_checkpoint(saver: Saver, step: int) -> None:
-    """Warn if there is a checkpoint, and the session begins at `step` without it."""
-    checkpoints = await saver.checkpoints()
-    if checkpoints:
-        logger.warning(
-            "%s has a checkpoint of step %d, and this session begins at step %d without it;"
-            " to continue from it, use ChiefSessionCreator(graph, checkpoint_dir=...)",
-            saver.checkpoint_dir,
-            checkpoints[0].step,
-            step,
-        )
+    states = {f"tracked {name}": value for name, value in state["tracked"].items()}
+    for name, hook in session.stateful_hooks().items():
+        if not is_numbered(hook):
+            states[f"hook {name}"] = state["hooks"].get(name)
+    return states

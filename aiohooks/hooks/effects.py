@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
+import math
 import os
 import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import Context, copy_context
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from aiohooks._core.activity import Awaited, active
+from aiohooks._core.activity import active, awaited_tasks
 from aiohooks._core.calls import Wait, limited
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
 from aiohooks._core.clock import current_clock, sleep
 from aiohooks._core.scope import leave_run
 from aiohooks._core.validate import (
-    call_error,
     check_choice,
     check_instance,
     check_mapping,
@@ -35,7 +36,6 @@ from aiohooks._core.validate import (
     checked_int,
     is_coroutine_function,
 )
-from aiohooks._core.waiters import Waiters
 from aiohooks._core.waits import Backoff
 from aiohooks.dispatch.calls import is_logged, only_if
 from aiohooks.errors import (
@@ -54,10 +54,6 @@ from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.events import session_events
 from aiohooks.session.hook import SessionRunContext, SessionRunValues
 from aiohooks.session.status import EffectStatus
-
-_ATOMS = frozenset({type(None), bool, int, float, str, bytes})
-# A checkpoint has at most 64 levels. Some of them are the state around the payload.
-_MAX_DEPTH = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,22 +78,6 @@ Handler: TypeAlias = Callable[[Effect], Awaitable[object]]
 """A coroutine function that delivers an effect. If it raises, the delivery is repeated."""
 
 
-@dataclasses.dataclass(eq=False)
-class _KindQueue:
-    """The queue of one kind: its effects that are ready for the handler, and their delivery."""
-
-    handler: Handler
-    ready: deque[Effect] = dataclasses.field(default_factory=deque[Effect])
-    # The task that delivers the effects; None while there are none.
-    task: asyncio.Task[None] | None = None
-    delivered: int = 0
-    # How many deliveries have failed in all.
-    failures: int = 0
-    # How many deliveries of the first effect have failed.
-    failures_of_first: int = 0
-    last_error: str | None = None
-
-
 class EffectsHook(ResettingHook):
     """Delivers the effects of steps and hooks when they can no longer be undone.
 
@@ -107,9 +87,8 @@ class EffectsHook(ResettingHook):
 
     A task for each kind delivers the effects in order, at least once, alongside the training. It
     repeats failed deliveries. The checkpoints contain the effects that are not delivered yet, and
-    the next process delivers them. While `max_pending` effects wait for their handlers, runs that
-    record effects wait at their end. When `max_pending` effects wait for a checkpoint, this hook
-    requests one.
+    the next process delivers them. If `max_pending` effects wait for a handler, runs that record
+    effects wait until they are delivered. If so many wait for a checkpoint, one is requested.
 
     When the session ends normally, the last checkpoint is saved, this hook delivers its effects for
     at most `drain_secs`, and a checkpoint without them is saved. A warning counts the remaining
@@ -138,17 +117,22 @@ class EffectsHook(ResettingHook):
                 training only, and from one worker of it. By default the name is random and kept in
                 the checkpoints. Name the run if effects are delivered at the commit, because the
                 next process chooses another random name if no checkpoint was saved.
-            max_pending: how many effects may wait for their handlers, and for a checkpoint.
+            max_pending: how many effects may wait for a handler, and for a checkpoint.
             backoff: the pauses before a delivery is repeated.
             drain_secs: how long the end of the session waits for deliveries. None sets no limit.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
-            InvalidHookError: a handler is not a coroutine function of one argument.
+            InvalidHookError: a handler is not a coroutine function.
         """
         check_mapping(handlers, "handlers", optional=False)
         for kind, handler in handlers.items():
-            _check_handler(kind, handler)
+            check_instance(kind, str, "a kind of handlers")
+            if not is_coroutine_function(handler):
+                raise InvalidHookError(
+                    f"the handler of {kind!r} is {handler!r}; give a coroutine function (`async"
+                    " def`), and call blocking functions with `await asyncio.to_thread(...)`",
+                )
         if not handlers:
             raise InvalidArgumentError("handlers is empty; give {kind: coroutine function}")
         check_choice(when, "when", "checkpoint", "commit")
@@ -157,49 +141,41 @@ class EffectsHook(ResettingHook):
         check_instance(backoff, Backoff, "backoff")
         check_secs(drain_secs, "drain_secs", optional=True)
         self._handlers = dict(handlers)
-        self._when = when
         self._is_at_commit = when == "commit"
         self._given_run = run
-        self._max_pending: int = checked_int(max_pending, "max_pending", 1)
+        self._max_pending = checked_int(max_pending, "max_pending", 1)
         self._backoff = backoff
-        self._drain_secs = drain_secs
+        self._drain_secs = math.inf if drain_secs is None else drain_secs
         self._lock = threading.Lock()
         self._reset()
 
     def _reset(self) -> None:
         """Set the attributes of a new session, with an empty outbox."""
-        self._run = self._given_run or os.urandom(6).hex()
-        # The step of the latest effects in the outbox.
+        self._run: str = self._given_run or os.urandom(6).hex()
+        # The step of the latest effects in the outbox, and their number by recorder.
         self._step = 0
-        # The number of effects at that step, by recorder.
         self._numbers: Counter[str] = Counter()
-        # How often the step fell without the restore of a checkpoint.
-        self._resets = 0
         # The attempts whose recorded effects are neither in the outbox nor dropped. These are the
         # current attempt, and attempts that failed before `after_run` of this hook.
         self._attempts: list[SessionRunContext] = []
-        # How many effects were moved to the outbox, which is also the number of the last one.
-        self._effect_count = 0
-        # The effects that wait for a checkpoint, by number.
-        self._unsaved: dict[int, Effect] = {}
-        self._queues = {kind: _KindQueue(handler) for kind, handler in self._handlers.items()}
+        # The outbox: the effects that wait for a checkpoint, and those of each kind that are ready.
+        self._unsaved: deque[Effect] = deque()
+        self._deliveries = {
+            kind: _Delivery(kind, handler, self._backoff)
+            for kind, handler in self._handlers.items()
+        }
         # The directory of the checkpoints that the session is restored from, if a hook saves the
         # outbox there.
         self._checkpoint_dir: Path | None = None
-        # The step of the save in progress, the number of the last effect in it, and whether it
-        # still has effects that were delivered since.
+        # The step of the latest save, and how many unsaved and undelivered effects are in it.
         self._saving_step = 0
-        self._saving_count = 0
-        self._delivered_since_saving = False
-        # Whether a checkpoint with effects was loaded for the raw session that is created.
+        self._saving_unsaved = 0
+        self._saving_pending = 0
+        # Whether the checkpoint of the raw session that is created has an outbox.
         self._was_loaded = False
-        # Whether the session ends, and the time until which the end waits for deliveries.
-        self._is_ending = False
+        # The time until which the end of the session waits for deliveries; None before the end.
         self._drains_until: float | None = None
         self._coord: Coordinator | None = None
-        self._grace_secs = DEFAULT_GRACE_SECS
-        self._context = Context()
-        self._progress = Waiters()
 
     # -- the life of a session
 
@@ -221,7 +197,7 @@ class EffectsHook(ResettingHook):
         owner = coord.owner
         if owner.effects not in (None, self):
             raise InvalidHookError(
-                "the session has two EffectsHooks; give one of them the handlers of all kinds"
+                "the session has two EffectsHooks; give one of them the handlers of all kinds",
             )
         saver = getattr(session, "saver", None)
         # None is the directory of the creator, in which the session's own saver saves.
@@ -232,31 +208,33 @@ class EffectsHook(ResettingHook):
                 'EffectsHook(when="checkpoint") delivers the effects of durable checkpoints, and no'
                 " hook saves this session where it is restored from. Give the session"
                 " ChiefSessionCreator(..., checkpoint_dir=...) and CheckpointSaverHook(), or"
-                ' deliver when="commit"'
+                ' deliver when="commit"',
             )
-        is_recovery = self._coord is not None
-        restored = getattr(session, "restored", None)
-        if is_recovery and restored is not None and not self._was_loaded:
-            # The checkpoint is older than this hook, so the recovery undoes all effects.
-            self.load_state_dict({"pending": ()})
-        self._was_loaded = False
         self._coord = coord
-        self._grace_secs = owner.grace_secs
         owner.effects = self
-        self._context = copy_context()
-        self._context.run(leave_run)
-        self._deliver()
+        context = copy_context()
+        context.run(leave_run)
+        for delivery in self._deliveries.values():
+            delivery.context = context
+            delivery.grace_secs = owner.grace_secs
+        if getattr(session, "restored", None) is not None:
+            if not self._was_loaded:
+                # The checkpoint is older than this hook, so the recovery undoes all effects.
+                self.load_state_dict({"pending": ()})
+            self._was_loaded = False
+            # The restored checkpoint has all of them.
+            self._release(len(self._unsaved))
 
     @only_if("_lacks_room")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Wait until fewer than `max_pending` effects wait for their handlers, or until a stop.
+        """Wait until all effects of full kinds are delivered, or until a stop.
 
         `_lacks_room` has moved the effects of the run to the outbox. A drain does not end the wait,
         because its runs need room as well.
         """
         assert self._coord is not None
         with contextlib.suppress(StopRequestedError):
-            await self._coord.until(self._wait_until(self._has_room))
+            await self._coord.until(self._wait_for(self._full_deliveries()))
 
     def _lacks_room(self, run_context: SessionRunContext, run_values: object) -> bool:
         """Move the effects of the run to the outbox; return whether `after_run` must wait for room.
@@ -267,14 +245,16 @@ class EffectsHook(ResettingHook):
         if not self._attempts:
             return False
         self._move_to_outbox()
-        return not self._has_room()
+        return bool(self._full_deliveries())
+
+    def _full_deliveries(self) -> list[_Delivery]:
+        deliveries = self._deliveries.values()
+        return [delivery for delivery in deliveries if len(delivery.ready) >= self._max_pending]
 
     async def end(self, session: Session) -> None:
         """Deliver the remaining effects, except those that wait for the last checkpoint."""
-        self._is_ending = True
-        if self._drain_secs is not None:
-            self._drains_until = current_clock().now() + self._drain_secs
-        await self._drain_at_end()
+        self._drains_until = current_clock().now() + self._drain_secs
+        await self._drain(self._drain_secs)
 
     async def close(self, exc: BaseException | None) -> None:
         """Cancel the deliveries, and log how many effects remain.
@@ -283,15 +263,12 @@ class EffectsHook(ResettingHook):
         of the grace period. The deliveries that are cancelled then may take the rest.
         """
         self._move_to_outbox()
-        if self._checkpoint_dir is None and exc is not None:
-            secs = self._grace_secs / 3
-            if self._drain_secs is not None:
-                secs = min(secs, self._drain_secs)
-            await self._drain(secs)
-        tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
+        if self._checkpoint_dir is None and self._coord is not None and exc is not None:
+            await self._drain(self._coord.owner.grace_secs / 3)
+        tasks = [delivery.task for delivery in self._deliveries.values() if delivery.task]
         for task in tasks:
             task.cancel()
-        # No time limit here, because `_call_handler` sets one for each delivery.
+        # No time limit here, because each delivery has one.
         await wait_done(tasks, None)
         self._coord = None
         remaining = self._pending()
@@ -302,28 +279,36 @@ class EffectsHook(ResettingHook):
                     "the next process delivers the effects in its checkpoint, and repeats the steps"
                     " of the others"
                 )
-            logger.warning(
-                "effects that were not delivered: %s; %s", _counts_by_kind(remaining), outcome
-            )
+            counts = _counts_by_kind(remaining)
+            logger.warning("effects that were not delivered: %s; %s", counts, outcome)
 
     # -- the outbox
 
     def record(
-        self, attempt: SessionRunContext, kind: str, payload: Any, recorder: str | None
+        self,
+        attempt: SessionRunContext,
+        kind: str,
+        payload: Any,
+        recorder: str | None,
     ) -> None:
         """Record an effect of an attempt. Any thread may call this. See `aiohooks.effect`."""
-        if not isinstance(kind, str) or kind not in self._queues:
+        if not isinstance(kind, str) or kind not in self._handlers:
             raise InvalidArgumentError(
                 f"kind of an effect is {kind!r}; give the kind of a handler of the EffectsHook:"
-                f" {did_you_mean(str(kind), self._queues)}"
+                f" {did_you_mean(str(kind), self._handlers)}",
             )
-        copied = _copy_payload(payload, f"the payload of effect {kind!r}")
+        # A session without the extra saves no checkpoints.
+        with contextlib.suppress(ImportError):
+            from aiohooks.checkpoint._encoding import encode
+
+            encode({f"payload of effect {kind!r}": payload})
+        copied = copy.deepcopy(payload)
         with self._lock:
             if not attempt.accepts_effects:
                 raise EffectError(
                     f"effect({kind!r}) was called after the effects of its run were taken or"
                     " dropped. Record it before the run ends. In after_run, only a hook with an"
-                    f" order below {self.order} can record it"
+                    f" order below {self.order} can record it",
                 )
             if attempt not in self._attempts:
                 self._attempts.append(attempt)
@@ -346,25 +331,41 @@ class EffectsHook(ResettingHook):
         for step, effects in recorded:
             self._add_to_outbox(step, effects)
         if self._is_at_commit:
-            self._release(self._effect_count)
+            self._release(len(self._unsaved))
         elif self._coord is not None and len(self._unsaved) >= self._max_pending:
             self._coord.events.request_save()
 
     def _add_to_outbox(self, step: int, recorded: list[tuple[str, Any, str]]) -> None:
         if step < self._step:
             # No checkpoint was restored, so this step is not a repetition and needs new keys.
-            self._resets += 1
+            self._run += "+"
         if step != self._step:
             self._numbers.clear()
         self._step = step
-        run = self._run
-        if self._resets:
-            run = f"{run}+{self._resets}"
         for kind, payload, recorder in recorded:
             self._numbers[recorder] += 1
-            key = f"{run}/{step}/{recorder}/{self._numbers[recorder]}"
-            self._effect_count += 1
-            self._unsaved[self._effect_count] = Effect(kind, payload, key, step)
+            key = f"{self._run}/{step}/{recorder}/{self._numbers[recorder]}"
+            self._unsaved.append(Effect(kind, payload, key, step))
+
+    def _pending(self) -> list[Effect]:
+        """Return the undelivered effects. Effects of one kind keep their order."""
+        ready = [effect for delivery in self._deliveries.values() for effect in delivery.ready]
+        return [*ready, *self._unsaved]
+
+    def status(self) -> tuple[EffectStatus, ...]:
+        """Return the counts of each kind, as in `session.status().effects`."""
+        unsaved = Counter(effect.kind for effect in self._unsaved)
+        return tuple(
+            EffectStatus(
+                delivery.kind,
+                pending=len(delivery.ready) + unsaved[delivery.kind],
+                unsaved=unsaved[delivery.kind],
+                delivered=delivery.delivered,
+                failures=delivery.failures,
+                last_error=delivery.last_error,
+            )
+            for delivery in self._deliveries.values()
+        )
 
     # -- saves
 
@@ -373,8 +374,8 @@ class EffectsHook(ResettingHook):
         if checkpoint_dir == self._checkpoint_dir:
             self._move_to_outbox()
             self._saving_step = step
-            self._saving_count = self._effect_count
-            self._delivered_since_saving = False
+            self._saving_unsaved = len(self._unsaved)
+            self._saving_pending = len(self._pending())
 
     async def _note_saved(self, step: int, path: Path) -> None:
         """Release the effects that the checkpoint contains; at the end, wait for their delivery."""
@@ -382,17 +383,18 @@ class EffectsHook(ResettingHook):
         # lacks some of the effects.
         if path.parent != self._checkpoint_dir or step < self._saving_step:
             return
-        self._release(self._saving_count)
-        if self._is_ending:
-            await self._drain_at_end()
+        self._release(self._saving_unsaved)
+        if self._drains_until is not None and self._coord is not None:
+            await self._drain(max(0.0, self._drains_until - current_clock().now()))
+            if len(self._pending()) < self._saving_pending:
+                self._coord.events.request_save()
 
-    def _release(self, mark: int) -> None:
-        """Deliver the effects up to the number `mark`."""
-        released = [number for number in self._unsaved if number <= mark]
-        for number in released:
-            effect = self._unsaved.pop(number)
-            self._queues[effect.kind].ready.append(effect)
-        self._deliver()
+    def _release(self, count: int) -> None:
+        """Deliver the first effects that wait for a checkpoint."""
+        self._saving_unsaved = 0
+        for _ in range(count):
+            effect = self._unsaved.popleft()
+            self._deliveries[effect.kind].add(effect)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the undelivered effects, and the counters for the next keys.
@@ -405,7 +407,6 @@ class EffectsHook(ResettingHook):
         return {
             "run": self._run,
             "step": self._step,
-            "resets": self._resets,
             "counts": dict(self._numbers),
             "pending": [
                 [effect.kind, effect.key, effect.step, effect.payload] for effect in self._pending()
@@ -426,238 +427,134 @@ class EffectsHook(ResettingHook):
         saved: dict[str, Effect] = {}
         for kind, key, step, payload in state["pending"]:
             saved[key] = Effect(kind, payload, key, step)
-        unknown = sorted({effect.kind for effect in saved.values()} - self._queues.keys())
+        unknown = sorted({effect.kind for effect in saved.values()} - self._handlers.keys())
         if unknown:
             raise InvalidArgumentError(
                 f"the checkpoint has effects of the kinds {unknown} that were not delivered, and"
                 " EffectsHook has no handlers for them. Add a handler for each kind; a handler"
-                " that does nothing drops its effects"
+                " that does nothing drops its effects",
             )
         if self._coord is None:
             # This is a new process, which has delivered nothing yet.
-            for effect in saved.values():
-                self._queues[effect.kind].ready.append(effect)
+            self._unsaved = deque(saved.values())
         else:
             self._drop_undone(saved)
-        # The name that the program gives now takes precedence over the name in the checkpoint.
-        self._run = self._given_run or state.get("run", self._run)
+        # The name that the program gives now takes precedence over the name in the checkpoint,
+        # which may have a sign for each reset of the step.
+        run: str = state.get("run", self._run)
+        if self._given_run is not None and self._given_run != run.rstrip("+"):
+            run = self._given_run
+        self._run = run
         self._step = state.get("step", 0)
-        self._resets = state.get("resets", 0)
         self._numbers = Counter(state.get("counts", {}))
         self._was_loaded = True
 
     def _drop_undone(self, saved: Mapping[str, Effect]) -> None:
         """Drop the effects that are not in the restored checkpoint: their steps are undone."""
         undone = [effect for effect in self._pending() if effect.key not in saved]
-        self._unsaved = {
-            number: effect for number, effect in self._unsaved.items() if effect.key in saved
-        }
-        for queue in self._queues.values():
-            queue.ready = deque(effect for effect in queue.ready if effect.key in saved)
+        self._unsaved = deque(effect for effect in self._unsaved if effect.key in saved)
+        for delivery in self._deliveries.values():
+            delivery.ready = deque(effect for effect in delivery.ready if effect.key in saved)
         if undone:
-            logger.warning(
-                "effects of steps that are undone are dropped: %s", _counts_by_kind(undone)
-            )
+            counts = _counts_by_kind(undone)
+            logger.warning("effects of steps that are undone are dropped: %s", counts)
 
-    def _pending(self) -> list[Effect]:
-        """Return the undelivered effects. Effects of one kind keep their order."""
-        ready = [effect for queue in self._queues.values() for effect in queue.ready]
-        return [*ready, *self._unsaved.values()]
+    # -- waiting for deliveries
 
-    def status(self) -> tuple[EffectStatus, ...]:
-        """Return the counts of each kind, as in `session.status().effects`."""
-        unsaved = Counter(effect.kind for effect in self._unsaved.values())
-        return tuple(
-            EffectStatus(
-                kind,
-                pending=len(queue.ready) + unsaved[kind],
-                unsaved=unsaved[kind],
-                delivered=queue.delivered,
-                failures=queue.failures,
-                last_error=queue.last_error,
-            )
-            for kind, queue in self._queues.items()
-        )
+    async def _drain(self, secs: float) -> None:
+        """Wait at most so many seconds until all ready effects are delivered."""
+        self._move_to_outbox()
+        if secs:
+            limit = None if secs == math.inf else secs
+            waiting = self._wait_for(self._deliveries.values())
+            with contextlib.suppress(TimeoutError):
+                await limited(waiting, limit, "the delivery of effects")
 
-    # -- delivering
+    async def _wait_for(self, deliveries: Iterable[_Delivery]) -> None:
+        """Wait until all ready effects of some kinds are delivered."""
+        tasks = [delivery.task for delivery in deliveries if delivery.task is not None]
+        with active("wait", "the deliveries of effects", lambda: awaited_tasks(*tasks)):
+            await wait_done(tasks, None)
 
-    def _has_room(self) -> bool:
-        """Return whether fewer than `max_pending` effects wait for their handlers."""
-        return sum(len(queue.ready) for queue in self._queues.values()) < self._max_pending
+    def __repr__(self) -> str:
+        when = "commit" if self._is_at_commit else "checkpoint"
+        return f"EffectsHook({list(self._handlers)}, when={when!r})"
 
-    def _deliver(self) -> None:
-        """Start a delivery task for each kind that has effects and no such task."""
-        if self._coord is None:
-            return
-        for kind, queue in self._queues.items():
-            if queue.ready and queue.task is None:
-                delivery = self._deliver_kind(kind, queue)
-                queue.task = new_task(delivery, f"delivery of {kind}", self._context.copy())
 
-    async def _deliver_kind(self, kind: str, queue: _KindQueue) -> None:
-        """Deliver the effects of a kind, one after another."""
+class _Delivery:
+    """The effects of one kind that are ready for their handler, and the task that delivers them."""
+
+    def __init__(self, kind: str, handler: Handler, backoff: Backoff) -> None:
+        self.kind = kind
+        self.ready: deque[Effect] = deque()
+        self.task: asyncio.Task[None] | None = None
+        """Delivers the effects; None while there are none."""
+        self.delivered = 0
+        self.failures = 0
+        self.last_error: str | None = None
+        self.context = Context()
+        self.grace_secs = DEFAULT_GRACE_SECS
+        self._handler = handler
+        self._backoff = backoff
+        # How many deliveries of the first effect have failed.
+        self._attempts = 0
+
+    def add(self, effect: Effect) -> None:
+        """Deliver an effect after those before it."""
+        self.ready.append(effect)
+        if self.task is None:
+            name = f"delivery of {self.kind}"
+            self.task = new_task(self._deliver_all(), name, self.context.copy())
+
+    async def _deliver_all(self) -> None:
+        """Deliver the effects one after another, until there are no more."""
         try:
-            while queue.ready:
-                effect = queue.ready[0]
-                try:
-                    await self._call_handler(queue.handler, effect)
-                except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
-                    raise
-                except BaseException as error:
-                    # Errors such as a panic of Rust code derive from BaseException. They must not
-                    # end the task, because the later effects would stay undelivered.
-                    self._note_failure(kind, queue, effect, error)
-                    await sleep(self._backoff.pause_secs(queue.failures_of_first))
-                else:
-                    self._note_delivery(queue, effect)
+            while self.ready:
+                await self._deliver(self.ready[0])
         finally:
-            queue.task = None
-            self._progress.wake()
+            self.task = None
 
-    async def _call_handler(self, handler: Handler, effect: Effect) -> None:
-        """Call a handler with a copy of the effect.
-
-        A handler that changes the payload then changes neither a repetition nor a checkpoint.
-        """
-        copied = dataclasses.replace(effect, payload=_copy_payload(effect.payload, "payload"))
+    async def _deliver(self, effect: Effect) -> None:
+        """Call the handler; remove the effect, or pause after a failure."""
+        # A handler that changes the payload changes neither a repetition nor a checkpoint.
+        copied = dataclasses.replace(effect, payload=copy.deepcopy(effect.payload))
         # A cancelled handler gets half of the grace period, because `close` waits for it and must
         # itself end within the whole period.
-        wait = Wait[object](f"delivery of {effect.key}", self._grace_secs / 2)
-        await wait.result_of(handler(copied))
-
-    def _note_delivery(self, queue: _KindQueue, effect: Effect) -> None:
-        """Count a delivery, and remove the effect from the queue."""
-        queue.failures_of_first = 0
-        queue.delivered += 1
-        self._delivered_since_saving = True
+        wait = Wait[object](f"delivery of {effect.key}", self.grace_secs / 2)
+        try:
+            await wait.result_of(self._handler(copied))
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            # Errors such as a panic of Rust code derive from BaseException. They must not end the
+            # task, because the later effects would stay undelivered.
+            self._note_failure(effect, error)
+            await sleep(self._backoff.pause_secs(self._attempts))
+            return
+        self._attempts = 0
+        self.delivered += 1
         # A recovery during the delivery may have removed the effect already.
-        if queue.ready and queue.ready[0] is effect:
-            queue.ready.popleft()
-        self._progress.wake()
+        if self.ready and self.ready[0] is effect:
+            self.ready.popleft()
 
-    def _note_failure(
-        self, kind: str, queue: _KindQueue, effect: Effect, error: BaseException
-    ) -> None:
+    def _note_failure(self, effect: Effect, error: BaseException) -> None:
         """Count a failed delivery. Log the first, the tenth, the hundredth, ... of its kind."""
-        queue.failures_of_first += 1
-        queue.failures += 1
-        queue.last_error = printable(safe_repr(error))
-        if is_logged(queue.failures):
+        self._attempts += 1
+        self.failures += 1
+        self.last_error = printable(safe_repr(error))
+        if is_logged(self.failures):
             logger.warning(
                 "delivery of %s failed, in attempt %d; %d of %r wait behind it: %s",
                 effect.key,
-                queue.failures_of_first,
-                len(queue.ready) - 1,
-                kind,
-                queue.last_error,
-                exc_info=error if queue.failures == 1 else None,
+                self._attempts,
+                len(self.ready) - 1,
+                self.kind,
+                self.last_error,
+                exc_info=error if self.failures == 1 else None,
             )
-
-    async def _drain_at_end(self) -> None:
-        """Wait for the deliveries for the rest of `drain_secs`; request a save if it is needed."""
-        secs = None
-        if self._drains_until is not None:
-            secs = max(0.0, self._drains_until - current_clock().now())
-        await self._drain(secs)
-        if self._coord is not None and (self._unsaved or self._delivered_since_saving):
-            self._coord.events.request_save()
-
-    async def _drain(self, secs: float | None) -> None:
-        """Wait at most so many seconds until all ready effects are delivered."""
-        self._move_to_outbox()
-        self._deliver()
-        if secs != 0:
-            queues = self._queues.values()
-            waiting = self._wait_until(lambda: all(queue.task is None for queue in queues))
-            with contextlib.suppress(TimeoutError):
-                await limited(waiting, secs, "the delivery of effects")
-
-    async def _wait_until(self, condition: Callable[[], bool]) -> None:
-        with active("wait", "the deliveries of effects", self._awaited):
-            while not condition():
-                await self._progress.wait()
-
-    def _awaited(self) -> Awaited:
-        deliveries = [
-            Awaited(
-                "deliveries", f"the deliveries of {kind!r}, {len(queue.ready)} left", key=queue.task
-            )
-            for kind, queue in self._queues.items()
-            if queue.task is not None
-        ]
-        return Awaited("calls", "", by=lambda: deliveries, needs="any")
-
-    def __repr__(self) -> str:
-        return f"EffectsHook({list(self._handlers)}, when={self._when!r})"
-
-
-def _check_handler(kind: object, handler: Any) -> None:
-    """Raise if a kind is no name, or if its handler cannot be called with an effect."""
-    if not isinstance(kind, str) or not kind:
-        raise InvalidArgumentError(f"handlers has the kind {kind!r}; a kind is a non-empty str")
-    if not is_coroutine_function(handler):
-        raise InvalidHookError(
-            f"the handler of {kind!r} is {handler!r}; give a coroutine function (`async def`), and"
-            " call blocking functions with `await asyncio.to_thread(...)`"
-        )
-    error = call_error(handler, None)  # None stands for the effect
-    if error is not None:
-        raise InvalidHookError(
-            f"the handler of {kind!r} cannot be called with one argument, the Effect: {error}."
-            " Write it as `async def handler(effect):`"
-        )
 
 
 def _counts_by_kind(effects: Iterable[Effect]) -> str:
     """Return the number of effects of each kind, such as "2 of 'charge', 1 of 'mail'"."""
     counts = Counter(effect.kind for effect in effects)
     return ", ".join(f"{count} of {kind!r}" for kind, count in counts.items())
-
-
-def _copy_payload(value: Any, place: str, depth: int = 0) -> Any:
-    """Return a copy of a payload, or raise if a checkpoint could not hold it exactly.
-
-    Args:
-        value: the payload, or a part of it.
-        place: the description of the value in messages.
-        depth: how many lists, tuples and dicts contain the value.
-    """
-    # The exact type counts: a checkpoint would restore an instance of a subclass as its base class.
-    value_type: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
-    if value_type is str:
-        _check_text(value, place)
-    if value_type in _ATOMS:
-        return value
-    if depth > _MAX_DEPTH:
-        raise InvalidArgumentError(f"{place} is nested deeper than {_MAX_DEPTH} levels; flatten it")
-    if value_type is list or value_type is tuple:
-        items = [
-            _copy_payload(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(value)
-        ]
-        return value_type(items)  # pyright: ignore[reportUnknownVariableType]
-    if value_type is not dict:
-        raise InvalidArgumentError(
-            f"{place} is {safe_repr(value)}, a {value_type.__name__}; give None, bool, int, float,"
-            " str, bytes, or lists, tuples and dicts of these. Convert an array with .tolist() or"
-            " .tobytes(). Instead of large data, give the name under which the receiver finds it"
-        )
-    copied: dict[Any, Any] = {}
-    for key, item in cast("dict[Any, Any]", value).items():
-        if type(key) is not str and type(key) is not int:
-            raise InvalidArgumentError(
-                f"{place} has the key {key!r}, a {type(key).__name__}; give a str or an int"
-            )
-        if isinstance(key, str):
-            _check_text(key, place)
-        copied[key] = _copy_payload(item, f"{place}[{key!r}]", depth + 1)
-    return copied
-
-
-def _check_text(text: str, place: str) -> None:
-    """Raise if a text has a lone surrogate, which a checkpoint cannot contain."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(
-            f"{place} has {text!r}, which cannot be encoded as UTF-8: {error}"
-        ) from None

@@ -28,7 +28,6 @@ from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     AiohooksError,
     FetchError,
-    InvalidArgumentError,
     InvalidHookError,
     StopRequestedError,
     is_clean_end,
@@ -36,8 +35,7 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.plan import Leaves, Plan, canonical_feeds
 from aiohooks.graph.session import Session
-from aiohooks.hooks._numbers import scalar
-from aiohooks.hooks._observing import logger
+from aiohooks.hooks._observing import logger, scalar
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.events import session_events
@@ -95,7 +93,7 @@ class Evaluation:
         if plan.changes or plan.steps:
             raise FetchError(
                 f"evaluating {fetches!r} would train; fetch what changes no variable and does not"
-                " advance the step"
+                " advance the step",
             )
         return await self.session.run(fetches, feed_dict=feeds)
 
@@ -205,8 +203,6 @@ class EvaluatorHook(SessionRunHook):
         # Whether a restored state has an unfinished evaluation.
         self._was_unfinished = False
         self._pending: deque[Evaluation] = deque()
-        # The step whose evaluation was scheduled before its `after_run` is called.
-        self._scheduled_step: int | None = None
         self._worker: asyncio.Task[None] | None = None
         self._progressed = asyncio.Event()
         self._error: tuple[Evaluation, Exception] | None = None
@@ -263,10 +259,8 @@ class EvaluatorHook(SessionRunHook):
     @only_if("_schedule_if_due")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Evaluate if it is due, or start it in the background; raise its error."""
-        is_scheduled = self._scheduled_step == run_context.global_step
-        if not is_scheduled and not self._schedule_if_due(run_context, run_values):
+        if not self._schedule_if_due(run_context, run_values):
             return
-        self._scheduled_step = None
         if not self._background:
             await self._finish_all()
         while len(self._pending) > self._max_pending:
@@ -275,17 +269,17 @@ class EvaluatorHook(SessionRunHook):
         self._ensure_worker()
 
     def _schedule_if_due(
-        self, run_context: SessionRunContext, run_values: SessionRunValues
+        self,
+        run_context: SessionRunContext,
+        run_values: SessionRunValues,
     ) -> bool:
         """Take the values of this step, which other sessions may change while the task of
-        `after_run` starts.
+        `after_run` starts; return whether its evaluation is pending.
         """
         step = run_context.global_step
-        if not self._timer.due(step, self._clock.now()):
-            return False
-        self._schedule(run_context.session, step)
-        self._scheduled_step = step
-        return True
+        if self._timer.due(step, self._clock.now()):
+            self._schedule(run_context.session, step)
+        return step in self.pending
 
     async def end(self, session: Session) -> None:
         """Wait for the unfinished evaluations, and evaluate the last step."""
@@ -325,12 +319,6 @@ class EvaluatorHook(SessionRunHook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state: `after_create_session` repeats an unfinished evaluation."""
         check_mapping(state, "state", optional=False)
-        missing = self.state_dict().keys() - state.keys()
-        if missing:
-            raise InvalidArgumentError(
-                f"the state of an EvaluatorHook has no {', '.join(sorted(missing))}; it has"
-                f" {state!r}"
-            )
         self._evaluated_step = state["evaluated_step"]
         self._was_unfinished = state["unfinished"]
         self._timer.load_state_dict(state["timer"])
@@ -411,7 +399,7 @@ class EvaluatorHook(SessionRunHook):
         try:
             result = await self._call_eval_fn(evaluation)
             secs = self._clock.now() - began
-            logger.info("evaluation at step %d: %s (%.3f sec)", step, _text(result), secs)
+            logger.info("evaluation at step %d: %s (%.3f sec)", step, result, secs)
             await self._keep_result(step, result)
         except StopRequestedError as stop:
             logger.warning("the evaluation at step %d was ended by the stop: %s", step, stop)
@@ -455,7 +443,7 @@ class EvaluatorHook(SessionRunHook):
                 raise
             raise AiohooksError(
                 f"{what} ended with {safe_repr(error)}: its input has ended; "
-                "catch that in eval_fn and return the result so far"
+                "catch that in eval_fn and return the result so far",
             ) from error
 
     def _raise_error(self) -> None:
@@ -481,13 +469,3 @@ def _numbers_of(result: Any) -> dict[str, float]:
             if number is not None:
                 numbers[str(tag)] = float(number)
     return numbers
-
-
-def _text(result: Any) -> str:
-    """Return a result as text for the log."""
-    if isinstance(result, Mapping):
-        values = cast("Mapping[object, Any]", result)
-        return ", ".join(f"{key} = {_text(value)}" for key, value in values.items())
-    if isinstance(result, float):
-        return f"{result:.6g}"
-    return str(result)

@@ -38,7 +38,10 @@ class Every:
         set_field = object.__setattr__
         if self.steps is not None:
             steps = checked_int(
-                self.steps, "steps of Every", 1, expected="a whole number of steps, at least 1"
+                self.steps,
+                "steps of Every",
+                1,
+                expected="a whole number of steps, at least 1",
             )
             set_field(self, "steps", steps)
         if self.secs is not None:
@@ -51,7 +54,7 @@ class Every:
         )
         if self.steps is None and self.secs is None and not self.at:
             raise InvalidArgumentError(
-                "Every() is never due: give steps=, secs= or at=, or several of them"
+                "Every() is never due: give steps=, secs= or at=, or several of them",
             )
 
     def timer(self) -> EveryTimer:
@@ -184,7 +187,7 @@ def _checked_steps(at: Sequence[int]) -> tuple[int, ...]:
         steps = tuple(at)
     except TypeError:
         raise InvalidArgumentError(
-            f"at of Every is {at!r}; give a sequence of steps, like at=(10, 50)"
+            f"at of Every is {at!r}; give a sequence of steps, like at=(10, 50)",
         ) from None
     steps = tuple(
         checked_int(step, "a step in at of Every", 1, expected="whole steps, at least 1")
@@ -192,6 +195,6 @@ def _checked_steps(at: Sequence[int]) -> tuple[int, ...]:
     )
     if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
         raise InvalidArgumentError(
-            f"at of Every is {steps!r}; give the steps in rising order, each once"
+            f"at of Every is {steps!r}; give the steps in rising order, each once",
         )
     return steps

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar, Never
+from typing import Any, ClassVar
 
-from aiohooks._core.clock import Clock, current_clock
 from aiohooks._core.validate import (
     call_error,
     check_callable,
@@ -24,8 +23,8 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import logger
-from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
+from aiohooks.hooks._observing import FetchingHook, Sampling, logger
+from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import (
     HOOK_METHODS,
@@ -118,75 +117,51 @@ class LambdaHook(SessionRunHook):
 
     _numbered_state: ClassVar[bool] = True
 
-    # A parameter for each method of a hook, so that a misspelled one is found.
     def __init__(
         self,
         *,
-        begin: Function | None = None,
-        after_create_session: Function | None = None,
-        before_run: Function | None = None,
-        after_run: Function | None = None,
-        end: Function | None = None,
-        close: Function | None = None,
         fetches: Any = None,
         every: Every | None = None,
         name: str | None = None,
-        **unknown: Never,
+        **functions: Function,
     ) -> None:
         """Create a hook of the functions.
 
         Args:
-            begin: `begin()`.
-            after_create_session: `after_create_session(session, coord)`.
-            before_run: `before_run(run_context)`; may return `SessionRunArgs`.
-            after_run: `after_run(run_context, run_values)`.
-            end: `end(session)`.
-            close: `close(exc)`.
             fetches: what `after_run` gets as `run_values.results`; instead of a `before_run` that
                 requests it.
-            every: for which runs `after_run` is called, and fetches; without it, for all. With
-                fetches the step about to run counts, otherwise the committed step.
+            every: for which runs `after_run` is called, and fetches; without it, for all.
             name: the hook's name.
-            unknown: not accepted.
+            functions: `begin()`, `after_create_session(session, coord)`, `before_run(run_context)`,
+                which may return `SessionRunArgs`, `after_run(run_context, run_values)`,
+                `end(session)` and `close(exc)`.
 
         Raises:
             InvalidHookError: the name is not a method of a hook, or a function does not take the
                 method's arguments.
             InvalidArgumentError: no function, or options that do not go with those given.
         """
-        for name_of_method in unknown:
-            raise _no_such_method(name_of_method)
-        given = dict(
-            begin=begin,
-            after_create_session=after_create_session,
-            before_run=before_run,
-            after_run=after_run,
-            end=end,
-            close=close,
-        )
-        functions = {method: fn for method, fn in given.items() if fn is not None}
         if not functions:
             raise InvalidArgumentError(
-                f"no function was given; give one or more of {', '.join(HOOK_METHODS)}"
+                f"no function was given; give one or more of {', '.join(HOOK_METHODS)}",
             )
         for method, fn in functions.items():
             _check_function(method, fn)
         check_instance(every, Every, "every", optional=True)
-        options = {"every": every, "fetches": fetches}
-        for option, value in options.items():
-            if value is not None and (before_run is not None or after_run is None):
-                raise InvalidArgumentError(
-                    f"{option} is {value!r}; it goes with after_run and without before_run, which"
-                    " requests its own fetches in every run"
-                )
+        has_options = every is not None or fetches is not None
+        if has_options and ("before_run" in functions or "after_run" not in functions):
+            raise InvalidArgumentError(
+                f"fetches is {fetches!r} and every is {every!r}; they go with after_run and without"
+                " before_run, which requests its own fetches in every run",
+            )
         self.name: str = name or ""
         self._described = ", ".join(f"{method}={fn!r}" for method, fn in functions.items())
         self._args = SessionRunArgs(fetches)
         calls = {method: _as_coroutine_function(fn) for method, fn in functions.items()}
-        if fetches is not None:
-            calls["before_run"] = self._request
         if every is not None:
-            calls |= _DueRuns(every, calls).methods()
+            calls |= _DueRuns(calls, fetches, every).methods()
+        elif fetches is not None:
+            calls["before_run"] = self._request
         # Set on the instance, so that missing methods are not overridden: a session never calls
         # those.
         for method, call in calls.items():
@@ -200,7 +175,11 @@ class LambdaHook(SessionRunHook):
 
 
 def hook(
-    method: str, *, fetches: Any = None, every: Every | None = None, name: str | None = None
+    method: str,
+    *,
+    fetches: Any = None,
+    every: Every | None = None,
+    name: str | None = None,
 ) -> Callable[[Function], LambdaHook]:
     """Make a hook of the decorated function: `@hook("after_run", every=Every(steps=100),
     fetches="loss")`.
@@ -221,32 +200,27 @@ def hook(
     """
     if not isinstance(method, str):
         raise InvalidHookError(
-            f'hook got {method!r}; give the name of a method: @hook("after_run")'
+            f'hook got {method!r}; give the name of a method: @hook("after_run")',
         )
-    if method not in HOOK_METHODS:
-        raise _no_such_method(method)
+    _check_method(method)
 
     def decorate(fn: Function) -> LambdaHook:
-        check_callable(fn, f"the function of @hook({method!r})")
-        chosen: dict[str, Any] = {method: fn}
+        functions = {method: fn}
         own_name: str | None = getattr(fn, "__name__", None)
-        return LambdaHook(
-            **chosen,
-            fetches=fetches,
-            every=every,
-            name=name or own_name,
-        )
+        return LambdaHook(fetches=fetches, every=every, name=name or own_name, **functions)
 
     return decorate
 
 
-def _no_such_method(name: str) -> InvalidHookError:
-    return InvalidHookError(
-        f"{name!r} is not a method of a hook; {did_you_mean(name, HOOK_METHODS)}"
-    )
+def _check_method(name: str) -> None:
+    if name not in HOOK_METHODS:
+        raise InvalidHookError(
+            f"{name!r} is not a method of a hook; {did_you_mean(name, HOOK_METHODS)}",
+        )
 
 
 def _check_function(method: str, fn: Function) -> None:
+    _check_method(method)
     check_callable(fn, method)
     parameters = _PARAMETERS[method]
     error = call_error(fn, *parameters)
@@ -254,7 +228,7 @@ def _check_function(method: str, fn: Function) -> None:
         takes = inspect.signature(fn)
         raise InvalidHookError(
             f"{method} is {fn!r}, which takes {takes} and is called with ({', '.join(parameters)}):"
-            f" {error}"
+            f" {error}",
         )
 
 
@@ -271,60 +245,36 @@ def _as_coroutine_function(fn: Function) -> Function:
     return call
 
 
-class _DueRuns(ScheduledHook):
+class _DueRuns(FetchingHook):
     """Limits `after_run` of a hook, and its fetches, to the runs that are due."""
 
-    def __init__(self, every: Every, calls: Mapping[str, Function]) -> None:
-        self._every = every
-        self._calls = dict(calls)
-        self._has_fetches = "before_run" in calls
-        self._reset()
+    _timer: Sampling
 
-    def _reset(self) -> None:
-        self._clock: Clock = current_clock()
-        self._timer: EveryTimer = self._every.timer()
-        self._is_due = False
+    def __init__(self, calls: Mapping[str, Function], fetches: Any, every: Every) -> None:
+        self._calls = dict(calls)
+        super().__init__(fetches, every)
 
     def methods(self) -> dict[str, Function]:
-        """Return the methods that replace those of the hook, and the conditions of their calls."""
-        names = ["begin", "after_create_session", "after_run", "after_run_is_due"]
+        """Return the methods that replace those of the hook, and the condition of `after_run`."""
+        names = ["begin", "after_create_session", "before_run", "after_run", "is_due"]
         names += ["state_dict", "load_state_dict"]
-        if self._has_fetches:
-            names += ["before_run", "before_run_is_due"]
         return {name: getattr(self, name) for name in names}
 
     async def begin(self) -> None:
-        self._reset()
-        await self._call("begin")
+        await super().begin()
+        if "begin" in self._calls:
+            await self._calls["begin"]()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        self._timer.resume(session.global_step.latest.step, self._clock.now())
-        await self._call("after_create_session", session, coord)
+        await super().after_create_session(session, coord)
+        if "after_create_session" in self._calls:
+            await self._calls["after_create_session"](session, coord)
 
-    @only_if("before_run_is_due")
-    async def before_run(self, run_context: SessionRunContext) -> Any:
-        if self.before_run_is_due(run_context):
-            return await self._call("before_run", run_context)
-        return None
-
-    def before_run_is_due(self, run_context: SessionRunContext) -> bool:
-        self._is_due = self._timer.due(run_context.global_step, self._clock.now())
-        return self._is_due
-
-    @only_if("after_run_is_due")
+    @only_if("is_due")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if self.after_run_is_due(run_context, run_values):
-            self._timer.mark(run_context.global_step, self._clock.now())
-            await self._call("after_run", run_context, run_values)
+        if self._timer.mark_if_due(run_context.global_step):
+            await self._calls["after_run"](run_context, run_values)
 
-    def after_run_is_due(
-        self, run_context: SessionRunContext, run_values: SessionRunValues
-    ) -> bool:
-        if self._has_fetches:
-            return self._is_due
-        return self._timer.due(run_context.global_step, self._clock.now())
-
-    async def _call(self, method: str, *args: Any) -> Any:
-        if method in self._calls:
-            return await self._calls[method](*args)
-        return None
+    def is_due(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
+        self._timer.note_step(run_context.global_step)
+        return self._timer.is_due(run_context.global_step)

@@ -30,7 +30,9 @@ class GlobalStepWaiterHook(SessionRunHook):
             InvalidArgumentError: not a step, 0 or more, or not a timeout.
         """
         wait_until_step = checked_int(
-            wait_until_step, "wait_until_step", expected="a whole number, 0 for no wait"
+            wait_until_step,
+            "wait_until_step",
+            expected="a whole number, 0 for no wait",
         )
         check_secs(timeout, "timeout", optional=True, positive=True)
         self.wait_until_step = wait_until_step
@@ -63,10 +65,12 @@ class GlobalStepWaiterHook(SessionRunHook):
         step = store.latest.step
         if step < self.wait_until_step:
             logger.info(
-                "waiting for global step %d before starting, now at %d", self.wait_until_step, step
+                "waiting for global step %d before starting, now at %d",
+                self.wait_until_step,
+                step,
             )
             step = await self._coord.until(
-                store.wait_for(self.wait_until_step, timeout=self._timeout)
+                store.wait_for(self.wait_until_step, timeout=self._timeout),
             )
         self.started_at = step
         return None

@@ -10,9 +10,7 @@ from aiohooks._core.clock import Clock, current_clock
 from aiohooks._core.validate import check_callable, check_choice, check_instance
 from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError, safe_repr
 from aiohooks.graph.session import Session
-from aiohooks.hooks._fetching import FetchingHook
-from aiohooks.hooks._numbers import scalar
-from aiohooks.hooks._observing import Values, checked_values, logger
+from aiohooks.hooks._observing import FetchingHook, Values, checked_values, logger, scalar
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import (
@@ -140,7 +138,7 @@ class NanHook(SessionRunHook):
         except TypeError as error:
             raise InvalidArgumentError(
                 f"{self._value!r} {error} at step {run_context.global_step}, and NanHook checks"
-                " numbers; give what returns one"
+                " numbers; give what returns one",
             ) from None
         if not bad_numbers:
             return
@@ -214,7 +212,7 @@ class LoggingHook(FetchingHook):
         self._fetches = checked_values(values)
         if every is None and not at_end:
             raise InvalidArgumentError(
-                "it would never log; give every=Every(...), at_end=True, or both"
+                "it would never log; give every=Every(...), at_end=True, or both",
             )
         self._at_end = at_end
         self._formatter = formatter
@@ -224,19 +222,6 @@ class LoggingHook(FetchingHook):
         super()._reset()
         self._clock: Clock = current_clock()
         self._logged_at: float | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return when it was last due, and how long ago the last line was."""
-        secs = None
-        if self._logged_at is not None:
-            secs = self._clock.now() - self._logged_at
-        return {**super().state_dict(), "logged_secs": secs}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Log when an uninterrupted run would; a recovery changes nothing."""
-        super().load_state_dict(state)
-        if self._logged_at is None and state.get("logged_secs") is not None:
-            self._logged_at = self._clock.now() - state["logged_secs"]
 
     async def end(self, session: Session) -> None:
         """Log the values once more, with `at_end`."""

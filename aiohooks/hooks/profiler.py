@@ -7,12 +7,13 @@ and one thread for each track.
 
 from __future__ import annotations
 
-import heapq
+import contextlib
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple, TextIO
+from collections.abc import Iterator
+from typing import Any, ClassVar, TextIO
 
 from aiohooks._core.clock import monotonic_now
 from aiohooks._core.observers import Observer
@@ -20,7 +21,8 @@ from aiohooks._core.scope import current_run
 from aiohooks._core.validate import check_instance, checked_int, checked_path
 from aiohooks.errors import is_clean_end, safe_repr
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, Sampling, logger, write_whole
+from aiohooks.hooks._observing import Sampling, logger
+from aiohooks.hooks._writing import BackgroundWriter
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
@@ -68,8 +70,6 @@ class ProfilerHook(ScheduledHook):
         *,
         every: Every = Every(steps=1000),
         window_steps: int = 1,
-        max_events: int = 20_000,
-        on_write_error: OnWriteError = "log",
     ) -> None:
         """Create the hook.
 
@@ -77,10 +77,6 @@ class ProfilerHook(ScheduledHook):
             output_dir: the directory of the files; created if missing.
             every: when a window begins; `Every(at=(100, 5000))` limits their number.
             window_steps: how many runs a window has, repeated attempts included.
-            max_events: how many activities a file has at most; later ones are counted in its
-                `otherData.dropped`.
-            on_write_error: `"log"` logs a failed write and continues, `"raise"` raises it in the
-                next run at the latest.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -89,21 +85,23 @@ class ProfilerHook(ScheduledHook):
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._every = every
         self._window_steps = checked_int(window_steps, "window_steps", 1)
-        self._max_events = checked_int(max_events, "max_events", 1)
-        self._on_write_error: OnWriteError = on_write_error
         self._observers: list[Observer] | None = None
         self._reset()
 
     def _reset(self) -> None:
+        self._now = monotonic_now()
         self._timer = Sampling(self._every, first=False)
-        self._recorder = _Recorder(self._window_steps, self._max_events, self._add_trace)
-        self._writer: BackgroundWriter[_Trace] = BackgroundWriter(
+        self._writer = BackgroundWriter[_Window](
             self._write,
-            what=f"traces in {self.output_dir}",
+            f"traces in {self.output_dir}",
             max_queue=1,
-            on_write_error=self._on_write_error,
         )
+        self._title = "session"
         self._is_first_run = True
+        # The activities that have not ended, in the order of their starts.
+        self._active: dict[_Activity, None] = {}
+        self._attempt: _Activity | None = None
+        self._window: _Window | None = None
         self.captures: list[str] = []
         """The files that this session has written."""
 
@@ -111,25 +109,27 @@ class ProfilerHook(ScheduledHook):
         """Begin to observe the session, and count from the step at which it starts."""
         if self._observers is None:
             status = coord.status()
-            self._recorder.title = (status.name if status is not None else None) or "session"
+            self._title = (status.name if status is not None else None) or "session"
             self._observers = coord.observers
-            self._observers.append(self._recorder)
+            self._observers.append(self)
         self._timer.start(session.global_step.latest.step)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Begin a window if it is due; raise the error of a failed write."""
-        self._writer.check()
+        """Begin a window if it is due, and observe the run if it is part of a window."""
         step = run_context.global_step
-        recorder = self._recorder
         is_due = self._timer.should_fetch(step) and not self._is_first_run
         # While a file is being written no window begins: a slow disk costs windows, and never
         # delays a run.
-        if is_due and not recorder.is_recording and not self._writer.is_full:
-            recorder.begin_window(step)
+        if is_due and self._window is None and not self._writer.is_full:
+            self._window = _Window(step, self._now(), list(self._active))
         scope = current_run()
-        if recorder.is_recording and scope is not None:
-            recorder.begin_attempt(step, run_context.attempt)
-            scope.observers += (recorder,)
+        if self._window is not None and scope is not None:
+            self._window.runs += 1
+            name = f"step {step}"
+            if run_context.attempt > 1:
+                name += f", attempt {run_context.attempt}"
+            self._attempt = self.started("step", name)
+            scope.observers += (self,)
         return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -140,273 +140,175 @@ class ProfilerHook(ScheduledHook):
             self._timer.note_step(run_context.global_step)
             return
         is_expected = self._timer.mark_if_due(run_context.global_step)
-        if self._recorder.is_recording and self._recorder.run_count == 1 and not is_expected:
-            self._recorder.drop_window()
-
-    def _add_trace(self, trace: _Trace) -> None:
-        """Pass a complete window to the thread that writes."""
-        self._writer.add(trace)
-
-    def _write(self, traces: list[_Trace]) -> None:
-        """Write files; called in the writer's thread."""
-        for trace in traces:
-            path = os.path.join(self.output_dir, f"timeline-{trace.step}.json")
-            _write_trace(path, trace)
-            self.captures.append(path)
-            logger.info("wrote the trace of %d runs: %s", trace.run_count, path)
+        if self._window is not None and self._window.runs == 1 and not is_expected:
+            self._window = None
 
     async def close(self, exc: BaseException | None) -> None:
         """Write an incomplete window, and wait until all files are written."""
         if self._observers is not None:
-            self._observers.remove(self._recorder)
+            self._observers.remove(self)
             self._observers = None
-        if self._recorder.is_recording:
-            self._recorder.end_window()
+        self._end_window()
         await self._writer.aclose()
 
-    def __repr__(self) -> str:
-        window = f"window_steps={self._window_steps}"
-        return f"ProfilerHook({self.output_dir!r}, every={self._every}, {window})"
-
-
-class _Trace(NamedTuple):
-    """A complete window.
-
-    Attributes:
-        step: the step that its first run was to commit.
-        run_count: how many runs it has.
-        title: the name of the session.
-        unix_time: when it began.
-        origin: the same by the clock of the activities.
-        dropped: how many activities it lacks because there were too many.
-        tracks: from top to bottom.
-        ended: the activities that ended in it.
-        open_events: those that had not ended, as trace events.
-    """
-
-    step: int
-    run_count: int
-    title: str
-    unix_time: float
-    dropped: int
-    origin: float
-    tracks: list[_Track]
-    ended: list[_Activity]
-    open_events: list[dict[str, Any]]
-
-
-class _Track(NamedTuple):
-    """A row of the trace, which shows one activity at a time.
-
-    `idle_tracks` is the heap of the tracks of this owner that show nothing at the moment.
-    """
-
-    number: int
-    kind: str
-    owner: str
-    idle_tracks: list[_Track]
-
-    @property
-    def name(self) -> str:
-        return _TRACK_NAMES[self.kind].format(self.owner)
-
-
-class _Activity:
-    """One activity, an `Observation`."""
-
-    __slots__ = ("began", "ended_at", "error", "held_until", "name", "recorder", "track")
-
-    def __init__(self, recorder: _Recorder, track: _Track, name: str) -> None:
-        self.recorder: _Recorder = recorder
-        self.track: _Track = track
-        self.name: str = name
-        self.began: float = recorder.now()
-        self.held_until: float | None = None
-        self.ended_at: float | None = None
-        self.error: str | None = None
-
-    def suspended(self) -> None:
-        self.held_until = self.recorder.now()
-
-    def ended(self, error: BaseException | None) -> None:
-        self.ended_at = self.recorder.now()
-        if error is not None and not is_clean_end(error):
-            self.error = safe_repr(error)[:_MAX_ERROR]
-        self.recorder.end_activity(self)
-
-    def event(self, origin: float) -> dict[str, Any]:
-        """Return the part of it after `origin` as a trace event."""
-        began = max(self.began, origin)
-        event: dict[str, Any] = {
-            "ph": "B",
-            "name": self.name,
-            "cat": self.track.kind,
-            "pid": _PROCESS,
-            "tid": self.track.number,
-            "ts": _microseconds(began - origin),
-        }
-        if self.ended_at is not None:
-            event["ph"] = "X"
-            event["dur"] = _microseconds(self.ended_at - began)
-        arguments = self._arguments(began)
-        if arguments:
-            event["args"] = arguments
-        return event
-
-    def _arguments(self, began: float) -> dict[str, Any]:
-        """Return the arguments of the event in the trace file.
-
-        They are how long it held the event loop since `began`, and its error, as far as known.
-        """
-        arguments: dict[str, Any] = {}
-        held_until = self.held_until
-        if held_until is None and self.track.kind in _CALLS:
-            # A call that never suspended held the loop until it ended.
-            held_until = self.ended_at
-        if held_until is not None:
-            arguments["held_us"] = _microseconds(max(0.0, held_until - began))
-        if self.error is not None:
-            arguments["error"] = self.error
-        return arguments
-
-
-class _Recorder:
-    """Collects the activities of a window: an observer of the session and of its runs."""
-
-    def __init__(
-        self, window_steps: int, max_events: int, on_captured: Callable[[_Trace], None]
-    ) -> None:
-        self.now: Callable[[], float] = monotonic_now()
-        self.title: str = "session"
-        self.is_recording: bool = False
-        self.run_count: int = 0
-        self._window_steps = window_steps
-        self._max_events = max_events
-        self._on_captured = on_captured
-        self._tracks: list[_Track] = []
-        self._idle_tracks: dict[tuple[str, str], list[_Track]] = {}
-        self._active: dict[_Activity, None] = {}
-        self._attempt: _Activity | None = None
-        self._step = 0
-        self._origin = 0.0
-        self._unix_time = 0.0
-        self._dropped = 0
-        self._ended: list[_Activity] = []
-
-    def begin_window(self, step: int) -> None:
-        """Begin to record; activities that have already begun count from now on."""
-        self.is_recording = True
-        self.run_count = 0
-        self._step = step
-        self._origin = self.now()
-        self._unix_time = time.time()
-        self._dropped = 0
-        self._ended = []
-
-    def end_window(self) -> None:
-        """Pass on the activities of the window, and record no more."""
-        self.is_recording = False
-        tracks = sorted(self._tracks, key=lambda track: _KINDS.index(track.kind))
-        trace = _Trace(
-            self._step,
-            self.run_count,
-            self.title,
-            self._unix_time,
-            self._dropped,
-            self._origin,
-            tracks,
-            self._ended,
-            [activity.event(self._origin) for activity in self._active],
-        )
-        self._ended = []
-        self._on_captured(trace)
-
-    def drop_window(self) -> None:
-        """Forget the window."""
-        self.is_recording = False
-        self._ended = []
+    # -- the activities
 
     def started(self, kind: str, what: str) -> _Activity:
         """Called at the start of an activity: by the session, or for an attempt of a run."""
-        owner = ""
-        name = what
-        if kind in ("hook", "background"):
-            owner, _, name = what.rpartition(".")
-        elif kind == "operation":
-            owner = what
-        idle_tracks = self._idle_tracks.setdefault((kind, owner), [])
-        if idle_tracks:
-            track = heapq.heappop(idle_tracks)
-        else:
-            track = _Track(len(self._tracks) + 1, kind, owner, idle_tracks)
-            self._tracks.append(track)
-        activity = _Activity(self, track, name)
+        activity = _Activity(self, kind, what, self._now())
         self._active[activity] = None
+        if self._window is not None:
+            self._window.activities.append(activity)
         return activity
 
-    def end_activity(self, activity: _Activity) -> None:
-        """Keep an activity that has ended, if there is a window with room for it."""
-        heapq.heappush(activity.track.idle_tracks, activity.track)
-        del self._active[activity]
-        if not self.is_recording:
-            return
-        if len(self._ended) < self._max_events:
-            self._ended.append(activity)
-        else:
-            self._dropped += 1
+    def suspended(self, activity: _Activity) -> None:
+        """Note that an activity suspends for the first time."""
+        activity.held_until = self._now()
 
-    def begin_attempt(self, step: int, attempt: int) -> None:
-        """Begin a run or its repetition."""
-        self.run_count += 1
-        name = f"step {step}"
-        if attempt > 1:
-            name += f", attempt {attempt}"
-        self._attempt = self.started("step", name)
+    def ended(self, activity: _Activity, error: BaseException | None) -> None:
+        """Note the end of an activity."""
+        del self._active[activity]
+        activity.ended_at = self._now()
+        if error is not None and not is_clean_end(error):
+            activity.error = safe_repr(error)[:_MAX_ERROR]
 
     def attempt_ended(self, error: BaseException | None) -> None:
         """Called by the run at its end; the last one of a window ends that."""
         if self._attempt is not None:
             self._attempt.ended(error)
             self._attempt = None
-        if self.is_recording and self.run_count >= self._window_steps:
-            self.end_window()
+        if self._window is not None and self._window.runs >= self._window_steps:
+            self._end_window()
+
+    def _end_window(self) -> None:
+        """Pass the window to the thread that writes, if there is one."""
+        window = self._window
+        self._window = None
+        if window is not None:
+            window.open_activities = set(self._active)
+            self._writer.add(window)
+
+    def _write(self, windows: list[_Window]) -> None:
+        """Write files, which appear only when they are complete; called in the writer's thread."""
+        for window in windows:
+            path = os.path.join(self.output_dir, f"timeline-{window.step}.json")
+            unfinished = f"{path}.{os.getpid()}.tmp"
+            try:
+                os.makedirs(self.output_dir, exist_ok=True)
+                with open(unfinished, "w", encoding="utf-8") as file:
+                    window.write(file, self._title)
+                os.replace(unfinished, path)
+            except OSError as error:
+                logger.error("the trace %s cannot be written; continuing", path, exc_info=error)
+                with contextlib.suppress(OSError):
+                    os.unlink(unfinished)
+            else:
+                self.captures.append(path)
+                logger.info("wrote the trace of %d runs: %s", window.runs, path)
+
+    def __repr__(self) -> str:
+        window = f"window_steps={self._window_steps}"
+        return f"ProfilerHook({self.output_dir!r}, every={self._every}, {window})"
 
 
-def _write_trace(path: str, trace: _Trace) -> None:
-    """Write a file, which appears only when it is complete."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+class _Activity:
+    """One activity, an `Observation`."""
 
-    def write(unfinished: str) -> None:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            _write_events(file, trace)
+    def __init__(self, hook: ProfilerHook, kind: str, what: str, began: float) -> None:
+        self.kind = kind
+        self.owner = ""
+        self.name = what
+        if kind in ("hook", "background"):
+            self.owner, _, self.name = what.rpartition(".")
+        elif kind == "operation":
+            self.owner = what
+        self.began = began
+        self.held_until: float | None = None
+        self.ended_at = math.inf
+        self.error: str | None = None
+        self._hook = hook
 
-    write_whole(path, write)
+    def suspended(self) -> None:
+        self._hook.suspended(self)
+
+    def ended(self, error: BaseException | None) -> None:
+        self._hook.ended(self, error)
+
+    def event(self, window: _Window, track: int) -> dict[str, Any]:
+        """Return its part in a window as a trace event."""
+        began = max(self.began, window.began)
+        has_ended = self not in window.open_activities
+        event: dict[str, Any] = {
+            "ph": "X" if has_ended else "B",
+            "name": self.name,
+            "cat": self.kind,
+            "pid": _PROCESS,
+            "tid": track,
+            "ts": _microseconds(began - window.began),
+            "args": {},
+        }
+        if has_ended:
+            event["dur"] = _microseconds(self.ended_at - began)
+        held_until = self.held_until
+        if held_until is None and has_ended and self.kind in _CALLS:
+            # A call that never suspended held the loop until it ended.
+            held_until = self.ended_at
+        if held_until is not None:
+            event["args"]["held_us"] = _microseconds(max(0.0, held_until - began))
+        if has_ended and self.error is not None:
+            event["args"]["error"] = self.error
+        return event
 
 
-def _write_events(file: TextIO, trace: _Trace) -> None:
-    data = json.dumps({"unix_time": trace.unix_time, "dropped": trace.dropped})
-    file.write(f'{{"displayTimeUnit": "ms", "otherData": {data}, "traceEvents": [\n')
-    separator = ""
-    # One event at a time: the encoder keeps the interpreter's lock until it returns.
-    for event in _trace_events(trace):
-        file.write(separator + json.dumps(event))
-        separator = ",\n"
-    file.write("\n]}\n")
+class _Window:
+    """The runs of a file: when they began, and the activities meanwhile."""
+
+    def __init__(self, step: int, began: float, activities: list[_Activity]) -> None:
+        self.step = step
+        """The step that the first run is to commit."""
+        self.runs = 0
+        self.began = began
+        self.activities = activities
+        """In the order of their starts."""
+        self.open_activities: set[_Activity] = set()
+        """Those that had not ended when it ended."""
+        self._unix_time = time.time()
+
+    def write(self, file: TextIO, title: str) -> None:
+        """Write the trace to an open file."""
+        data = json.dumps({"unix_time": self._unix_time})
+        file.write(f'{{"displayTimeUnit": "ms", "otherData": {data}, "traceEvents": [\n')
+        file.write(json.dumps(_metadata("process_name", 0, name=title)))
+        # One event at a time: the encoder keeps the interpreter's lock until it returns.
+        for event in self._events():
+            file.write(",\n" + json.dumps(event))
+        file.write("\n]}\n")
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events; each activity is on the first track of its owner that is free."""
+        tracks: list[tuple[str, str]] = []
+        ends: list[float] = []
+        for activity in self.activities:
+            owner = (activity.kind, activity.owner)
+            for number, track in enumerate(tracks):
+                if track == owner and ends[number] <= activity.began:
+                    break
+            else:
+                number = len(tracks)
+                tracks.append(owner)
+                ends.append(0.0)
+                name = _TRACK_NAMES[activity.kind].format(activity.owner)
+                yield _metadata("thread_name", number + 1, name=name)
+                sort_index = _KINDS.index(activity.kind)
+                yield _metadata("thread_sort_index", number + 1, sort_index=sort_index)
+            ends[number] = activity.ended_at
+            if activity in self.open_activities:
+                ends[number] = math.inf
+            yield activity.event(self, number + 1)
 
 
-def _trace_events(trace: _Trace) -> Iterator[dict[str, Any]]:
-    yield _metadata("process_name", 0, name=trace.title)
-    events = [activity.event(trace.origin) for activity in trace.ended] + trace.open_events
-    used = {event["tid"] for event in events}
-    for position, track in enumerate(trace.tracks):
-        if track.number in used:
-            yield _metadata("thread_name", track.number, name=track.name)
-            yield _metadata("thread_sort_index", track.number, sort_index=position)
-    yield from events
-
-
-def _metadata(kind: str, number: int, **arguments: object) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": _PROCESS, "tid": number, "args": arguments}
+def _metadata(kind: str, track: int, **arguments: object) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": _PROCESS, "tid": track, "args": arguments}
 
 
 def _microseconds(secs: float) -> float:

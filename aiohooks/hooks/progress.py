@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from aiohooks._core.cancel import to_thread
 from aiohooks._core.validate import check_instance, checked_int
 from aiohooks.errors import printable
 from aiohooks.graph.session import Session
-from aiohooks.hooks._numbers import scalar
-from aiohooks.hooks._observing import Sampling, Values, checked_values, logger
+from aiohooks.hooks._observing import FetchingHook, Values, checked_values, logger, scalar
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import (
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-)
 
 if TYPE_CHECKING:
     from aiohooks.hooks._rich import ProgressBar
@@ -26,11 +20,13 @@ if TYPE_CHECKING:
 _UPDATE_SECS = 0.1
 
 
-class ProgressHook(SessionRunHook):
+class ProgressHook(FetchingHook):
     """Shows the step, the rate, the remaining time and values as a progress bar of rich.
 
     The rate is that of this session. Off a terminal only the last state is written, at the end.
     """
+
+    _first: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -55,48 +51,33 @@ class ProgressHook(SessionRunHook):
         from aiohooks.hooks import _rich  # an extra
 
         check_instance(description, str, "description")
-        self._total = checked_int(total, "total", 1, expected="a step, at least 1", optional=True)
-        fetches = checked_values(values, may_be_empty=True)
-        self._args: SessionRunArgs | None = None
-        if fetches:
-            self._args = SessionRunArgs(fetches)
-        self._description = description
-        self._file = file
-        self._new_bar = _rich.ProgressBar
-        self._bar: ProgressBar | None = None
+        total = checked_int(total, "total", 1, expected="a step, at least 1", optional=True)
+        self._new_bar = functools.partial(_rich.ProgressBar, description, total, file)
+        super().__init__(checked_values(values, may_be_empty=True), Every(secs=_UPDATE_SECS))
 
-    async def begin(self) -> None:
-        """Prepare for a new session; the bar appears when the session has been created."""
-        self._sampling = Sampling(Every(secs=_UPDATE_SECS), first=True)
-        self._bar = None
+    def _reset(self) -> None:
+        super()._reset()
+        self._session: Session
+        self._bar: ProgressBar | None = None
         self._values = ""
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Show the bar at the step at which the session starts, or to which a recovery moved it."""
-        self._step = session.global_step.latest.step
-        self._sampling.start(self._step)
+        await super().after_create_session(session, coord)
+        self._session = session
         if self._bar is None:
-            self._bar = self._new_bar(self._description, self._total, self._step, self._file)
+            self._bar = self._new_bar(session.global_step.latest.step)
             await _draw(self._bar.start)
 
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Fetch the values if they are to be shown."""
-        if self._sampling.should_fetch(run_context.global_step):
-            return self._args
-        return None
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Update the bar."""
-        self._step = run_context.global_step
-        if self._bar is not None and self._sampling.mark_if_due(self._step):
-            results: dict[str, Any] = run_values.results or {}
-            self._values = ", ".join(f"{tag} = {_text(value)}" for tag, value in results.items())
-            self._bar.update(self._step, self._values)
+    def _observe(self, step: int, values: Any) -> None:
+        self._values = ", ".join(f"{tag} = {_text(value)}" for tag, value in values.items())
+        if self._bar is not None:
+            self._bar.update(step, self._values)
 
     async def close(self, exc: BaseException | None) -> None:
         """Show the last state, and restore the terminal."""
         if self._bar is not None:
-            self._bar.update(self._step, self._values)
+            self._bar.update(self._session.global_step.latest.step, self._values)
             await _draw(self._bar.stop)
             self._bar = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -10,13 +11,17 @@ from typing import Any, BinaryIO, cast
 
 from aiohooks._core.validate import checked_path
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.hooks._fetching import Record, WritingHook
-from aiohooks.hooks._line_file import LineFile
-from aiohooks.hooks._numbers import describe_value, scalar
-from aiohooks.hooks._observing import OnWriteError, Values
+from aiohooks.hooks._observing import Values, describe_value, logger, scalar
+from aiohooks.hooks._writing import Record, WritingHook
 from aiohooks.hooks.every import Every
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""JSON has no such numbers."""
 
 
 class JSONLinesHook(WritingHook):
@@ -39,7 +44,6 @@ class JSONLinesHook(WritingHook):
         *,
         every: Every = Every(steps=1),
         max_queue: int = 1000,
-        on_write_error: OnWriteError = "raise",
         fsync: bool = False,
     ) -> None:
         """Create the hook.
@@ -50,8 +54,6 @@ class JSONLinesHook(WritingHook):
                 tags.
             every: when to write.
             max_queue: how many lines may be unwritten before the run waits.
-            on_write_error: `"raise"` raises a failed write in the next run at the latest, `"log"`
-                logs it and continues.
             fsync: sync the file after each write, so that a power failure loses no line; a crash of
                 the process loses none anyway.
 
@@ -60,7 +62,7 @@ class JSONLinesHook(WritingHook):
         """
         self.path: str = checked_path(path, "path")
         self._fsync = fsync
-        super().__init__(values, every, max_queue, on_write_error)
+        super().__init__(values, every, max_queue)
         _check_tags(self._values)
 
     def _new_sink(self) -> tuple[_RecordFile, str]:
@@ -117,13 +119,12 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def _decoded(line: bytes) -> dict[str, Any]:
     """Return the record or the restart of a line; raise `ValueError` if it is neither."""
-    fields: Any = json.loads(line)
-    if not isinstance(fields, dict):
-        raise ValueError("not an object")
-    names = cast("dict[str, Any]", fields)
-    if not isinstance(names.get("step", names.get("restart")), int):
-        raise ValueError("neither a step nor a restart")
-    return {name: _with_floats(value) for name, value in names.items()}
+    fields = _with_floats(json.loads(line))
+    if isinstance(fields, dict):
+        names = cast("dict[str, Any]", fields)
+        if isinstance(names.get("step", names.get("restart")), int):
+            return names
+    raise ValueError("neither a step nor a restart")
 
 
 def _with_floats(value: Any) -> Any:
@@ -138,8 +139,40 @@ def _with_floats(value: Any) -> Any:
     return value
 
 
-class _RecordFile(LineFile):
-    """The file to which the thread of a `JSONLinesHook` writes."""
+class _RecordFile:
+    """A file of JSON lines to which one writer appends, in one thread.
+
+    Only a crash leaves a part of a line, and only at the end. The next line does not continue it.
+    """
+
+    def __init__(self, path: str, *, fsync: bool = False) -> None:
+        self.path = path
+        self._fsync = fsync
+        self._file: BinaryIO | None = None
+
+    def open(self) -> BinaryIO:
+        """Open and lock the file, if it is not open; create it if it is missing.
+
+        Raises:
+            InvalidArgumentError: another hook or process is writing to it.
+            OSError: the file cannot be opened.
+        """
+        if self._file is None:
+            file = open(self.path, "ab+", buffering=0)  # noqa: SIM115
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                raise InvalidArgumentError(
+                    f"{self.path} is being written by another hook or process; give each of them a"
+                    " path of its own",
+                ) from None
+            except OSError as error:
+                # Some network file systems have no locks.
+                logger.debug("%s cannot be locked: %s", self.path, error)
+            self._file = file
+        return self._file
 
     def open_at(self, step: int) -> None:
         """Open the file to continue after `step`."""
@@ -153,6 +186,39 @@ class _RecordFile(LineFile):
         self.append(
             {"step": record.step, "time": record.time, **record.values} for record in records
         )
+
+    def append(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        """Append a line for each object; a write that fails leaves no part of them in the file."""
+        texts = [json.dumps(fields, ensure_ascii=False, allow_nan=False) for fields in objects]
+        # A lone surrogate has no UTF-8.
+        lines = b"".join(text.encode("utf-8", "backslashreplace") + b"\n" for text in texts)
+        file = self.open()
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                lines = b"\n" + lines
+        unwritten = memoryview(lines)
+        try:
+            while unwritten:
+                unwritten = unwritten[file.write(unwritten) :]
+            if self._fsync:
+                os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
+
+    def close(self) -> None:
+        """Sync and close the file, if it is open."""
+        if self._file is None:
+            return
+        with self._file as file:
+            self._file = None
+            os.fsync(file.fileno())
+            if fcntl is not None:
+                # A forked child may still have the file open, and with it the lock.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _check_contents(file: BinaryIO, path: str) -> None:
@@ -169,13 +235,13 @@ def _check_tags(tags: Iterable[str]) -> None:
     for name in ("step", "time"):
         if name in tags:
             raise InvalidArgumentError(
-                f"a value has the tag {name!r}, as every line; give it another tag"
+                f"a value has the tag {name!r}, as every line; give it another tag",
             )
 
 
 def _plain(value: Any, tag: str) -> Any:
-    """Return a value made only of None, bool, int, float, str, lists and dicts with str keys."""
-    if value is None or type(value) in (bool, int, float, str):
+    """Return a value as None, bool, int, float, str, lists and dicts with str keys, for JSON."""
+    if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, str):
         return str.__str__(value)  # the str of an enumeration may be its name
@@ -188,12 +254,16 @@ def _plain(value: Any, tag: str) -> Any:
         return [_plain(item, tag) for item in cast("Iterable[Any]", value)]
     if callable(getattr(value, "tolist", None)):
         listed = value.tolist()
-        if type(listed) is not type(value):
+        if isinstance(listed, list):
             return _plain(listed, tag)
     number = scalar(value)
     if number is None:
         raise InvalidArgumentError(
             f"{tag!r} is {describe_value(value)}; give numbers, strings, or lists or mappings of"
-            " these"
+            " these",
         )
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
     return number

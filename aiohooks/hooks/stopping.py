@@ -6,7 +6,7 @@ import datetime
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Never
+from typing import Any, ClassVar, Literal
 
 from aiohooks._core.clock import NO_TIMER, Clock, current_clock
 from aiohooks._core.validate import (
@@ -27,9 +27,7 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.graph import Node
 from aiohooks.graph.session import Session
-from aiohooks.hooks._fetching import FetchingHook
-from aiohooks.hooks._numbers import scalar
-from aiohooks.hooks._observing import logger
+from aiohooks.hooks._observing import FetchingHook, logger, scalar
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.events import session_events
@@ -49,13 +47,10 @@ class StopAtStepHook(SessionRunHook):
     a recovery does not move it.
     """
 
-    def __init__(
-        self, *steps: Never, num_steps: int | None = None, last_step: int | None = None
-    ) -> None:
+    def __init__(self, *, num_steps: int | None = None, last_step: int | None = None) -> None:
         """Create the hook with exactly one of the two.
 
         Args:
-            steps: not accepted without a name.
             num_steps: how many steps to run.
             last_step: the global step after which to stop.
 
@@ -63,17 +58,11 @@ class StopAtStepHook(SessionRunHook):
             InvalidArgumentError: neither or both are given, or one is not a whole number, 0 or
                 more.
         """
-        if steps:
-            first = safe_repr(steps[0])
-            raise InvalidArgumentError(
-                f"StopAtStepHook({first}) does not say what it counts; give last_step={first}, the"
-                f" global step after which to stop, or num_steps={first}, how many steps to run"
-            )
         if num_steps is None and last_step is None:
             raise InvalidArgumentError("one of num_steps or last_step must be given")
         if num_steps is not None and last_step is not None:
             raise InvalidArgumentError(
-                f"only one of num_steps ({num_steps}) or last_step ({last_step}) can be given"
+                f"only one of num_steps ({num_steps}) or last_step ({last_step}) can be given",
             )
         self._num_steps: int | None = checked_int(num_steps, "num_steps", optional=True)
         self._given_last_step: int | None = checked_int(last_step, "last_step", optional=True)
@@ -125,71 +114,53 @@ class StopAtTimeHook(SessionRunHook):
         self,
         *,
         secs: float | None = None,
-        deadline: datetime.datetime | float | None = None,
-        margin_secs: float = 0.0,
+        deadline: datetime.datetime | None = None,
     ) -> None:
-        """Create the hook with exactly one of `secs` and `deadline`.
+        """Create the hook with exactly one of the two.
 
         Args:
             secs: how long to run.
-            deadline: when to stop: a datetime with a time zone, or seconds since 1970 (Unix time).
-                The wall time is read once, in `begin`; from then on the clock counts the remaining
-                seconds.
-            margin_secs: how much earlier to stop, so that the last run and the steps after it, such
-                as a save, end in time.
+            deadline: when to stop, with a time zone. The wall time is read once, in `begin`; from
+                then on the clock counts the remaining seconds.
 
         Raises:
             InvalidArgumentError: neither or both are given, or an argument is invalid.
         """
         if (secs is None) == (deadline is None):
             raise InvalidArgumentError(
-                f"secs is {secs!r} and deadline is {deadline!r}; give one of them"
+                f"secs is {secs!r} and deadline is {deadline!r}; give one of them",
             )
         check_secs(secs, "secs", optional=True)
-        check_secs(margin_secs, "margin_secs")
+        check_instance(deadline, datetime.datetime, "deadline", optional=True)
+        self._reason = f"the time is up: {secs} s"
+        if deadline is not None:
+            if deadline.utcoffset() is None:
+                raise InvalidArgumentError(
+                    f"deadline is {deadline!r}, which has no time zone; give one:"
+                    " deadline.astimezone(), or tzinfo=timezone.utc",
+                )
+            self._reason = f"the deadline is reached: {deadline.isoformat(' ', 'seconds')}"
         self._secs = secs
-        self._deadline = None if deadline is None else _unix_time(deadline)
-        self._margin_secs = margin_secs
-        self._reset()
-
-    def _reset(self) -> None:
-        self._clock: Clock = current_clock()
-        self._began: float | None = None
-        self._ended: float | None = None
-        self._allowed_secs = 0.0
+        self._deadline = deadline
         self._timer = NO_TIMER
-
-    @property
-    def elapsed_secs(self) -> float:
-        """The seconds from `begin` to now, or to the end of the session."""
-        if self._began is None:
-            return 0.0
-        until = self._clock.now() if self._ended is None else self._ended
-        return until - self._began
-
-    @property
-    def remaining_secs(self) -> float:
-        """The seconds until the stop, less the margin; 0.0 when the time is up, and before
-        `begin`.
-        """
-        return max(0.0, self._allowed_secs - self.elapsed_secs)
 
     async def begin(self) -> None:
         """Start counting."""
-        self._reset()
-        self._began = self._clock.now()
+        self._clock: Clock = current_clock()
+        secs = self._secs
         if self._deadline is not None:
-            self._allowed_secs = self._deadline - time.time() - self._margin_secs
-        elif self._secs is not None:
-            self._allowed_secs = self._secs - self._margin_secs
+            secs = self._deadline.timestamp() - time.time()
+        self._ends_at = self._clock.now() + (secs or 0.0)
+        self._timer = NO_TIMER
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Start the timer; request a stop before the first run if the time is up already."""
         if self._is_over():
-            coord.request_stop(self._reason())
+            coord.request_stop(self._reason)
         elif self._timer is NO_TIMER:
             self._timer = self._clock.call_later(
-                self.remaining_secs, lambda: coord.request_stop(self._reason())
+                self._ends_at - self._clock.now(),
+                lambda: coord.request_stop(self._reason),
             )
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
@@ -197,59 +168,24 @@ class StopAtTimeHook(SessionRunHook):
         busy for the timer.
         """
         if self._is_over():
-            run_context.request_stop(self._reason())
-            raise StopRequestedError(self._reason())
+            run_context.request_stop(self._reason)
+            raise StopRequestedError(self._reason)
         return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Request a stop if the time was up during this run."""
         if self._is_over():
-            run_context.request_stop(self._reason())
+            run_context.request_stop(self._reason)
 
     async def close(self, exc: BaseException | None) -> None:
-        """Cancel the timer, and stop counting."""
+        """Cancel the timer."""
         self._timer.cancel()
-        self._ended = self._clock.now()
 
     def _is_over(self) -> bool:
-        return self._began is not None and self.elapsed_secs >= self._allowed_secs
-
-    def _reason(self) -> str:
-        margin = ""
-        if self._margin_secs:
-            margin = f", less a margin of {self._margin_secs:g} s"
-        if self._deadline is None:
-            return f"the time is up: {self._secs:g} s{margin}"
-        try:
-            when = datetime.datetime.fromtimestamp(self._deadline, datetime.UTC).isoformat(
-                " ", "seconds"
-            )
-        except (OverflowError, ValueError, OSError):
-            # It is outside the range of datetime.
-            when = f"{self._deadline:g} s since 1970"
-        return f"the deadline is reached: {when}{margin}"
+        return self._clock.now() >= self._ends_at
 
     def __repr__(self) -> str:
-        return (
-            f"StopAtTimeHook(secs={self._secs}, deadline={self._deadline},"
-            f" margin_secs={self._margin_secs})"
-        )
-
-
-def _unix_time(deadline: object) -> float:
-    if isinstance(deadline, datetime.datetime):
-        if deadline.utcoffset() is None:
-            raise InvalidArgumentError(
-                f"deadline is {deadline!r}, which has no time zone; give one:"
-                " deadline.astimezone(), or tzinfo=timezone.utc"
-            )
-        return deadline.timestamp()
-    if not is_finite(deadline):
-        raise InvalidArgumentError(
-            f"deadline is {safe_repr(deadline)}; give a datetime with a time zone, or seconds since"
-            " 1970"
-        )
-    return float(deadline)
+        return f"StopAtTimeHook(secs={self._secs}, deadline={self._deadline})"
 
 
 class EarlyStoppingHook(FetchingHook):
@@ -292,8 +228,8 @@ class EarlyStoppingHook(FetchingHook):
                 `report` gets numbers.
             mode: whether smaller values are better ("min") or larger ones ("max").
             patience: how many observations in a row may be no better than the best one; the last of
-                them stops. An `Every` of steps, seconds or both counts these instead, from the best
-                observation to one that is no better.
+                them stops. `Every(steps=n)` counts the steps from the best observation to one that
+                is no better.
             min_delta: by how much a value must be better than the best one to count as better.
             stopping_threshold: stop immediately at a value that is as good as this.
             every: when to fetch; None to use `report` alone.
@@ -306,20 +242,21 @@ class EarlyStoppingHook(FetchingHook):
             InvalidArgumentError: an argument is invalid, or nothing would ever stop.
         """
         check_choice(mode, "mode", "min", "max")
-        self._limits = _patience_limits(patience)
+        self._counts_steps = isinstance(patience, Every)
+        self._patience = _checked_patience(patience)
         if not is_finite(min_delta) or min_delta < 0:
             raise InvalidArgumentError(
-                f"min_delta is {safe_repr(min_delta)}; give a finite number, 0 or more"
+                f"min_delta is {safe_repr(min_delta)}; give a finite number, 0 or more",
             )
         if stopping_threshold is not None and not is_finite(stopping_threshold):
             raise InvalidArgumentError(
-                f"stopping_threshold is {safe_repr(stopping_threshold)}; give a finite number"
+                f"stopping_threshold is {safe_repr(stopping_threshold)}; give a finite number",
             )
         check_instance(every, Every, "every", optional=True)
         if patience is None and stopping_threshold is None:
             raise InvalidArgumentError(
                 "it would never stop; give patience= or stopping_threshold= (to check for values"
-                " that are not finite alone, use NanHook)"
+                " that are not finite alone, use NanHook)",
             )
         check_mapping(restore_best, "restore_best", optional=True)
         self._restore_best = dict(restore_best or {})
@@ -327,7 +264,7 @@ class EarlyStoppingHook(FetchingHook):
             if not is_stateful(restored):
                 raise InvalidArgumentError(
                     f"restore_best[{name_of_object!r}] is {safe_repr(restored)}; give an object"
-                    " with state_dict() and load_state_dict(state)"
+                    " with state_dict() and load_state_dict(state)",
                 )
         self._has_monitor = monitor is not None
         self._value_name = _name_of(monitor)
@@ -351,11 +288,9 @@ class EarlyStoppingHook(FetchingHook):
         """The number of observations since the best one."""
         self.best_states: Mapping[str, Any] = {}
         """The states of the objects of `restore_best` at the best observation, by name."""
-        # Where patience in steps and seconds counts from: the best observation, or the first one if
-        # none was good.
+        # Where patience in steps counts from: the best observation, or the first one if none was
+        # good.
         self._since_step: int | None = None
-        self._since_time = 0.0
-        self._clock: Clock = current_clock()
         self._coord: Coordinator | None = None
         self._is_ending = False
         # The counts before an evaluation that is no part of the run.
@@ -413,7 +348,7 @@ class EarlyStoppingHook(FetchingHook):
         if states is not None and states.keys() != self._restore_best.keys():
             raise InvalidArgumentError(
                 f"states has {', '.join(map(repr, states)) or 'nothing'}; give those of"
-                f" restore_best: {', '.join(map(repr, self._restore_best)) or 'nothing'}"
+                f" restore_best: {', '.join(map(repr, self._restore_best)) or 'nothing'}",
             )
         self._observe(step, value, states)
         return self.reason is not None
@@ -422,13 +357,13 @@ class EarlyStoppingHook(FetchingHook):
         if not self._has_monitor:
             raise InvalidArgumentError(
                 f"got a mapping of {', '.join(map(str, values))} at step {step}; say which:"
-                " monitor=..."
+                " monitor=...",
             )
         name = self._value_name
         if name not in values:
             raise FetchError(
                 f"{name!r} is not in the mapping reported at step {step};"
-                f" {did_you_mean(name, values)}"
+                f" {did_you_mean(name, values)}",
             )
         return values[name]
 
@@ -436,10 +371,9 @@ class EarlyStoppingHook(FetchingHook):
         value = scalar(values)
         if value is None:
             raise InvalidArgumentError(
-                f"{self._value_name} is {values!r} at step {step}; early stopping needs one number"
+                f"{self._value_name} is {values!r} at step {step}; early stopping needs one number",
             )
         number = float(value)
-        now = self._clock.now()
         if self._is_better(number):
             self.best = number
             self.best_step = step
@@ -449,8 +383,7 @@ class EarlyStoppingHook(FetchingHook):
             self.waited += 1
         if self.waited == 0 or self._since_step is None:
             self._since_step = step
-            self._since_time = now
-        cause = self._stop_cause(step, number, now)
+        cause = self._stop_cause(step, number)
         if cause is not None and self.reason is None:
             self.reason = f"early stopping at step {step}: {self._value_name} = {number:g}{cause}"
             logger.info("%s", self.reason)
@@ -469,7 +402,7 @@ class EarlyStoppingHook(FetchingHook):
         copied: Mapping[str, Any] = snapshot(states, HostMemory())
         return copied
 
-    def _stop_cause(self, step: int, number: float, now: float) -> str | None:
+    def _stop_cause(self, step: int, number: float) -> str | None:
         """Return why this observation stops the run, or None if it does not.
 
         The text continues a sentence that begins with the value.
@@ -478,20 +411,20 @@ class EarlyStoppingHook(FetchingHook):
             return " is not finite"
         if self._threshold is not None and self._sign * number <= self._sign * self._threshold:
             return f" is as good as the threshold, {self._threshold:g}"
-        if self.waited == 0 or self._since_step is None:
+        if self._patience is None or self.waited == 0 or self._since_step is None:
             return None
-        amounts = {
-            "observations": self.waited,
-            "steps": step - self._since_step,
-            "s": now - self._since_time,
-        }
-        for unit, limit in self._limits.items():
-            if amounts[unit] >= limit:
-                passed = _amount_text(amounts[unit], unit)
-                return (
-                    f", no better for {passed}; the best was {self.best:g} at step {self.best_step}"
-                )
-        return None
+        amount = self.waited
+        unit = "observation"
+        if self._counts_steps:
+            amount = step - self._since_step
+            unit = "step"
+        if amount < self._patience:
+            return None
+        if amount != 1:
+            unit += "s"
+        return (
+            f", no better for {amount} {unit}; the best was {self.best:g} at step {self.best_step}"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts, and whether this hook has ended the run."""
@@ -507,9 +440,6 @@ class EarlyStoppingHook(FetchingHook):
         return self._is_ending and self._coord.stop_reason == self.reason
 
     def _counts(self) -> dict[str, Any]:
-        since_secs = None
-        if self._since_step is not None:
-            since_secs = self._clock.now() - self._since_time
         counts: dict[str, Any] = {
             "monitor": self._value_name,
             "mode": self._mode,
@@ -517,7 +447,6 @@ class EarlyStoppingHook(FetchingHook):
             "best_step": self.best_step,
             "waited": self.waited,
             "since_step": self._since_step,
-            "since_secs": since_secs,
             "reason": self.reason,
             "timer": super().state_dict(),
         }
@@ -530,12 +459,6 @@ class EarlyStoppingHook(FetchingHook):
         warning.
         """
         check_mapping(state, "state", optional=False)
-        missing = self.state_dict().keys() - state.keys()
-        if missing:
-            raise InvalidArgumentError(
-                f"the state of an EarlyStoppingHook has no {', '.join(sorted(missing))}; it has"
-                f" {state!r}"
-            )
         if (state["monitor"], state["mode"]) != (self._value_name, self._mode):
             logger.warning(
                 "early stopping starts its counts again: the saved state is of %r (%s), it now"
@@ -552,15 +475,14 @@ class EarlyStoppingHook(FetchingHook):
             self.best_states = self._checked_best_states(state["best_states"])
         self.waited = state["waited"]
         self._since_step = state["since_step"]
-        if self._since_step is not None:
-            self._since_time = self._clock.now() - state["since_secs"]
         super().load_state_dict(state["timer"])
         if self._coord is not None:
             # In a recovery, the stop has been requested already, whatever the state says.
             self.reason = state["reason"] or self.reason
         elif state["reason"] is not None and state["ended"]:
             logger.info(
-                "resuming a run that had ended: %s; its patience starts again", state["reason"]
+                "resuming a run that had ended: %s; its patience starts again",
+                state["reason"],
             )
             self.waited = 0
             self._since_step = None
@@ -574,7 +496,7 @@ class EarlyStoppingHook(FetchingHook):
             raise InvalidArgumentError(
                 f"the checkpoint has the best states of {', '.join(map(repr, states))}, and"
                 f" restore_best is {', '.join(map(repr, self._restore_best))}; name the objects as"
-                " before"
+                " before",
             )
         return states
 
@@ -593,25 +515,20 @@ def _name_of(monitor: Any) -> str:
     return str(monitor)
 
 
-def _amount_text(amount: float, unit: str) -> str:
-    """Return an amount with its unit, such as "1 step" or "2.5 s"."""
-    if amount == 1 and unit != "s":
-        unit = unit.removesuffix("s")
-    return f"{amount:g} {unit}"
-
-
-def _patience_limits(patience: Any) -> dict[str, float]:
-    """Return the limits of a patience by unit."""
+def _checked_patience(patience: Any) -> int | None:
+    """Return how many observations or steps a patience is."""
     if isinstance(patience, Every):
-        if patience.at or patience.after:
+        if patience.steps is None or patience.secs or patience.at or patience.after:
             raise InvalidArgumentError(
-                f"patience is {patience}; give an Every of steps, secs or both: it counts from the"
-                " best value"
+                f"patience is {patience}; give an Every of steps alone: it counts from the best"
+                " value",
             )
-        limits = {"steps": patience.steps, "s": patience.secs}
-    else:
-        expected = "observations, 1 or more, an Every of steps or seconds, or leave it out"
-        limits = {
-            "observations": checked_int(patience, "patience", 1, expected=expected, optional=True)
-        }
-    return {unit: limit for unit, limit in limits.items() if limit is not None}
+        return patience.steps
+    checked: int | None = checked_int(
+        patience,
+        "patience",
+        1,
+        expected="observations, 1 or more, an Every of steps, or leave it out",
+        optional=True,
+    )
+    return checked

@@ -6,9 +6,8 @@ import os
 from typing import ClassVar
 
 from aiohooks._core.validate import checked_path
-from aiohooks.hooks._fetching import Record, RecordSink, WritingHook
-from aiohooks.hooks._numbers import checked_numbers
-from aiohooks.hooks._observing import OnWriteError, Values
+from aiohooks.hooks._observing import Values, checked_numbers
+from aiohooks.hooks._writing import Record, RecordSink, WritingHook
 from aiohooks.hooks.every import Every
 
 
@@ -33,7 +32,6 @@ class SummarySaverHook(WritingHook):
         *,
         every: Every = Every(steps=100),
         max_queue: int = 1000,
-        on_write_error: OnWriteError = "raise",
     ) -> None:
         """Create the hook.
 
@@ -43,8 +41,6 @@ class SummarySaverHook(WritingHook):
                 tags.
             every: when to write.
             max_queue: how many records may be unwritten before the run waits.
-            on_write_error: `"raise"` raises a failed write in the next run at the latest, `"log"`
-                logs it and continues.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -55,7 +51,7 @@ class SummarySaverHook(WritingHook):
 
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._tensorboard = _tensorboard
-        super().__init__(values, every, max_queue, on_write_error)
+        super().__init__(values, every, max_queue)
 
     def _new_sink(self) -> tuple[RecordSink, str]:
         return self._tensorboard.EventFile(self.output_dir), f"the summaries in {self.output_dir}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
@@ -109,8 +109,8 @@ class HookTimingHook(SessionRunHook):
         """Create the hook.
 
         Args:
-            warn_secs: warn when a hook blocks the loop for longer than this, at most five times for
-                each method.
+            warn_secs: warn when code blocks the loop for longer than this, in a hook or not, at
+                most five times for each line. A block twice as long is always found.
         """
         check_secs(warn_secs, "warn_secs", positive=True)
         self._warn_secs = warn_secs
@@ -126,7 +126,6 @@ class HookTimingHook(SessionRunHook):
         self._step = 0
         # The times of each method, by the name of its calls.
         self._times: dict[str, PhaseTime] = {}
-        self._warnings: dict[str, int] = {}
         self._lag_timer = NO_TIMER
         self._lag_samples = 0
         self._lag_secs = 0.0
@@ -134,6 +133,7 @@ class HookTimingHook(SessionRunHook):
         self._lag_due = 0.0
         self._loop_watch: BlockedLoopWatch | None = None
         self._blockers: deque[Blocker] = deque(maxlen=_MAX_BLOCKERS)
+        self._warnings: Counter[str] = Counter()
 
     # -- the measurements
 
@@ -156,13 +156,6 @@ class HookTimingHook(SessionRunHook):
         if secs > times.longest_block_secs:
             times.longest_block_secs = secs
             times.longest_block_step = self._step
-        if secs > self._warn_secs:
-            name = f"{times.hook}.{times.phase}"
-            count = self._warnings[name] = self._warnings.get(name, 0) + 1
-            if count <= _MAX_WARNINGS:
-                logger.warning(
-                    "%s blocked the event loop for %.3f s at step %d", name, secs, self._step
-                )
 
     def statistics(self) -> HookTimes:
         """Return the measurements of this session."""
@@ -185,11 +178,11 @@ class HookTimingHook(SessionRunHook):
             lines.append(
                 f"{name:{width}} {times.calls:8} {times.blocking_secs:8.3f}s"
                 f" {times.waiting_secs:7.3f}s  {times.longest_block_secs:.6f}s at step"
-                f" {times.longest_block_step}"
+                f" {times.longest_block_step}",
             )
         lines.append(
             f"event loop: {measured.mean_lag_secs:.6f} s late on average,"
-            f" {measured.longest_lag_secs:.6f} s at most"
+            f" {measured.longest_lag_secs:.6f} s at most",
         )
         lines += [
             f"blocked for {blocker.secs:.3f} s or more at step {blocker.step} by {blocker.where}"
@@ -218,8 +211,12 @@ class HookTimingHook(SessionRunHook):
         self._schedule_lag_sample()
 
     def _record_blocker(self, frames: Frames, secs: float) -> None:
-        """Called in the watching thread."""
-        self._blockers.append(Blocker(user_location(frames) or "", secs, self._step))
+        """Called in the watching thread, while the loop is blocked."""
+        blocker = Blocker(user_location(frames) or "", secs, self._step)
+        self._blockers.append(blocker)
+        self._warnings[blocker.where] += 1
+        if self._warnings[blocker.where] <= _MAX_WARNINGS:
+            logger.warning("the event loop has been blocked for %.3f s, at %s", secs, blocker.where)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Observe the session."""

@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-import traceback
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from aiohooks._core.cancel import to_thread
-from aiohooks._core.clock import NO_TIMER, Clock, current_clock, secs_text
+from aiohooks._core.clock import NO_TIMER, Clock, current_clock
 from aiohooks._core.validate import check_choice, check_secs
-from aiohooks._why.blocked_loop import BlockedLoopWatch
-from aiohooks._why.tasks import Frames, user_location
 from aiohooks.errors import SessionStalledError, add_note
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
@@ -32,7 +28,7 @@ class Stall(NamedTuple):
     """A stall that a `WatchdogHook` has found.
 
     Attributes:
-        phase: "first step", "step", "hook", "save", "evaluation", "wait" or "blocked loop".
+        phase: "first step", "step", "save", "evaluation" or "wait".
         what: the activity that took too long: a hook's method, an operation, the session's block.
         secs: for how long.
         step: the current step, or the last one.
@@ -54,12 +50,12 @@ class WatchdogHook(SessionRunHook):
     step of a store is a "wait", and so is the session's block between two runs. A
     `CheckpointSaverHook` is a "save" and an `EvaluatorHook` an "evaluation", whatever they wait
     for. All else is a "first step", from `begin` to the end of the first run of each created
-    session, or a "step"; with `hook_secs` a call of another hook is a "hook" instead. Each stall is
-    reported once: the status of the session, which names the hook and what it waits for, and what
-    all tasks of the loop wait for, as `session.why()` shows it.
+    session, or a "step". Each stall is reported once: the status of the session, which names the
+    hook and what it waits for, and what all tasks of the loop wait for, as `session.why()` shows
+    it.
 
-    A hook that blocks the event loop blocks this one too: `blocked_secs` starts a thread that
-    notices it.
+    A hook that blocks the event loop blocks this one too; `HookTimingHook` reports that, from a
+    thread.
     """
 
     order: ClassVar[int] = -1_000_000
@@ -70,11 +66,9 @@ class WatchdogHook(SessionRunHook):
         step_secs: float,
         *,
         first_step_secs: float | None = None,
-        hook_secs: float | None = None,
         save_secs: float | None = None,
         evaluation_secs: float | None = None,
         wait_secs: float | None = None,
-        blocked_secs: float | None = None,
         on_stall: OnStall = "report",
     ) -> None:
         """Create the hook with its limits.
@@ -82,16 +76,11 @@ class WatchdogHook(SessionRunHook):
         Args:
             step_secs: how long one call of a hook, or the operations of a run, may take.
             first_step_secs: the same until the first run has ended; by default `step_secs`. This
-                and the next three may be `math.inf`.
-            hook_secs: how long one call of a hook may take; by default like the operations. With
-                `math.inf` the other limits are a deadline for the step alone, whatever hooks wait
-                for.
+                and the next two may be `math.inf`.
             save_secs: how long a `CheckpointSaverHook` may hold up a step; by default `step_secs`.
             evaluation_secs: how long an `EvaluatorHook` may hold up a step; by default `step_secs`.
             wait_secs: how long a wait for a step, or the session's block between two runs, may
                 take; None for no limit.
-            blocked_secs: how long the event loop may be blocked, in real time; None for no such
-                watch, and no thread.
             on_stall: "report" logs the stall as an error. "stop" also requests a stop, which ends
                 waits for a step and through `until`; the run may finish. "raise" also interrupts
                 the run, or the wait, with `SessionStalledError`. Neither can interrupt an await of
@@ -99,11 +88,9 @@ class WatchdogHook(SessionRunHook):
         """
         check_secs(step_secs, "step_secs", positive=True)
         check_secs(wait_secs, "wait_secs", optional=True, positive=True)
-        check_secs(blocked_secs, "blocked_secs", optional=True, positive=True)
         check_choice(on_stall, "on_stall", "report", "stop", "raise")
         own_limits = {
             "first step": first_step_secs,
-            "hook": hook_secs,
             "save": save_secs,
             "evaluation": evaluation_secs,
         }
@@ -114,8 +101,6 @@ class WatchdogHook(SessionRunHook):
             if secs != math.inf:
                 check_secs(secs, f"{phase.replace(' ', '_')}_secs", optional=True, positive=True)
             self._limits[phase] = secs or step_secs
-        self._limits_hooks = hook_secs is not None
-        self._blocked_secs = blocked_secs
         self._on_stall = on_stall
         self.stalls: deque[Stall] = deque(maxlen=_MAX_STALLS)
         """The stalls of this session, the latest last."""
@@ -132,16 +117,12 @@ class WatchdogHook(SessionRunHook):
         self._owner: asyncio.Task[Any] | None = None
         self._since: dict[object, float] = {}
         self._reported: set[object] = set()
-        self._loop_watch: BlockedLoopWatch | None = None
 
     async def begin(self) -> None:
         """Start to watch."""
         self._reset()
         self._owner = asyncio.current_task()
         self._schedule_check(min(self._limits.values()))
-        if self._blocked_secs is not None:
-            self._loop_watch = BlockedLoopWatch(self._blocked_secs, self._report_blocked_loop)
-            self._loop_watch.start()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Use the session's status from here on; the next run is a first one."""
@@ -157,9 +138,6 @@ class WatchdogHook(SessionRunHook):
     async def close(self, exc: BaseException | None) -> None:
         """Stop watching."""
         self._timer.cancel()
-        if self._loop_watch is not None:
-            await to_thread(self._loop_watch.stop, grace_secs=10.0)
-        self._loop_watch = None
         self._coord = None
         self._owner = None
         self._since.clear()
@@ -214,12 +192,14 @@ class WatchdogHook(SessionRunHook):
             return str(watched_as)
         if activity.kind in ("step", "block"):
             return "wait"
-        if self._limits_hooks and activity.hook is not None:
-            return "hook"
         return "first step" if self._runs <= 1 else "step"
 
     def _report_activity(
-        self, phase: str, activity: Activity, secs: float, status: SessionStatus | None
+        self,
+        phase: str,
+        activity: Activity,
+        secs: float,
+        status: SessionStatus | None,
     ) -> None:
         """Report that an activity has taken `secs`, which is longer than the limit of its phase."""
         if activity.secs is None:
@@ -233,34 +213,18 @@ class WatchdogHook(SessionRunHook):
             # The stall is reported all the same.
             graph = f"could not be found out: {error!r}"
         report = f"{summary}\n{status or activity}\nwhy:\n  {graph}"
-        self._report(Stall(phase, activity.what, secs, self._step, report), summary, why=graph)
-
-    def _report_blocked_loop(self, frames: Frames, secs: float) -> None:
-        """Called in the watching thread, while the loop is blocked."""
-        where = user_location(frames) or "something"
-        what, _, _ = where.partition(" (")
-        summary = (
-            f"blocked loop: {what} has blocked the event loop for {secs_text(secs)}, at {where}"
-        )
-        lines = [
-            traceback.FrameSummary(
-                frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname
-            )
-            for frame in frames
-        ]
-        stack = "".join(traceback.format_list(lines))
-        self._report(Stall("blocked loop", what, secs, self._step, f"{summary}\n{stack}"), summary)
-
-    def _report(self, stall: Stall, summary: str, why: str = "") -> None:
+        stall = Stall(phase, activity.what, secs, self._step, report)
         self.stalls.append(stall)
         logger.error("the session stalls: %s", stall.report)
         if self._coord is None or self._on_stall == "report":
             return
         reason = f"the session stalls: {summary}"
-        error = SessionStalledError(reason)
-        if why:
-            add_note(error, why)
-        self._coord.request_stop(reason if self._on_stall == "stop" else error)
+        if self._on_stall == "stop":
+            self._coord.request_stop(reason)
+            return
+        stalled = SessionStalledError(reason)
+        add_note(stalled, graph)
+        self._coord.request_stop(stalled)
 
     def __repr__(self) -> str:
         return (

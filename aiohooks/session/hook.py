@@ -164,8 +164,7 @@ def effect(kind: str, payload: Any = None, *, recorder: str | None = None) -> No
 
     Args:
         kind: the name of a handler of the session's `EffectsHook`.
-        payload: None, bool, int, float, str, bytes, and lists, tuples and dicts of these. It is
-            copied.
+        payload: data that a checkpoint can hold. It is copied.
         recorder: who records, for the key: run, step, recorder and a number. By default the kind.
             Give concurrent hooks and operations that record one kind names of their own, so that
             their order changes no key.

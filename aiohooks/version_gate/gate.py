@@ -109,14 +109,21 @@ class AdmissionQueue:
 
     async def admit(self, secs: float | None, until: Until | None) -> Ticket:
         """Return the ticket of an item, once there is room for it and for all earlier callers."""
-        ledger = self.ledger
-        ledger.check_loop_and_sync()
-        if self.waiters or ledger.room <= 0:
+        ticket = self.admit_nowait()
+        if ticket is None:
             await self.wait(secs, until)
-            ledger.sync()
+            self.ledger.sync()
             # The ledger has kept a place for this caller since its admission. The ticket takes it.
-            ledger.entering -= 1
-        return ledger.issue_ticket()
+            self.ledger.entering -= 1
+            ticket = self.ledger.issue_ticket()
+        return ticket
+
+    def admit_nowait(self) -> Ticket | None:
+        """Return the ticket of an item if there is room for it, and no caller waits."""
+        self.ledger.check_loop_and_sync()
+        if self.waiters or self.ledger.room <= 0:
+            return None
+        return self.ledger.issue_ticket()
 
     async def wait(self, secs: float | None, until: Until | None) -> None:
         """Wait at the end of the queue until admitted. Call this only if there is no room.
@@ -368,6 +375,13 @@ class VersionGate:
         secs = checked_timeout(timeout)
         check_callable(until, "until", optional=True)
         return Admission(self._queue, secs, until)
+
+    def admit_nowait(self) -> Ticket | None:
+        """Admit an item if there is room now; return its ticket, or None.
+
+        The item has no block: call `use`, `ship` or `drop` on its ticket.
+        """
+        return self._queue.admit_nowait()
 
     @property
     def due(self) -> int:

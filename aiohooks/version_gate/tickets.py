@@ -115,6 +115,12 @@ class Ticket:
             self._ledger.settle_ticket(self.number, "dropped")
         self._check_not_used()
 
+    def ship(self) -> None:
+        """Ship the item, as the normal end of its block does; do nothing if it was settled."""
+        self._ledger.check_loop_and_sync()
+        if self.state == "open":
+            self._ledger.use_or_ship(self, "shipped")
+
     def hand_off(self) -> Ticket:
         """Keep the ticket open when its block ends normally, and return the ticket.
 

@@ -4,6 +4,8 @@ kept.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import os
 import shutil
@@ -17,6 +19,7 @@ import pytest
 
 from aiohooks.checkpoint import Checkpoint, KeepBest, KeepNewest, KeepPolicy, Saver
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
+from aiohooks.testing import ManualClock
 from tests.support.checkpoint_files import (
     WatchedFs,
     directory,
@@ -28,6 +31,7 @@ from tests.support.checkpoint_files import (
 )
 from tests.support.checks import invalid, refused
 from tests.support.faulty_files import memory_mirror
+from tests.support.waiting import until_true
 
 
 def damage(path: Path, file: str = "arrays.safetensors") -> None:
@@ -457,3 +461,31 @@ async def test_what_is_invalid_touches_nothing(
     with pytest.raises(InvalidArgumentError, match=says):
         await Saver(tmp_path / "a").save(state, step, metrics=metrics)
     assert not (tmp_path / "a").exists()
+
+
+async def test_new_checkpoints_of_another_process(tmp_path: Path) -> None:
+    """`follow` yields the newest checkpoint and each newer one, of whatever step, and ends after
+    `timeout` seconds without one. There may be no directory yet.
+    """
+    saver = Saver(tmp_path / "later")
+    reader = Saver(tmp_path / "later", read_only=True)
+    steps: list[int] = []
+    with ManualClock() as clock:
+
+        async def evaluate() -> None:
+            async for checkpoint in reader.follow(every_secs=1, timeout=5):
+                steps.append(checkpoint.step)  # noqa: PERF401 - the test reads it meanwhile
+
+        def has_read(count: int) -> bool:
+            if clock.pending:  # it waits for its next read
+                clock.advance(1)
+            return len(steps) == count
+
+        evaluating = asyncio.create_task(evaluate())
+        for count, step in enumerate((1, 3, 3, 2), 1):
+            await saver.save({}, step)
+            await until_true(functools.partial(has_read, count))
+        await until_true(lambda: not has_read(0) and evaluating.done())
+        await evaluating
+    assert steps == [1, 3, 3, 2]
+    await saver.aclose()

@@ -32,7 +32,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.checkpoint import KeepNewest
-from aiohooks.hooks.effects import EffectsHook
+from aiohooks.hooks.effects import EffectsHook, _Delivery
 from tests.fuzz._harness import command, log_disabled, replaced, scratch
 
 KINDS = ("publish", "charge", "notify")
@@ -394,11 +394,11 @@ def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Co
 
 def _release_when_taken(original: Any, self: Any) -> None:
     original(self)
-    self._release(self._effect_count)
+    self._release(len(self._unsaved))
 
 
 def _release_late(original: Any, self: Any, mark: int) -> None:
-    original(self, self._effect_count)
+    original(self, len(self._unsaved))
 
 
 def _forget_pending(original: Any, self: Any) -> Any:
@@ -419,11 +419,9 @@ def _drop_failed(original: Any, self: Any, *values: Any) -> Any:
     return original(self, *values)
 
 
-def _ignore_failure(
-    original: Any, self: Any, name: str, kind: Any, effect: Any, error: Exception
-) -> None:
-    original(self, name, kind, effect, error)
-    kind.ready.popleft()
+def _ignore_failure(original: Any, self: Any, effect: Any, error: Exception) -> None:
+    original(self, effect, error)
+    self.ready.popleft()
 
 
 def _load_all(original: Any, self: Any, state: Any) -> None:
@@ -448,7 +446,7 @@ BUGS: dict[str, tuple[type, str, Any]] = {
     "undone effects stay": (EffectsHook, "_drop_undone", _drop_nothing),
     "a failed attempt leaves its effects": (EffectsHook, "_move_to_outbox", _take_all),
     "a committed run loses its effects": (EffectsHook, "_lacks_room", _drop_failed),
-    "a failed delivery is not repeated": (EffectsHook, "_note_failure", _ignore_failure),
+    "a failed delivery is not repeated": (_Delivery, "_note_failure", _ignore_failure),
     "a recovery delivers again": (EffectsHook, "load_state_dict", _load_all),
     "all have one numbering": (EffectsHook, "record", _one_recorder),
     "keys depend on the process": (EffectsHook, "load_state_dict", _name_by_process),

@@ -231,9 +231,9 @@ class Trial:
             stopping,
             ah.EarlyStoppingHook(
                 "loss",
-                patience=ah.Every(secs=4.0 * program.patience),
+                patience=program.patience,
                 every=every["stop"],
-                name="by seconds",
+                name="by observations",
             ),
             ah.EarlyStoppingHook(
                 "loss",

@@ -104,7 +104,7 @@ async def test_a_condition_changes_nothing_else(tmp_path: Path) -> None:
                     assert hooks[1].pending == ()
         saver, evaluator, _, waiter, gate, *_ = hooks
         records = without_time(folder / "losses.jsonl")
-        attributes = saver.saved, evaluator.results, waiter.started_at, gate.ahead, gate.waits
+        attributes = saver.saved, evaluator.results, waiter.started_at, gate.ahead, gate.lag
         return attributes, records
 
     asked, called = await outcome("asked", lambda cls: cls), await outcome("called", called_always)

@@ -75,9 +75,6 @@ async def step() -> dict[str, int]:
 async def step_without_effects() -> None: ...
 
 
-async def later_than(effect: ah.hooks.Effect, clock: object) -> None: ...
-
-
 def chief(path: Any, fn: Any = step) -> ah.ChiefSessionCreator:
     return ah.ChiefSessionCreator(fn, checkpoint_dir=path)
 
@@ -462,7 +459,7 @@ async def test_a_step_that_was_reset_has_other_keys() -> None:
         await session.global_step.reset(0)
         await session.run(())
         await session.run(())
-    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1", "r+1/1/publish/1", "r+1/2/publish/1"]
+    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1", "r+/1/publish/1", "r+/2/publish/1"]
 
 
 async def test_an_operation_that_is_repeated_records_once() -> None:
@@ -659,11 +656,11 @@ async def test_an_inner_session_has_its_own_effects() -> None:
         (
             "publish",
             {"loss": {1, 2}},
-            r"the payload of effect 'publish'\['loss'\] is \{1, 2\}, a set; give None, bool",
+            r"\[\"payload of effect 'publish'\"\]\['loss'\] is of the type builtins.set, which",
         ),
-        ("publish", [np.zeros(2)], r"'publish'\[0\] is array\(.*, a ndarray; .* \.tolist\(\)"),
-        ("publish", {1.5: 2}, "has the key 1.5, a float; give a str or an int"),
-        ("publish", "\ud800", "cannot be encoded as UTF-8"),
+        ("publish", [np.array([object()])], r"'publish'\"\]\[0\] has the dtype object"),
+        ("publish", {1.5: 2}, "has the key 1.5"),
+        ("publish", "\ud800", "is not valid text; give its bytes"),
     ],
 )
 async def test_what_cannot_be_recorded_is_refused(kind: Any, payload: Any, message: str) -> None:
@@ -686,7 +683,7 @@ async def test_a_payload_without_end_is_refused() -> None:
     async def wrong() -> None:
         ah.effect("publish", endless)
 
-    with pytest.raises(InvalidArgumentError, match="nested deeper than 32 levels"):
+    with pytest.raises(InvalidArgumentError, match="nested deeper than 64 levels, or in itself"):
         await train(wrong, [effects(publish=Receiver(), when="commit")], 1)
 
 
@@ -746,11 +743,6 @@ async def test_what_cannot_handle_is_refused() -> None:
         match="the handler of 'publish' is <built-in function len>; give a coroutine function",
     ):
         ah.EffectsHook({"publish": len})  # type: ignore[dict-item]
-    with pytest.raises(
-        InvalidHookError,
-        match=r"of 'publish' cannot be called with one argument, the Effect: missing .* 'clock",
-    ):
-        ah.EffectsHook({"publish": later_than})  # type: ignore[dict-item]
     effects(publish=blocked, max_pending=1, drain_secs=0)  # the least
     two = [effects(publish=blocked, when="commit"), effects(charge=blocked, when="commit")]
     two[1].name = "second"
@@ -831,7 +823,7 @@ async def test_an_error_of_any_class_is_repeated() -> None:
 
 
 async def test_runs_wait_while_too_much_is_not_delivered() -> None:
-    """The run that has recorded the last one of `max_pending` ends when there is room, or at a
+    """The run that has recorded the last one of `max_pending` ends when they are delivered, or at a
     stop.
     """
     gate = asyncio.Semaphore(0)
@@ -846,12 +838,16 @@ async def test_runs_wait_while_too_much_is_not_delivered() -> None:
         assert not running.done()
         assert "EffectsHook.after_run" in str(session.status())
         gate.release()
+        await parked(asyncio.sleep(0), 20)
+        assert not running.done()
+        gate.release()
         await running
+        await session.run(())
         running = await parked(session.run(()), 20)
         assert not running.done()
         session.request_stop("enough")
         await running
-        assert session.global_step.latest.step == 3
+        assert session.global_step.latest.step == 4
 
 
 async def test_a_drain_waits_for_room_and_nothing_is_lost(
@@ -894,9 +890,7 @@ async def test_a_drain_waits_for_room_and_nothing_is_lost(
 
 
 async def test_why_names_the_delivery_that_is_waited_for() -> None:
-    """With the line of its handler, and how many are left: where there is no room, and at the
-    end.
-    """
+    """With the line of its handler: where there is no room, and at the end."""
     release = asyncio.Event()
 
     async def slow(effect: ah.hooks.Effect) -> None:
@@ -906,10 +900,7 @@ async def test_why_names_the_delivery_that_is_waited_for() -> None:
         step, [effects(publish=slow, when="commit", max_pending=1)]
     ) as session:
         run = await parked(session.run(()), 20)
-        said = (
-            r"EffectsHook.after_run.* <- the deliveries of 'publish', 1 left <- delivery of"
-            r" r/1/publish/1, .*slow at \S+:\d+"
-        )
+        said = r"EffectsHook.after_run.* <- delivery of r/1/publish/1, .*slow at \S+:\d+"
         assert any(re.search(said, line) for line in session.why().lines()), str(session.why())
         session.request_stop("enough")
         await run

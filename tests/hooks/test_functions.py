@@ -106,7 +106,7 @@ async def test_every_with_other_functions() -> None:
     }
     await run(LambdaHook(every=ah.Every(steps=2), **names), times=4)
     assert calls == ["begin", "created", "after 2", "after 4", "end"]
-    with refused(ah.errors.InvalidArgumentError, "goes with after_run and without before_run"):
+    with refused(ah.errors.InvalidArgumentError, "go with after_run and without before_run"):
         LambdaHook(before_run=print, every=ah.Every(steps=2))
 
 
@@ -128,7 +128,7 @@ async def test_every_over_time_and_recoveries() -> None:
     note = LambdaHook(
         after_run=lambda context, values: seen.append(context.global_step), every=ah.Every(steps=2)
     )
-    assert getattr(note, "state_dict")() == {}  # noqa: B009 - it has one because of `every`
+    assert "first" in getattr(note, "state_dict")()  # noqa: B009 - it has one because of `every`
     async with going_back(note, at=5, to=1) as session:
         await make_runs(session, 7, "train")
     assert seen == [2, 4, 2, 4]

@@ -26,11 +26,6 @@ class Plain:
     ("make", "error", "parts"),
     [
         (
-            lambda: ah.StopAtStepHook(100),  # type: ignore[arg-type]
-            ah.errors.InvalidArgumentError,
-            ("last_step=100", "num_steps=100"),
-        ),
-        (
             lambda: ah.CheckpointSaverHook(every=100),  # type: ignore[arg-type]
             ah.errors.InvalidArgumentError,
             ("Every(steps=100)", "Every(secs=100)"),

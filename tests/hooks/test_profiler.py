@@ -498,17 +498,6 @@ async def test_outside_of_windows_runs_are_not_observed(tmp_path: Path) -> None:
     assert counts == [0, 0, 0, 1, 0]
 
 
-async def test_memory_is_bounded(clock: ManualClock, tmp_path: Path) -> None:
-    """Activities beyond `max_events` are counted in the file, and are not in it."""
-    await played(clock, run(train_step, [recording(tmp_path, 4, max_events=6)], 5))
-    path = tmp_path / "timeline-2.json"
-    events = [event for event in checked_events(path) if event["ph"] == "X"]
-    assert len(events) == 6
-    dropped = json.loads(path.read_text(encoding="utf-8"))["otherData"]["dropped"]
-    await played(clock, run(train_step, [recording(tmp_path, 4)], 5))
-    assert len([event for event in checked_events(path) if event["ph"] == "X"]) == 6 + dropped
-
-
 # -- the disk
 
 
@@ -528,45 +517,22 @@ def failing(times: int) -> Callable[[str, str], None]:
 async def test_a_full_disk_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A window that cannot be written is logged and counted, nothing of it is left, and the next
-    one is written.
+    """A window that cannot be written is logged, nothing of it is left, and the next one is
+    written.
     """
     monkeypatch.setattr(os, "replace", failing(1))
     hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=3))
     async with doubling(hook) as session:
         await make_runs(session, 4, "loss")
-        await until_true(lambda: "No space left" in caplog.text)
+        await until_true(lambda: "No space left" in caplog.text and not hook._writer.items)
         await make_runs(session, 4, "loss")
     assert written(tmp_path) == ["timeline-6.json"]
     assert hook.captures == [str(tmp_path / "timeline-6.json")]
     messages = [
         record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
     ]
-    assert len(messages) == 2
-    assert (
-        messages[0] == f"traces in {tmp_path} cannot be written; continuing without these records"
-    )
-    assert messages[1].endswith("1 records were lost to failed writes")
-
-
-async def test_a_full_disk_can_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `on_write_error="raise"` a failed write comes out of a later run, or at the end."""
-    monkeypatch.setattr(os, "replace", failing(2))
-    hook = ah.ProfilerHook(
-        tmp_path, every=ah.Every(at=(2,)), window_steps=9, on_write_error="raise"
-    )
-    with pytest.raises(OSError, match="No space left"):
-        await run(double, [hook])
-    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=2), on_write_error="raise")
-
-    async def endless() -> None:
-        async with doubling(hook) as session:
-            while True:
-                await session.run("loss", {"batch": 1.0})
-                await asyncio.sleep(0)
-
-    with pytest.raises(OSError, match="No space left"):
-        await endless()
+    path = tmp_path / "timeline-3.json"
+    assert messages == [f"the trace {path} cannot be written; continuing"]
 
 
 async def test_a_slow_disk_delays_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks import JSONLinesHook, read_records
-from aiohooks.hooks._fetching import Record
-from aiohooks.hooks._line_file import LineFile
+from aiohooks.hooks._writing import Record
 from aiohooks.hooks.records import _RecordFile
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid
@@ -168,7 +167,7 @@ class Full:
 
 def test_a_failed_write_leaves_no_part_of_a_line(path: Path) -> None:
     """A partial line on a full disk is removed, so that the next one is a line of its own."""
-    file = LineFile(str(path), fsync=True)
+    file = _RecordFile(str(path), fsync=True)
     file.append([{"step": 1}])
     real = file._file
     file._file = Full(real, 5)  # type: ignore[assignment]

@@ -14,7 +14,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.stopping import EarlyStoppingHook
-from aiohooks.testing import FaultInjectionHook, ManualClock
+from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import invalid, refused
 from tests.support.evaluations import giving, stopped_at
 from tests.support.hooks import PhaseHook, RestoringHook
@@ -113,21 +113,6 @@ async def test_when_and_why_it_stops(
     else:
         assert str(hook.reason).startswith(f"early stopping {reason}")
         assert reason.startswith(f"at step {step}: ")
-
-
-async def test_patience_in_seconds() -> None:
-    """Seconds since the best value are those of the current clock."""
-    with ManualClock() as clock:
-        hook = EarlyStoppingHook("loss", patience=ah.Every(secs=10))
-        async with ah.AsyncMonitoredSession(giving([3, 2, 2, 2, 2]), [hook]) as session:
-            for secs in (100, 4, 5, 4, 1):
-                assert not session.should_stop()
-                clock.advance(secs)
-                await session.run("step")
-        assert (
-            hook.reason
-            == "early stopping at step 5: loss = 2, no better for 10 s; the best was 2 at step 2"
-        )
 
 
 async def test_the_best_value() -> None:
@@ -275,12 +260,12 @@ async def test_what_is_observed_after_the_end_is_not_in_the_state() -> None:
         evaluated = session.coord.events.evaluated
         await evaluated.emit(1, {}, False)
         hook.report(1, 2.0)
-        state = {**hook.state_dict(), "since_secs": None}
+        state = hook.state_dict()
         for step in (2, 3):
             await evaluated.emit(step, {}, True)
             hook.report(step, 3.0)
         assert session.stop_reason == hook.reason is not None
-    assert {**hook.state_dict(), "since_secs": None} == state
+    assert hook.state_dict() == state
     assert hook.waited == 2
 
 
@@ -296,8 +281,6 @@ async def test_the_state_of_another_value_is_ignored(
     second.load_state_dict(hook.state_dict())
     assert second.best is None
     assert "early stopping starts its counts again" in caplog.text
-    with invalid("the state of an EarlyStoppingHook has no", "best_step"):
-        second.load_state_dict({"best": 1})
 
 
 async def test_a_recovery_keeps_the_counts() -> None:

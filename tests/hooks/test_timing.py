@@ -162,20 +162,6 @@ async def test_measured_hooks_still_overlap() -> None:
         assert await session.run("loss") == 2
 
 
-async def test_hooks_that_block_are_warned_about(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A block longer than `warn_secs` is logged with hook and step, at most five times; shorter
-    ones are not.
-    """
-    timing = HookTimingHook(warn_secs=0.4)
-    await run_session(doubling(timing, Busy(clock, 0.5)), 8, "loss")
-    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warned == [
-        f"Busy.before_run blocked the event loop for 0.500 s at step {step}" for step in range(1, 6)
-    ]
-
-
 async def test_the_report_is_logged(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     """The report is logged as a table at the end."""
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
@@ -228,24 +214,32 @@ async def test_the_lag_of_the_loop() -> None:
     )
 
 
-async def test_code_that_blocks_the_loop_is_found(start_watch: Callable[[], None]) -> None:
-    """Code that blocks the loop, in a hook or not, is named by function, file and line."""
+async def test_code_that_blocks_the_loop_is_found(
+    start_watch: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Code that blocks the loop, in a hook or not, is named by function, file and line, while it
+    blocks; at most five times.
+    """
     timing = HookTimingHook(warn_secs=0.01)
 
     async def stubborn_step() -> dict[str, int]:
-        start_watch()
+        if not timing.statistics().blockers:
+            start_watch()
         await asyncio.sleep(0)  # on a busy machine that was a block of its own
         before = len(timing.statistics().blockers)
         while len(timing.statistics().blockers) == before:
             pass
         return {"loss": 1}
 
-    await run_session(ah.AsyncMonitoredSession(stubborn_step, [timing]), 1, "loss")
+    await run_session(ah.AsyncMonitoredSession(stubborn_step, [timing]), 7, "loss")
     blocker = timing.statistics().blockers[-1]
     assert "stubborn_step" in blocker.where
     assert __file__ in blocker.where
     assert blocker.secs > 0.01
     assert "stubborn_step" in timing.report()
+    # The same line may be in a longer text, of a call that it makes.
+    ends = [record.getMessage().endswith(f"s, at {blocker.where}") for record in caplog.records]
+    assert 1 <= sum(ends) <= 5
 
 
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +153,6 @@ def other(gate: Gate, folder: Path) -> ah.SessionRunHook:
         (evaluating, {"evaluation_secs": 300}, "evaluation", 300),
         (evaluating, {"evaluation_secs": math.inf}, None, 1000),
         (other, {}, "first step", 10),
-        (other, {"hook_secs": 100}, "hook", 100),
-        (other, {"hook_secs": math.inf}, None, 1000),
     ],
 )
 async def test_hooks_with_limits_of_their_own(
@@ -167,7 +163,7 @@ async def test_hooks_with_limits_of_their_own(
     clock: ManualClock,
     tmp_path: Path,
 ) -> None:
-    """A step that is held up by a save, an evaluation or a hook has that limit, and none if it is
+    """A step that is held up by a save or an evaluation has that limit, and none if it is
     infinite.
     """
     gate = Gate()
@@ -275,56 +271,8 @@ async def test_an_error_ends_the_run(clock: ManualClock, recovers: bool) -> None
     assert isinstance(task.exception(), TimeoutError)
 
 
-async def test_a_blocked_loop_is_reported_by_a_thread(start_watch: Callable[[], None]) -> None:
-    """A hook that blocks the event loop is named, with the line, by the watching thread; the loop
-    itself could not.
-    """
-    watchdog = WatchdogHook(1000, blocked_secs=0.01)
-    reported = threading.Event()
-
-    class Blocking(ah.SessionRunHook):
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            start_watch()
-            reported.wait()
-
-    class Listening(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            reported.set()
-
-    logger = logging.getLogger("aiohooks.hooks")
-    handler = Listening()
-    logger.addHandler(handler)
-    try:
-        await run_session(doubling(watchdog, Blocking()), 1, "loss")
-    finally:
-        logger.removeHandler(handler)
-    stall = watchdog.stalls[0]
-    assert (stall.phase, stall.step) == ("blocked loop", 1)
-    assert "Blocking.before_run" in stall.report
-    assert stall.secs >= 0.01
-    assert "reported.wait()" in stall.report
-    assert f'File "{__file__}"' in stall.report
-    assert not [thread for thread in threading.enumerate() if thread.name == "blocked loop watch"]
-
-
-async def test_a_blocked_loop_may_end_the_session(start_watch: Callable[[], None]) -> None:
-    """With "raise" the run ends as soon as the loop is free again."""
-    watchdog = WatchdogHook(1000, blocked_secs=0.01, on_stall="raise")
-
-    async def block(*_: object) -> None:
-        start_watch()
-        while not watchdog.stalls:  # blocks the loop until it is reported
-            pass
-        await asyncio.Event().wait()
-
-    with refused(ah.errors.SessionStalledError, "blocked loop", "locals>.block has"):
-        await run_session(doubling(watchdog, PhaseHook("before_run", block)), 1, "loss")
-
-
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
-    """A second session starts without stalls, and after a session without blocked_secs no thread is
-    left.
-    """
+    """A second session starts without stalls."""
     watchdog = WatchdogHook(10, wait_secs=10)
     await watchdog.close(None)  # before a session
     for _ in range(2):

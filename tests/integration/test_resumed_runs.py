@@ -53,16 +53,6 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-def forget_seconds(
-    self: EarlyStoppingHook, state: Any, load: Any = EarlyStoppingHook.load_state_dict
-) -> None:
-    """Take over a state, and count its seconds from now on."""
-    load(self, {**state, "since_secs": None if state["since_secs"] is None else 0.0})
-
-
-BUGS["patience in seconds begins again"] = (EarlyStoppingHook, "load_state_dict", forget_seconds)
-
-
 @pytest.mark.parametrize("count", [10, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_run_that_is_cut_ends_as_a_whole_one(
     count: int, capsys: pytest.CaptureFixture[str]

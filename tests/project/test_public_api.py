@@ -184,9 +184,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.HookTimingHook": "(*, warn_secs=0.1)",
     "hooks.HookTimingHook.statistics": "(self)",
     "hooks.HookTimingHook.report": "(self)",
-    "JSONLinesHook": (
-        "(path, values, *, every=<Every>, max_queue=1000, on_write_error='raise', fsync=False)"
-    ),
+    "JSONLinesHook": ("(path, values, *, every=<Every>, max_queue=1000, fsync=False)"),
     "checkpoint.KeepBest": "(k, metric, mode='min')",
     "checkpoint.KeepEvery": "(steps)",
     "checkpoint.KeepNewest": "(n=5)",
@@ -195,10 +193,7 @@ SIGNATURES: dict[str, str | None] = {
     "checkpoint.RandomState": "(*generators)",
     "checkpoint.RandomState.load_state_dict": "(self, state)",
     "checkpoint.RandomState.state_dict": "(self)",
-    "LambdaHook": (
-        "(*, begin=None, after_create_session=None, before_run=None, after_run=None, end=None,"
-        " close=None, fetches=None, every=None, name=None, **unknown)"
-    ),
+    "LambdaHook": "(*, fetches=None, every=None, name=None, **functions)",
     "LoggingHook": "(values, *, every=None, at_end=False, formatter=None)",
     "stores.Position": "(epoch, step)",
     "MemoryStepStore": "(step=0, *, run='default')",
@@ -211,9 +206,7 @@ SIGNATURES: dict[str, str | None] = {
     "graph.Operation": None,
     "hooks.PhaseTime": None,
     "graph.Placeholder": None,
-    "ProfilerHook": (
-        "(output_dir, *, every=<Every>, window_steps=1, max_events=20000, on_write_error='log')"
-    ),
+    "ProfilerHook": ("(output_dir, *, every=<Every>, window_steps=1)"),
     "ProgressHook": "(values=None, *, total=None, description='run', file=None)",
     "RecoveryPolicy": (
         "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>,"
@@ -229,6 +222,7 @@ SIGNATURES: dict[str, str | None] = {
     "Saver.save": "async (self, state, step, *, metrics=None)",
     "Saver.restore": "async (self, step=None, *, missing_ok=False)",
     "Saver.checkpoints": "async (self)",
+    "Saver.follow": "(self, *, every_secs, timeout=None)",
     "Saver.verify": "async (self)",
     "Saver.aclose": "async (self, *, grace_secs=10.0)",
     "Scaffold": (
@@ -268,8 +262,8 @@ SIGNATURES: dict[str, str | None] = {
     "SignalPolicy": ("(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None)"),
     "hooks.Stall": None,
     "WatchdogHook": (
-        "(step_secs, *, first_step_secs=None, hook_secs=None, save_secs=None, evaluation_secs=None,"
-        " wait_secs=None, blocked_secs=None, on_stall='report')"
+        "(step_secs, *, first_step_secs=None, save_secs=None, evaluation_secs=None,"
+        " wait_secs=None, on_stall='report')"
     ),
     "checkpoint.Stateful": None,
     "checkpoint.Stateful.state_dict": "(self)",
@@ -300,21 +294,21 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.mark_initialised": "async (self)",
     "StepStore.wait_initialised": "async (self, timeout=None)",
     "StepStore.flush": "async (self, timeout=None)",
-    "StopAtStepHook": "(*steps, num_steps=None, last_step=None)",
-    "StopAtTimeHook": "(*, secs=None, deadline=None, margin_secs=0.0)",
-    "SummarySaverHook": (
-        "(output_dir, values, *, every=<Every>, max_queue=1000, on_write_error='raise')"
-    ),
+    "StopAtStepHook": "(*, num_steps=None, last_step=None)",
+    "StopAtTimeHook": "(*, secs=None, deadline=None)",
+    "SummarySaverHook": ("(output_dir, values, *, every=<Every>, max_queue=1000)"),
     "graph.Variable": None,
     "version_gate.Ticket": None,
     "version_gate.Ticket.drop": "(self)",
     "version_gate.Ticket.hand_off": "(self)",
     "version_gate.Ticket.lag": "property",
+    "version_gate.Ticket.ship": "(self)",
     "version_gate.Ticket.use": "(self)",
     "version_gate.Ticket.version": "property",
     "VersionGate": "(versions, *, max_lag, per_version=1)",
     "VersionGate.admit": "(self, *, timeout=None, until=None)",
     "VersionGate.due": "property",
+    "VersionGate.admit_nowait": "(self)",
     "VersionGate.lag_of": "(self, position)",
     "VersionGate.statistics": "(self)",
     "VersionGateHook": "(versions, *, max_lag, timeout=None)",

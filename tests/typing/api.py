@@ -255,7 +255,7 @@ def hooks() -> list[ah.SessionRunHook]:
     """The built-in hooks with their arguments."""
     every = ah.Every(steps=100, secs=60, at=(1, 10))
     ah.Every(100)  # type: ignore[call-arg]
-    ah.StopAtStepHook(100)  # type: ignore[arg-type]
+    ah.StopAtStepHook(100)  # type: ignore[call-arg]
     return [
         ah.StopAtStepHook(last_step=100),
         ah.GlobalStepWaiterHook(3, timeout=60.0),

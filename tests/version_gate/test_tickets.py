@@ -162,3 +162,19 @@ async def test_an_item_is_used_once() -> None:
             InvalidArgumentError, match=r"was shipped already: .* call hand_off\(\) inside"
         ):
             call()
+
+
+async def test_an_item_without_a_block() -> None:
+    """`admit_nowait` gives a ticket while there is room; `ship` settles it as the end of a block
+    does.
+    """
+    versions = MemoryStepStore()
+    gate = VersionGate(versions, max_lag=0)
+    ticket = gate.admit_nowait()
+    assert ticket is not None
+    assert gate.admit_nowait() is None
+    ticket.ship()
+    ticket.ship()  # settled
+    assert (ticket.state, gate.admit_nowait()) == ("shipped", None)
+    await versions.advance()
+    assert gate.admit_nowait() is not None

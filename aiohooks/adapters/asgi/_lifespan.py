@@ -16,9 +16,9 @@ from typing import Any
 
 from aiohooks._core.cancel import shielded, wait_done
 from aiohooks._core.clock import current_clock
+from aiohooks.adapters._rate import StepRate
 from aiohooks.adapters.asgi._access import safe_text
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, is_clean_end
-from aiohooks.hooks._observing import StepRate
 from aiohooks.session.monitored import AsyncMonitoredSession
 
 _logger = logging.getLogger("aiohooks.adapters")

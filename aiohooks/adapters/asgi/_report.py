@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from aiohooks._core.clock import current_clock
+from aiohooks.adapters._rate import StepRate
 from aiohooks.adapters.asgi._access import safe_error, safe_text
 from aiohooks.adapters.asgi._lifespan import SessionRunner
-from aiohooks.hooks._observing import StepRate
 from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.session.status import SessionStatus

@@ -13,9 +13,8 @@ from aiohooks._core.validate import check_instance, check_secs, checked_int
 from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.dispatch.calls import is_logged
 from aiohooks.graph.session import Session
-from aiohooks.hooks._fetching import Record, restored_records
-from aiohooks.hooks._numbers import checked_numbers
-from aiohooks.hooks._observing import Sampling, Values, checked_values, logger
+from aiohooks.hooks._observing import Sampling, Values, checked_numbers, checked_values, logger
+from aiohooks.hooks._writing import Record
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import (
@@ -116,12 +115,16 @@ class TrackerHook(SessionRunHook):
     def state_dict(self) -> dict[str, Any]:
         """Return the metrics that are not sent yet, so that a kill does not lose them."""
         pending = [] if self._sender is None else self._sender.records()
-        return {**self._sampling.state_dict(), "pending": [record.state() for record in pending]}
+        records = [[step, time, dict(values)] for step, time, values in pending]
+        return {**self._sampling.state_dict(), "pending": records}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the metrics of `state_dict`."""
         self._sampling.load_state_dict(state)
-        self._restored = restored_records(state)
+        self._restored = [
+            Record(int(step), float(time), dict(values))
+            for step, time, values in state.get("pending", ())
+        ]
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Continue after the step at which the session starts, or to which a recovery moved it."""

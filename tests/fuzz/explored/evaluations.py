@@ -121,8 +121,3 @@ async def stopped(fixture: Fixture) -> None:
 async def broken_off(fixture: Fixture) -> None:
     fixture.actions["right"] = forever
     await _watched(fixture, ah.WatchdogHook(20, on_stall="raise"))
-
-
-@scenario("a watchdog with a thread", hooks=1)
-async def watched_loop(fixture: Fixture) -> None:
-    await train(fixture, ah.WatchdogHook(60, blocked_secs=60))

@@ -1,69 +1,62 @@
-"""Bases of the hooks that fetch values in the runs that are due, and of those that also write them
-to a file.
-"""
+"""The base of hooks that write fetched values in a thread."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from aiohooks._core.cancel import to_thread
-from aiohooks._core.validate import check_instance
+from aiohooks._core.queue import ThreadQueue
+from aiohooks._core.validate import check_instance, checked_int
 from aiohooks.dispatch.calls import only_if
+from aiohooks.errors import add_note
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import (
-    BackgroundWriter,
-    OnWriteError,
-    Sampling,
-    Values,
-    checked_values,
-)
-from aiohooks.hooks.every import Every, ScheduledHook
+from aiohooks.hooks._observing import FetchingHook, Sampling, Values, checked_values
+from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.events import session_events
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
 
+T = TypeVar("T")
 
-class FetchingHook(ScheduledHook):
-    """Fetches in the runs that are due, and passes what it gets to `_observe`; without an `every`
-    in none.
+
+class BackgroundWriter(ThreadQueue[T]):
+    """Calls `write(records)` in a thread of its own, in order, with all records that are queued.
+
+    A failed write loses its records. The next `check` or `put` raises the error.
     """
 
-    # Whether the first run is due whatever its step.
-    _first: ClassVar[bool] = False
+    def __init__(self, write: Callable[[list[T]], None], what: str, max_queue: int) -> None:
+        """Create a writer; `what` names its target in messages.
 
-    def __init__(self, fetches: Any, every: Every | None) -> None:
-        self._args = SessionRunArgs(fetches)
-        self._every = every
-        self._reset()
+        Raises:
+            InvalidArgumentError: `max_queue` is invalid.
+        """
+        expected = "a whole number of records, at least 1"
+        max_queue = checked_int(max_queue, "max_queue", 1, expected=expected)
+        super().__init__(f"writer of {what}", max_queue)
+        self._write = write
+        self._what = what
 
-    def _reset(self) -> None:
-        self._timer = None
-        if self._every is not None:
-            self._timer = Sampling(self._every, first=self._first)
+    def work(self, items: list[T]) -> None:
+        self._write(items)
 
-    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Count from the step at which the session starts, or to which a recovery moved it back."""
-        if self._timer is not None:
-            self._timer.start(session.global_step.latest.step)
+    def failed(self, items: list[T], error: BaseException) -> None:
+        if not self._failures:
+            add_note(error, f"raised by the writer of {self._what}")
+            super().failed(items, error)
 
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Fetch the values if this run is due."""
-        return self._args_if_due(run_context)
+    async def flush(self) -> None:
+        """Wait until all records are written; raise the error of a failed write."""
+        await self.drain()
+        self.check()
 
-    def _args_if_due(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        if self._timer is not None and self._timer.should_fetch(run_context.global_step):
-            return self._args
-        return None
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Observe the values of a run that was due."""
-        if self._timer is not None and self._timer.mark_if_due(run_context.global_step):
-            self._observe(run_context.global_step, run_values.results)
-
-    def _observe(self, step: int, values: Any) -> None:
-        raise NotImplementedError
+    async def aclose(self) -> None:
+        """Write what is queued and end the thread; raise an error that has not been raised yet."""
+        if not self.finish().done():  # the thread was started
+            await to_thread(self.join)
+        self.check()
 
 
 class Record(NamedTuple):
@@ -72,18 +65,6 @@ class Record(NamedTuple):
     step: int
     time: float
     values: Mapping[str, Any]
-
-    def state(self) -> list[Any]:
-        """Return the record for the state of a hook."""
-        return [self.step, self.time, dict(self.values)]
-
-
-def restored_records(state: Mapping[str, Any]) -> list[Record]:
-    """Return the records that were pending when the state of a hook was saved."""
-    return [
-        Record(int(step), float(time), dict(values))
-        for step, time, values in state.get("pending", ())
-    ]
 
 
 class RecordSink(Protocol):
@@ -109,24 +90,17 @@ class WritingHook(FetchingHook):
         values: Values,
         every: Every,
         max_queue: int,
-        on_write_error: OnWriteError,
     ) -> None:
         check_instance(every, Every, "every")
         self._max_queue = max_queue
         self._values = checked_values(values)
-        self._on_write_error: OnWriteError = on_write_error
         super().__init__(self._values, every)
 
     def _reset(self) -> None:
         super()._reset()
         self._sink: RecordSink
         self._sink, what = self._new_sink()
-        self._writer: BackgroundWriter[Record] = BackgroundWriter(
-            self._sink.write,
-            what=what,
-            max_queue=self._max_queue,
-            on_write_error=self._on_write_error,
-        )
+        self._writer = BackgroundWriter[Record](self._sink.write, what, self._max_queue)
 
     def _new_sink(self) -> tuple[RecordSink, str]:
         """Return where this session writes, and its name for messages."""
@@ -179,11 +153,13 @@ class WritingHook(FetchingHook):
             return True
         record = self._due_record(run_context, run_values)
         if record is not None:
-            self._writer.put_nowait(record)
+            self._writer.add(record)
         return False
 
     def _due_record(
-        self, run_context: SessionRunContext, run_values: SessionRunValues
+        self,
+        run_context: SessionRunContext,
+        run_values: SessionRunValues,
     ) -> Record | None:
         """Return the record of a run, if it is to be written."""
         if not self._timer.mark_if_due(run_context.global_step):
