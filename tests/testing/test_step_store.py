@@ -43,6 +43,6 @@ async def test_a_check_that_hangs_is_named() -> None:
 async def test_an_unknown_check_is_refused() -> None:
     """The error lists known ones."""
     with pytest.raises(
-        InvalidArgumentError, match="unknown check 'x'; known are: advances_for_threads, "
+        InvalidArgumentError, match="unknown check 'x'; known are: announces_before_it_is_used, "
     ):
         await check_step_store(lambda run: MemoryStepStore(run=run), "x")
