@@ -151,6 +151,7 @@ class ScheduleRun:
     def _next_task(self, tasks: list[asyncio.Task[Any]]) -> asyncio.Task[Any]:
         if len(tasks) == 1 or self._is_over:
             return tasks[0]
+        # The first option is the order of the loop.
         first = tasks[0]
         return self.choose(
             "order", tasks, lambda task: f"{_task_place(task)} runs before {_task_place(first)}"

@@ -245,8 +245,9 @@ def may_happen(event: Callable[[], object], name: str = "") -> AbstractContextMa
         name: for messages; by default that of the function.
     """
     run = current_run.get()
-    item = event, name or getattr(event, "__name__", "event")
-    return contextlib.nullcontext() if run is None else _member(run.events, item)
+    if run is None:
+        return contextlib.nullcontext()
+    return _member(run.events, (event, name or getattr(event, "__name__", "event")))
 
 
 def always(check: Callable[[], object]) -> AbstractContextManager[None]:
@@ -256,7 +257,9 @@ def always(check: Callable[[], object]) -> AbstractContextManager[None]:
     Example: `with always(account.check_balance): ...`.
     """
     run = current_run.get()
-    return contextlib.nullcontext() if run is None else _member(run.checks, check)
+    if run is None:
+        return contextlib.nullcontext()
+    return _member(run.checks, check)
 
 
 @contextlib.contextmanager
@@ -368,6 +371,8 @@ class _Explorer:
 
         Return the disturbances up to the kill, with notes; an empty list if there was no kill.
         """
+        # A kill must not end the explorer, so the program runs in a fork of it. Its files remain
+        # in the directory, for the next run.
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -420,6 +425,7 @@ class _Explorer:
         size = max(len(run.schedule.taken) // 2, 1)
         while run.schedule.taken and size and tries < _MOST_SHRINKING:
             places = [*run.schedule.taken]
+            # Leave out half of the disturbances, then quarters, and finally single ones.
             for start in range(0, len(places), size):
                 choices = {**run.schedule.taken}
                 for place in places[start : start + size]:

@@ -241,6 +241,7 @@ async def leaves_errors_alone(case: _Case) -> None:
                     f"{expected!r} was to be raised alone, and {error!r} {' '.join(notes)} came out"
                 ) from error
         else:
+            # An error without a traceback was never raised: the method was not called.
             was_raised = expected.__traceback__ is not None
             if was_raised:
                 raise AssertionError(
@@ -252,6 +253,7 @@ async def passes_on_cancels(case: _Case) -> None:
     """A cancel at any point where the hook or its caller waits reaches the caller, and no task is
     left.
     """
+    # Alone its calls may run in the task of the caller; beside others they have tasks.
     for suspend in (None, True):
         await _interrupt_each_wait(
             case, "cancelled", lambda task: task.cancel(), suspend=suspend, is_cancel=True
@@ -304,6 +306,7 @@ async def _interrupt_each_wait(
         calls = case.make_calls(hook, suspend=suspend)
         if is_cancel:
             calls = waits.counted(calls, "in what calls it")
+        # A task of their own, so that a cancel reaches the calls and not this check.
         task = new_task(calls, "the calls of a check")
         waits.interrupt = functools.partial(interrupt, task)
         await asyncio.wait([task])
@@ -494,7 +497,6 @@ async def check_hook(
     calls: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None,
     results: Mapping[str, How] | How | None = None,
     init: Mapping[str, Any] | None = None,
-    limit_secs: float = 60.0,
 ) -> None:
     """Run the conformance suite on a hook, or one of its checks, in real sessions or groups; each
     must leak nothing.
@@ -519,7 +521,6 @@ async def check_hook(
             called with None for each argument they need.
         results: as for `HookGroup`.
         init: as for `HookGroup`.
-        limit_secs: how long one check may take.
 
     Raises:
         InvalidArgumentError: there is no check of that name; `calls` lacks arguments without which
@@ -537,7 +538,7 @@ async def check_hook(
             await check(case)
 
     checks = _CHECKS if kind is None else _GROUP_CHECKS
-    await run_checks(checks, check, run, limit_secs)
+    await run_checks(checks, check, run)
 
 
 def hook_checks(*, kind: Callable[..., Any] | None = None) -> list[str]:

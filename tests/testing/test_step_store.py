@@ -24,8 +24,9 @@ async def test_a_failed_check_is_named() -> None:
     assert "this fails the check raises_to" in caught.value.__notes__[0]
 
 
-async def test_a_check_that_hangs_is_named() -> None:
+async def test_a_check_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that never ends fails after its limit, by name."""
+    monkeypatch.setattr("aiohooks.testing._checks._LIMIT_SECS", 0.05)
 
     class NeverWakes(MemoryStepStore):
         async def wait_for(self, step: int, **_: object) -> int:
@@ -36,7 +37,6 @@ async def test_a_check_that_hangs_is_named() -> None:
         await check_step_store(
             lambda run: stores.setdefault(run, NeverWakes(run=run)),
             "loses_no_race",
-            limit_secs=0.05,
         )
 
 
