@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from aiohooks._core.clock import set_current_clock
-from aiohooks._why.tasks import task_wait
+from aiohooks._why.tasks import is_library, task_wait
 from aiohooks.errors import flattened, safe_repr
 from aiohooks.session.lifecycle import OPEN_SESSIONS
 from aiohooks.testing._schedule_loop import Place, Schedule, ScheduleLoop
@@ -325,6 +325,8 @@ def _name(task: asyncio.Task[Any]) -> str:
 
 
 def _task_place(task: asyncio.Task[Any]) -> str:
+    if all(map(is_library, task_wait(task).frames)):
+        return _name(task)
     return f"{_name(task)} at {_line(task)}"
 
 

@@ -1,10 +1,11 @@
 """Show which tests add nothing: `python -m tests.fuzz.mutants.arbiter tests/graph --module
 aiohooks/graph/`.
 
-Runs every test that reaches a fault of a fixed sample, also after the first that fails. Prints, for
-each test function, how many faults it kills and how many only it kills; those that could go are
-listed last: the others kill all of the sample without them. With `--keep` other tests, such as
-models, are run as well and are never listed.
+Runs every test that reaches a fault of a fixed sample, also after the first that fails. Prints the
+tests that kill each fault; then, for each test function, how many faults it kills and how many only
+it kills. Test functions that could go are listed last: the others kill all of the sample without
+them. A small sample lists tests of laws that none of its faults breaks: these stay. With `--keep`
+other tests, such as models, are run as well and are never listed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Kills = dict[Mutant, set[str]]
 
 def function_of(test: str) -> str:
     """Return the function of a test, without its parameters."""
-    return test.partition("[")[0]
+    return test.removesuffix(" hangs").partition("[")[0]
 
 
 def removable(kills: Kills, kept: Iterable[str]) -> list[str]:
@@ -66,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for fault, _, killers in tried(faults, tests, options.hang_secs, every_test=True):
         if fault is not None:
             kills[fault] = {function_of(test) for test in killers.splitlines()}
+            print(f"{fault}: {', '.join(sorted(kills[fault])) or 'survived'}", flush=True)
     functions = sorted({test for killers in kills.values() for test in killers})
     for test in functions:
         killed = [killers for killers in kills.values() if test in killers]
