@@ -31,7 +31,7 @@ _MOST_TURNS = 10_000
 _IDLE_TURNS = 50
 """The time jumps after so many turns in which only callbacks ran."""
 _THREAD_SECS = 2.0
-"""How long, in real time, the loop waits for a working thread."""
+"""How long, in real time, the loop waits for a working thread or a child process."""
 _LOCK_SECS = 0.05
 """How long, in real time, the loop waits for a thread that waits for a lock or a queue, which may
 have been released just now.
@@ -220,17 +220,17 @@ class _Selector(selectors.DefaultSelector):
         return events
 
     def _wait_for_threads(self) -> list[Any]:
-        """Return the events of files; wait for the first while threads are busy."""
+        """Return the events of files; wait for the first while threads or processes are busy."""
         start = time.monotonic()
         while True:
             frames = self.loop.busy_threads()
-            is_working = not all(map(_waits, frames))
+            is_working = self.loop.has_process() or not all(map(_waits, frames))
             limit = _THREAD_SECS if is_working else _LOCK_SECS
             is_late = time.monotonic() - start > limit
             if is_working and is_late:
                 _BLOCKED_PLACES.update((frame.f_code, frame.f_lasti) for frame in frames)
             # A thread wakes the loop before it becomes idle, so look at threads first.
-            has_to_wait = frames and not is_late
+            has_to_wait = (frames or is_working) and not is_late
             events = super().select(_POLL_SECS if has_to_wait else 0)
             if events or not has_to_wait:
                 return events
@@ -276,6 +276,7 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
         self._ready: Any = _ReadyQueue(self)
         self._own_files = len(self._files.get_map())
         self._threads = {*threading.enumerate()}
+        self._processes: list[asyncio.SubprocessTransport] = []
 
     def time(self) -> float:
         return self.secs
@@ -309,6 +310,20 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
         if self.get_task_factory() is not None:
             return super().create_task(coro, **options)
         return NumberedTask(coro, loop=self, **options)
+
+    async def subprocess_exec(self, *args: Any, **options: Any) -> Any:
+        transport, protocol = await super().subprocess_exec(*args, **options)
+        self._processes.append(transport)
+        return transport, protocol
+
+    async def subprocess_shell(self, *args: Any, **options: Any) -> Any:
+        transport, protocol = await super().subprocess_shell(*args, **options)
+        self._processes.append(transport)
+        return transport, protocol
+
+    def has_process(self) -> bool:
+        """Return whether a child process runs."""
+        return any(transport.get_returncode() is None for transport in self._processes)
 
     def count_progress(self, task: asyncio.Task[Any]) -> None:
         """Note that the step of this task runs next."""

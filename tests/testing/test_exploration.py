@@ -473,6 +473,20 @@ async def test_a_thread_that_waits_for_the_loop_does_not_stop_the_time() -> None
     await explore(threads_that_need_the_loop, seeds=5, disturb=["order", "slow"])
 
 
+async def test_time_stands_still_while_a_subprocess_works() -> None:
+    """A time limit does not end before a process that works, on a clock of its own."""
+
+    async def program() -> None:
+        async with asyncio.timeout(30):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", "print(1)", stdout=asyncio.subprocess.PIPE
+            )
+            output, _ = await process.communicate()
+        assert output == b"1\n"
+
+    await explore(program, seeds=2, disturb=["order"])
+
+
 async def test_all_problems_of_a_schedule_are_reported() -> None:
     """The end of the program comes first, then tasks that are left, then lost errors."""
 
