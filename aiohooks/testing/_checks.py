@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from aiohooks.errors import InvalidArgumentError, add_note, did_you_mean
 
+_LIMIT_SECS = 60.0
+"""How long a check may take."""
 Check = TypeVar("Check", bound=Callable[..., Any])
 
 
@@ -20,7 +22,6 @@ async def run_checks(
     checks: Mapping[str, Check],
     only: str | None,
     run: Callable[[Check], Awaitable[None]],
-    limit_secs: float,
 ) -> None:
     """Await `run` with each check, or with the one of that name.
 
@@ -28,7 +29,6 @@ async def run_checks(
         checks: the checks by name; their docstrings say what is checked.
         only: the name of one; None: all are run.
         run: calls a check.
-        limit_secs: how long one check may take.
 
     Raises:
         InvalidArgumentError: there is no check of that name.
@@ -43,10 +43,10 @@ async def run_checks(
     for name in names:
         check = checks[name]
         try:
-            async with asyncio.timeout(limit_secs):
+            async with asyncio.timeout(_LIMIT_SECS):
                 await run(check)
         except TimeoutError as error:
-            raise AssertionError(f"{name}: stuck for {limit_secs:g} s. {check.__doc__}") from error
+            raise AssertionError(f"{name}: stuck for {_LIMIT_SECS:g} s. {check.__doc__}") from error
         except Exception as error:
             add_note(error, f"this fails the check {name}: {check.__doc__}")
             raise

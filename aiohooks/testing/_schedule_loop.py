@@ -1,115 +1,121 @@
-"""An event loop whose time is virtual, and in which a schedule chooses what runs next: for
-`explore`.
+"""An event loop with virtual time, in which a schedule chooses the order of tasks: for `explore`.
 
-It jumps to the next timer when nothing else can run. Of the tasks that could run next the schedule
-chooses one; plain callbacks run in the order of the loop, before any task. Files and threads work:
-the loop waits for them in real time.
+The loop jumps to its next timer when nothing else can run. Callbacks run in the order of any
+asyncio loop. Steps of tasks that are next to one another in its queue may change places. Files and
+threads are real: the loop waits for them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
+import os
 import random
 import selectors
+import sys
 import threading
+import time
+import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from types import MappingProxyType
+from contextlib import suppress
 from typing import Any
 
 from aiohooks.errors import UnsupportedSystemError
 from aiohooks.testing.leaks import is_idle_worker
 
 Place = tuple[str, int]
-"""A kind of choice, and its number among those of the kind."""
-_NOTHING: Mapping[Any, Any] = MappingProxyType({})
-_THREAD_SECS, _FILE_SECS = 10.0, 0.2
-"""How long the loop waits in real time: for a thread that works; for an idle one or a file, where
-nothing else is left.
-"""
-_IDLE_TURNS = 50
-"""The time jumps whenever no task has progressed for so many turns of the loop."""
+"""A kind of choice, and its number among the choices of this kind."""
 _MOST_TURNS = 10_000
-"""After so many turns without progress the loop waits only for files."""
-_LAST_TURN = 20_000
-"""After so many turns without progress the loop stops."""
-_PIECE_SECS = 0.005  # a thread may end without waking the loop
+"""After so many turns of the loop without progress of a task, the loop stops."""
+_IDLE_TURNS = 50
+"""The time jumps after so many turns in which only callbacks ran."""
+_THREAD_SECS = 2.0
+"""How long, in real time, the loop waits for a working thread or a child process."""
+_LOCK_SECS = 0.05
+"""How long, in real time, the loop waits for a thread that waits for a lock or a queue, which may
+have been released just now.
+"""
+_FILE_SECS = 0.2
+"""How long, in real time, the loop waits for files if it waits for nothing else."""
+_POLL_SECS = 0.005
+_LOCK_FILES = (f"{os.sep}threading.py", f"{os.sep}queue.py")
+_BLOCKED_PLACES: set[tuple[types.CodeType, int]] = set()
+"""The instructions at which threads have blocked for `_THREAD_SECS`: a worker may wait for its next
+task in C, as that of `aiosqlite` does.
+"""
 
 
 class Schedule:
-    """The choices of a seed, or given ones. 0 is always what happens without a disturbance."""
+    """The choices of a seed, or explicit choices. Choice 0 is the undisturbed behavior."""
 
     def __init__(
         self,
         seed: int = 0,
-        rates: Mapping[str, float] = _NOTHING,
-        given: Mapping[Place, int] = _NOTHING,
+        rates: Mapping[str, float] | None = None,
+        choices: Mapping[Place, int] | None = None,
         noted: Collection[str] = (),
     ) -> None:
-        """Choose by `seed` otherwise than 0, each kind at its rate; or take what is `given`. Note
-        where kinds could be chosen.
+        """Make random choices, each kind at its rate, or take `choices`; note the alternatives of
+        `noted` kinds.
         """
         self._seed = seed
-        self._rates = rates
+        self._rates = rates or {}
         self._random = random.Random(seed)
-        self._given = given
+        self._choices = choices or {}
         self._noted = noted
-        self.is_given: bool = bool(given)
-        self.numbers: dict[str, int] = {}
-        """How many choices of each kind there were."""
+        self.is_replay: bool = bool(choices)
+        self.counts: dict[str, int] = {}
+        """The number of choices, by key: a kind, perhaps with a name."""
         self.taken: dict[Place, int] = {}
-        """Those that were not 0."""
-        self.later: list[tuple[Place, int]] = []
-        """Choices of the noted kinds that were 0 and came after the last one taken, with the number
-        of options.
-        """
+        """The choices other than 0."""
+        self.alternatives: list[tuple[Place, int]] = []
+        """The noted choices of 0 after the last choice in `taken`, with their number of options."""
 
     def without(self, kind: str) -> Schedule:
-        """Return the same schedule from its beginning, without the choices of a kind."""
-        rates = {one: rate for one, rate in self._rates.items() if one != kind}
-        given = {place: choice for place, choice in self._given.items() if place[0] != kind}
-        return Schedule(self._seed, rates, given, self._noted)
+        """Return the schedule, from its beginning, without the choices of a kind."""
+        rates = {other: rate for other, rate in self._rates.items() if other != kind}
+        choices = {place: choice for place, choice in self._choices.items() if place[0] != kind}
+        return Schedule(self._seed, rates, choices, self._noted)
 
     def may_choose(self, kind: str) -> bool:
-        """Return whether a choice of this kind can be another than 0."""
-        return kind in self._rates or any(key.partition(":")[0] == kind for key, _ in self._given)
+        """Return whether choices of this kind may differ from 0."""
+        return kind in self._rates or any(key.partition(":")[0] == kind for key, _ in self._choices)
 
     def may_matter(self, kind: str) -> bool:
-        """Return whether choices of this kind can be another than 0, or are noted."""
+        """Return whether choices of this kind may differ from 0, or are noted."""
         return kind in self._noted or self.may_choose(kind)
 
     def choose(self, kind: str, key: str, options: int) -> int:
-        """Return a number below `options`; those of a key, which is the kind or that and a name,
-        are numbered by themselves.
-        """
-        number = self.numbers[key] = self.numbers.get(key, 0) + 1
-        if self.is_given:
-            choice = min(self._given.get((key, number), 0), options - 1)
+        """Return a number below `options`. The key is the kind, perhaps with a name."""
+        self.counts[key] = self.counts.get(key, 0) + 1
+        place = key, self.counts[key]
+        if self.is_replay:
+            choice = min(self._choices.get(place, 0), options - 1)
         else:
-            rate = self._rates.get(kind, 0.0)
-            choice = (
-                self._random.randrange(1, options)
-                if rate and options > 1 and self._random.random() < rate
-                else 0
-            )
+            choice = self._random_choice(kind, options)
         if choice:
-            self.taken[key, number] = choice
-            self.later.clear()
+            self.taken[place] = choice
+            self.alternatives.clear()
         elif options > 1 and kind in self._noted:
-            self.later.append(((key, number), options))
+            self.alternatives.append((place, options))
         return choice
 
+    def _random_choice(self, kind: str, options: int) -> int:
+        rate = self._rates.get(kind, 0.0)
+        if not rate or options == 1 or self._random.random() >= rate:
+            return 0
+        return self._random.randrange(1, options)
+
     def take_back(self, key: str) -> Place:
-        """Forget the last choice of this kind, which could not happen, and return its place."""
-        place = key, self.numbers[key]
+        """Forget the last choice of this key, which had no effect, and return its place."""
+        place = key, self.counts[key]
         self.taken.pop(place, None)
         return place
 
 
 class NumberedFuture(asyncio.Future[Any]):
-    """A future whose place in a set depends on its number in the loop, and not on its address."""
+    """A future whose place in a set depends on its number in the loop, not on its address."""
 
     def __init__(self, *, loop: Any) -> None:
         self._number: int = next(loop.numbers)
@@ -120,10 +126,10 @@ class NumberedFuture(asyncio.Future[Any]):
 
 
 class NumberedTask(asyncio.Task[Any]):
-    """A task whose place in a set depends on its number in the loop, and not on its address."""
+    """A task whose place in a set depends on its number in the loop, not on its address."""
 
     is_being_cancelled: bool = False
-    """Whether its next step raises a cancel."""
+    """Whether its next step raises `CancelledError`."""
 
     def __init__(self, coro: Any, *, loop: Any = None, **options: Any) -> None:
         loop = loop or asyncio.get_running_loop()
@@ -134,73 +140,56 @@ class NumberedTask(asyncio.Task[Any]):
         return self._number
 
     def cancel(self, msg: Any = None) -> bool:
-        accepted = super().cancel(msg)
-        self.is_being_cancelled = accepted
-        return accepted
+        self.is_being_cancelled = super().cancel(msg)
+        return self.is_being_cancelled
 
 
-NumberedTask.__name__ = NumberedTask.__qualname__ = "Task"  # as they are in messages
+# Messages show these names.
+NumberedTask.__name__ = NumberedTask.__qualname__ = "Task"
 NumberedFuture.__name__ = NumberedFuture.__qualname__ = "Future"
 
 
 class _ReadyQueue(deque[asyncio.Handle]):
-    """What can run next: of each task its first handle; callbacks before that, but those that they
-    schedule after one task.
-
-    No task overtakes a callback that was scheduled before it.
-    """
+    """Handles that can run next. No callback changes its place."""
 
     def __init__(self, loop: ScheduleLoop) -> None:
         super().__init__()
         self._loop = loop
-        self._callbacks: int | None = (
-            None  # so many are left of those that there were after the last task
-        )
+        self._ran_step = False
 
     def popleft(self) -> asyncio.Handle:
         self._loop.leave_task()
-        first: dict[asyncio.Task[Any], int] = {}
-        plain: list[int] = []
-        handles = [*self]  # a thread may add one at any time
-        for index, handle in enumerate(handles):
-            task = None if handle.cancelled() else _task_of(handle)
-            if task is None:
-                plain.append(index)
-            elif task not in first:
-                first[task] = index
-        count = len(handles)
-        if self._callbacks is None or not first:
-            is_after_task = self._callbacks is None
-            self._callbacks = len(plain)
-            if is_after_task and plain:  # as the task waits, before callbacks may have ended that
-                self._loop.after_step()
-                if len(self) > count:
-                    return self._take(count)
-        if self._callbacks or (plain and plain[0] < max(first.values())):
-            self._callbacks = max(self._callbacks - 1, 0)
-            return self._take(plain[0])
-        self._loop.before_step()
-        if len(self) > count:  # what that has scheduled comes first
-            return self._take(count)
-        self._callbacks = None
-        task = self._loop.next_task([*first])
-        if isinstance(task, NumberedTask) and task.is_being_cancelled:
-            task.is_being_cancelled = (
-                False  # a scope of anyio repeats its cancel: that is no progress
-            )
-        else:
-            self._loop.turns = 0
-        return self._take(first[task])
-
-    def _take(self, index: int) -> asyncio.Handle:
+        steps = self._first_steps()
+        if steps:
+            self._loop.before_step()
+        elif self._ran_step:
+            # A cancel may come while the task waits, before a callback ends its wait.
+            self._loop.after_step()
+        self._ran_step = bool(steps)
+        if not steps:
+            return super().popleft()
+        task = self._loop.next_task([*steps])
+        self._loop.count_progress(task)
+        index = steps[task]
         handle = self[index]
         del self[index]
         return handle
 
+    def _first_steps(self) -> dict[asyncio.Task[Any], int]:
+        """Return the tasks with a step before the first callback, and the places of the steps."""
+        steps: dict[asyncio.Task[Any], int] = {}
+        # A copy, because a thread may add a handle at any time.
+        for index, handle in enumerate([*self]):
+            task = _task_of(handle)
+            if task is None:
+                break
+            steps.setdefault(task, index)
+        return steps
+
 
 def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
-    # A handle has no public attribute for its callback. That of a step is a method of the task.
-    owner = getattr(getattr(handle, "_callback", None), "__self__", None)
+    # A handle has no public attribute for its callback. A step's callback is a method of its task.
+    owner: Any = getattr(getattr(handle, "_callback", None), "__self__", None)
     if not isinstance(owner, asyncio.Task):
         return None
     return owner  # pyright: ignore[reportUnknownVariableType]
@@ -212,30 +201,39 @@ class _Selector(selectors.DefaultSelector):
     loop: ScheduleLoop
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        self.loop.turns += 1
-        if self.loop.turns > _LAST_TURN:  # a timer or a file is ready again and again
+        loop = self.loop
+        loop.turns += 1
+        if loop.turns > _MOST_TURNS:
             return self._stop()
-        if timeout == 0 and self.loop.turns % _IDLE_TURNS == 0:
-            # Callbacks run again and again, as those of a cancelled scope of anyio do, and wait for
-            # a task to end.
-            timeout = self.loop.secs_to_timer()
-        has_to_wait = timeout is None or timeout > 0
-        left = _THREAD_SECS
-        while True:
-            is_busy = has_to_wait and left > 0 and self.loop.has_busy_thread()
-            events = super().select(
-                _PIECE_SECS if is_busy else 0
-            )  # after that look: a thread wakes the loop before it is idle
-            if events or not is_busy:
-                break
-            left -= _PIECE_SECS
-        if events or not has_to_wait:
-            return events
-        if timeout is not None and self.loop.turns < _MOST_TURNS:
-            self.loop.secs += timeout
-        elif not (events := super().select(_FILE_SECS) if self.loop.may_be_woken() else []):
+        if timeout == 0:
+            if loop.turns % _IDLE_TURNS:
+                return super().select(0)
+            # The callbacks of a cancelled anyio scope run again and again, until a task ends.
+            timeout = loop.secs_to_timer()
+        events = self._wait_for_threads()
+        if not events and timeout is not None:
+            loop.secs += timeout
+        elif not events and loop.may_be_woken():
+            events = super().select(_FILE_SECS)
+        if not events and timeout is None:
             return self._stop()
         return events
+
+    def _wait_for_threads(self) -> list[Any]:
+        """Return the events of files; wait for the first while threads or processes are busy."""
+        start = time.monotonic()
+        while True:
+            frames = self.loop.busy_threads()
+            is_working = self.loop.has_process() or not all(map(_waits, frames))
+            limit = _THREAD_SECS if is_working else _LOCK_SECS
+            is_late = time.monotonic() - start > limit
+            if is_working and is_late:
+                _BLOCKED_PLACES.update((frame.f_code, frame.f_lasti) for frame in frames)
+            # A thread wakes the loop before it becomes idle, so look at threads first.
+            has_to_wait = (frames or is_working) and not is_late
+            events = super().select(_POLL_SECS if has_to_wait else 0)
+            if events or not has_to_wait:
+                return events
 
     def _stop(self) -> list[Any]:
         self.loop.is_stuck = True
@@ -244,7 +242,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class ScheduleLoop(asyncio.SelectorEventLoop):
-    """The loop of one schedule."""
+    """The event loop of one schedule."""
 
     def __init__(
         self,
@@ -252,32 +250,33 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
         after_step: Callable[[], None],
         next_task: Callable[[list[asyncio.Task[Any]]], asyncio.Task[Any]],
     ) -> None:
-        """Call `before_step` before a step of a task, `after_step` before callbacks that follow;
-        run `next_task` of several.
+        """Call `before_step` before a step of a task, and `after_step` before callbacks that
+        follow; run the step of `next_task`.
         """
         self.secs: float = 0.0
         """The time."""
         self.is_stuck: bool = False
-        """Whether it has stopped as nothing could ever run again."""
+        """Whether the loop has stopped because no task could ever run again."""
         self.before_step: Callable[[], None] = before_step
         self.after_step: Callable[[], None] = after_step
         self.next_task: Callable[[list[asyncio.Task[Any]]], asyncio.Task[Any]] = next_task
         self.numbers: Iterator[int] = itertools.count()
-        """Of its futures and tasks."""
+        """The numbers of its futures and tasks."""
         self.turns: int = 0
-        """Those since the last step of a task that was not its cancel."""
-        self._of_files = _Selector()
-        self._of_files.loop = self
-        super().__init__(self._of_files)
+        """The turns since a task has made progress."""
+        self._files = _Selector()
+        self._files.loop = self
+        super().__init__(self._files)
         # asyncio has no public way to choose the next handle: its loop takes it from `_ready`.
         if not hasattr(self, "_ready"):
-            self._of_files.close()
+            self._files.close()
             raise UnsupportedSystemError(
                 "explore cannot choose what the event loop of this Python runs next"
             )
         self._ready: Any = _ReadyQueue(self)
-        self._own_files = len(self._of_files.get_map())
+        self._own_files = len(self._files.get_map())
         self._threads = {*threading.enumerate()}
+        self._processes: list[asyncio.SubprocessTransport] = []
 
     def time(self) -> float:
         return self.secs
@@ -293,20 +292,16 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
             asyncio._set_running_loop(None)
 
     def leave_task(self) -> None:
-        """Leave the current task after a step: an eager one whose context was entered already
-        remains, and no other could run.
+        """Leave the current task.
+
+        An eager task remains the current one if its context was entered before it started. No other
+        task could run then.
         """
-        # asyncio has no public way to leave a task. Before Python 3.12 there are no eager ones.
+        # asyncio has no public way to leave a task. Before Python 3.12 there are no eager tasks.
         leave: Any = getattr(asyncio.tasks, "_swap_current_task", None)
         if leave is not None:
-            with contextlib.suppress(
-                KeyError
-            ):  # Python 3.12 raises it where there is no current task
+            with suppress(KeyError):  # Python 3.12 raises it without a current task
                 leave(self, None)
-
-    def _add_callback(self, handle: asyncio.Handle) -> None:
-        if handle not in self._ready:  # a task may have run before it, and its file be ready still
-            super()._add_callback(handle)  # type: ignore[misc]
 
     def create_future(self) -> asyncio.Future[Any]:
         return NumberedFuture(loop=self)
@@ -316,27 +311,63 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
             return super().create_task(coro, **options)
         return NumberedTask(coro, loop=self, **options)
 
-    def secs_to_timer(self) -> float | None:
-        """Return the time to the next timer, if there is one."""
-        # asyncio has no public list of its timers. Without it, a loop that repeats callbacks is
-        # stuck.
-        scheduled: list[asyncio.TimerHandle] = getattr(self, "_scheduled", [])
-        return max(scheduled[0].when() - self.secs, 0) if scheduled else None
+    async def subprocess_exec(self, *args: Any, **options: Any) -> Any:
+        transport, protocol = await super().subprocess_exec(*args, **options)
+        self._processes.append(transport)
+        return transport, protocol
 
-    def has_busy_thread(self) -> bool:
-        """Return whether a thread works that was started in it, or will as soon as it takes its
-        work.
+    async def subprocess_shell(self, *args: Any, **options: Any) -> Any:
+        transport, protocol = await super().subprocess_shell(*args, **options)
+        self._processes.append(transport)
+        return transport, protocol
+
+    def has_process(self) -> bool:
+        """Return whether a child process runs."""
+        return any(transport.get_returncode() is None for transport in self._processes)
+
+    def count_progress(self, task: asyncio.Task[Any]) -> None:
+        """Note that the step of this task runs next."""
+        # An anyio scope repeats its cancel in each turn, which is no progress.
+        if isinstance(task, NumberedTask) and task.is_being_cancelled:
+            task.is_being_cancelled = False
+        else:
+            self.turns = 0
+
+    def secs_to_timer(self) -> float | None:
+        """Return the time to the next timer, or None."""
+        # asyncio has no public list of timers. Without it, a loop that repeats callbacks is stuck.
+        timers: list[asyncio.TimerHandle] = getattr(self, "_scheduled", [])
+        if not timers:
+            return None
+        return max(timers[0].when() - self.secs, 0)
+
+    def busy_threads(self) -> list[types.FrameType]:
+        """Return the innermost frames of threads that were started inside of the loop.
+
+        Idle workers of pools are left out.
         """
-        new = {*threading.enumerate()} - self._threads
-        return bool(new) and any(not is_idle_worker(one) or _has_work(one) for one in new)
+        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        threads = {*threading.enumerate()} - self._threads
+        return [
+            frames[thread.ident]
+            for thread in threads
+            if thread.ident in frames and (_has_work(thread) or not is_idle_worker(thread))
+        ]
 
     def may_be_woken(self) -> bool:
-        """Return whether it watches a file or socket besides its own, or has a thread."""
-        return len(self._of_files.get_map()) > self._own_files or not self._threads.issuperset(
+        """Return whether the loop watches a file besides its own, or has a thread."""
+        return len(self._files.get_map()) > self._own_files or not self._threads.issuperset(
             threading.enumerate()
         )
 
 
+def _waits(frame: types.FrameType) -> bool:
+    """Return whether the thread of this frame waits for another thread, perhaps for the loop's."""
+    code = frame.f_code
+    return code.co_filename.endswith(_LOCK_FILES) or (code, frame.f_lasti) in _BLOCKED_PLACES
+
+
 def _has_work(thread: threading.Thread) -> bool:
-    queue = getattr(thread, "queue", None)  # of a worker of anyio
+    """Return whether a worker of anyio has not taken its work yet."""
+    queue = getattr(thread, "queue", None)
     return queue is not None and not queue.empty()

@@ -63,9 +63,11 @@ class ManualClock:
         end = self._now + secs
         while self._timers and self._timers[0].when <= end:
             timer = heapq.heappop(self._timers)
-            call, timer.call = timer.call, None
+            call = timer.call
+            timer.call = None
             if call is not None:
-                self._now = max(self._now, timer.when)  # a callback may have moved it
+                # An earlier callback may have moved the time beyond this timer.
+                self._now = max(self._now, timer.when)
                 call()
         self._now = max(self._now, end)
 

@@ -40,14 +40,14 @@ class RecordingHook(SessionRunHook):
         once.
         """
         self.name = name
-        self.record: list[tuple[str, str]] = [] if record is None else record
+        if record is None:
+            record = []
+        self.record: list[tuple[str, str]] = record
         self.results: list[Any] = []
         self.closed_with: list[BaseException | None] = []
-        self._args = (
-            SessionRunArgs(fetches, feed_dict)
-            if fetches is not None or feed_dict is not None
-            else None
-        )
+        self._args: SessionRunArgs | None = None
+        if fetches is not None or feed_dict is not None:
+            self._args = SessionRunArgs(fetches, feed_dict)
         self._suspend = suspend
 
     async def _record_call(self, phase: str) -> None:
@@ -82,11 +82,13 @@ def _recording_method(phase: str) -> Callable[..., Coroutine[Any, Any, None]]:
     async def method(self: RecordingHook, *_: object) -> None:
         await self._record_call(phase)  # pyright: ignore[reportPrivateUsage]
 
-    method.__name__, method.__qualname__ = phase, f"RecordingHook.{phase}"
+    method.__name__ = phase
+    method.__qualname__ = f"RecordingHook.{phase}"
     method.__doc__ = "Record the call."
     return method
 
 
+# A hook overrides a method by having it in its class, so each needs a function of its own.
 for _phase in HOOK_METHODS:
     if _phase not in vars(RecordingHook):
         setattr(RecordingHook, _phase, _recording_method(_phase))

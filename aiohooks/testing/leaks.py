@@ -16,7 +16,7 @@ difference. Leaks are:
   may not;
 - a changed signal handler;
 - an unreported error: an exception never retrieved, a coroutine never awaited, a pending task
-  destroyed, an error in a callback or a finaliser, an unclosed resource;
+  destroyed, an error in a callback or a finalizer, an unclosed resource;
 - an async generator that was started and neither finished nor closed.
 """
 
@@ -107,35 +107,36 @@ class no_leaks:
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        cancel: asyncio.CancelledError | None = None
+        pending_cancel: asyncio.CancelledError | None = None
         try:
-            found = _immediate_leaks(self._before)
+            leaks = _immediate_leaks(self._before)
             for _ in range(_TICKS):
                 try:
                     await asyncio.sleep(0)
                 except asyncio.CancelledError as caught:
-                    cancel = caught
-            found += [
+                    pending_cancel = caught
+            leaks += [
                 f"async generator {generator.__qualname__} started and not closed"
                 for generator in self._generators
                 if generator.ag_frame is not None
             ]
             gc.collect()
-            gc.collect()  # finalisers of the first round may have made more garbage
-            found += _delayed_leaks(self._before) + self._errors
+            gc.collect()  # finalizers of the first round may have made more garbage
+            leaks += _delayed_leaks(self._before) + self._errors
         finally:
             self._restore.close()
-        self.leaks = tuple(found)
-        if cancel is not None and not isinstance(error, asyncio.CancelledError):
-            # a cancellation that was pending when the block ended is raised here, as by any await
-            error = cancel
+        self.leaks = tuple(leaks)
+        # A cancel that was pending when the block ended is raised here, as by any await.
+        raises_cancel = pending_cancel is not None and not isinstance(error, asyncio.CancelledError)
+        if raises_cancel:
+            error = pending_cancel
         if self.leaks:
             message = "\n  - ".join(("leaks:", *self.leaks))
             if error is None:
                 raise AssertionError(message)
             add_note(error, message)
-        if error is cancel and cancel is not None:
-            raise cancel
+        if raises_cancel and error is not None:
+            raise error
 
     def _collect_errors(self) -> None:
         loop = asyncio.get_running_loop()
@@ -147,7 +148,7 @@ class no_leaks:
         self._restore.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
         sys.unraisablehook = lambda unraisable: self._errors.append(describe_unraisable(unraisable))
 
-        # As errors, these warnings of finalisers arrive at the hook above.
+        # As errors, these warnings of finalizers arrive at the hook above.
         self._restore.enter_context(warnings.catch_warnings())
         warnings.filterwarnings(
             "error", message="coroutine .* was never awaited", category=RuntimeWarning
@@ -192,48 +193,46 @@ class _State:
 def _immediate_leaks(before: _State) -> list[str]:
     """Return the leaks that count as soon as the block is left."""
     task = current_task()
-    found = [describe_task(one) for one in asyncio.all_tasks() - before.tasks - {task}]
+    leaks = [describe_task(leaked) for leaked in asyncio.all_tasks() - before.tasks - {task}]
     if task.cancelling() != before.cancelling:
-        found.append(f"cancelling() of the task was {before.cancelling} and is {task.cancelling()}")
-    for store, was in before.stores:
-        now = store.statistics()
-        waiters = now.waiting + now.watching - was.waiting - was.watching
+        leaks.append(f"cancelling() of the task was {before.cancelling} and is {task.cancelling()}")
+    for store, old in before.stores:
+        new = store.statistics()
+        waiters = new.waiting + new.watching - old.waiting - old.watching
         if waiters > 0:
-            found.append(f"{waiters} waiter(s) parked in {store!r}")
-        found += [
+            leaks.append(f"{waiters} waiter(s) parked in {store!r}")
+        leaks += [
             f"publisher {name!r} registered in {store!r}"
-            for name in now.publishers
-            if name not in was.publishers
+            for name in new.publishers
+            if name not in old.publishers
         ]
-    return found
+    return leaks
 
 
 def _delayed_leaks(before: _State) -> list[str]:
     """Return the leaks of things that may take a tick, or a moment of their thread, to close."""
-    found: list[str] = []
+    leaks: list[str] = []
     deadline = time.monotonic() + _THREAD_WAIT_SECS
     for thread in threading.enumerate():
-        is_new = (
-            thread not in before.threads
-        )  # an idle worker from before that is busy now runs an abandoned function
-        if (is_new or thread.name.startswith(_WORKER_NAMES)) and not _becomes_idle(
-            thread, deadline
-        ):
-            found.append(
-                f"thread {thread.name!r} still runs{'' if is_new else ' an abandoned function'}"
-            )
-    # Then what a thread may have closed at its end.
-    found += [
+        is_new = thread not in before.threads
+        # An old worker that is busy runs an abandoned function.
+        if not is_new and not thread.name.startswith(_WORKER_NAMES):
+            continue
+        if not _becomes_idle(thread, deadline):
+            activity = "still runs" if is_new else "still runs an abandoned function"
+            leaks.append(f"thread {thread.name!r} {activity}")
+    # Files come after threads: a thread may close one at its end.
+    leaks += [
         f"file descriptor {number} open on {target}"
         for number, target in open_files().items()
         if before.files.get(number) != target
     ]
-    found += [
+    leaks += [
         f"signal handler of {signal.Signals(number).name}: {handler!r}"
         for number, handler in _signal_handlers().items()
         if before.handlers[number] != handler
     ]
-    return found
+    return leaks
 
 
 def open_files() -> dict[int, str]:
@@ -270,28 +269,28 @@ def _becomes_idle(thread: threading.Thread, deadline: float) -> bool:
 
 
 def is_idle_worker(thread: threading.Thread) -> bool:
-    """Return whether a thread is a worker of a pool, and waits for something to do."""
+    """Return whether a thread is a worker of a pool, and waits for work."""
     if not thread.name.startswith(_WORKER_NAMES):
         return False
     frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
     if frame is None or frame.f_code.co_name in ("run", "run_sync"):
         return False  # ended, or inside a function that has no frame of its own
     return all(
-        one.f_code.co_filename.endswith(_WORKER_FILES) for one, _ in traceback.walk_stack(frame)
+        caller.f_code.co_filename.endswith(_WORKER_FILES)
+        for caller, _ in traceback.walk_stack(frame)
     )
 
 
 _started_at: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""The line of the user's code that has started a task, of those that were started inside a
-check.
-"""
+"""The line of the user's code that started a task, for tasks that were started inside a check."""
 
 
 def _noting(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what makes tasks so that it notes the line of the user's code that starts them."""
+    """Return a function that makes tasks, and notes the line of the user's code that calls it."""
 
     def make_noted(*args: Any, **options: Any) -> Any:
-        task, frame = make(*args, **options), inspect.currentframe()
+        task = make(*args, **options)
+        frame = inspect.currentframe()
         while frame is not None and is_library(frame) and frame.f_code.co_name not in _STEPS:
             frame = frame.f_back
         if frame is not None and not is_library(frame):
@@ -302,24 +301,21 @@ def _noting(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def describe_task(task: asyncio.Task[Any]) -> str:
-    """Return that a task still runs, where in the user's code it was started, and where it
-    waits.
-    """
-    started, waits = _started_at.get(task), task_wait(task).where or "its beginning"
-    return (
-        f"task {task.get_name()!r} still runs, {f'started at {started}, ' if started else ''}waits"
-        f" at {waits}"
-    )
+    """Describe a task that still runs: where it was started, and where it waits."""
+    line = _started_at.get(task)
+    started = f"started at {line}, " if line else ""
+    waits = task_wait(task).where or "its beginning"
+    return f"task {task.get_name()!r} still runs, {started}waits at {waits}"
 
 
 def describe_context(context: Mapping[str, Any]) -> str:
-    """Return what a loop's exception handler is given, in words."""
+    """Describe the argument of a loop's exception handler."""
     owner = context.get("task") or context.get("future") or context.get("handle")
-    known = [repr(one) for one in (owner, context.get("exception")) if one is not None]
-    return ": ".join([str(context.get("message", "an error in the loop")), *known])
+    objects = [repr(item) for item in (owner, context.get("exception")) if item is not None]
+    return ": ".join([str(context.get("message", "an error in the loop")), *objects])
 
 
 def describe_unraisable(unraisable: Any) -> str:
-    """Return what `sys.unraisablehook` is given, in words."""
-    error = unraisable.exc_value if unraisable.exc_value is not None else unraisable.exc_type
+    """Describe the argument of `sys.unraisablehook`."""
+    error = unraisable.exc_type if unraisable.exc_value is None else unraisable.exc_value
     return f"{unraisable.err_msg or 'unreported error in'} {unraisable.object!r}: {error!r}"

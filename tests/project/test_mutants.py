@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fuzz.mutants.__main__ import MODULES, all_faults, chosen, main
-from tests.fuzz.mutants.changes import mutants
+from tests.fuzz.mutants.arbiter import removable
+from tests.fuzz.mutants.changes import Mutant, mutants
 from tests.fuzz.mutants.equivalent import EQUIVALENT
 from tests.fuzz.mutants.trials import is_possible
 
@@ -127,3 +128,11 @@ def test_what_is_listed_as_equivalent_is_a_fault_of_the_present_code() -> None:
     """An entry goes with the code that it is about."""
     present = {(one.module, one.function, one.change) for one in all_faults(MODULES)}
     assert EQUIVALENT.keys() <= present
+
+
+def test_a_test_that_alone_kills_a_fault_stays() -> None:
+    """Of tests that kill the same faults, the one that kills fewer can go; tests to keep stay."""
+    first, second, third = [*mutants("module.py", SOURCE)][:3]
+    kills: dict[Mutant, set[str]] = {first: {"a"}, second: {"a", "b"}, third: {"b", "c"}}
+    assert removable(kills, []) == ["c"]
+    assert removable(kills, ["c"]) == ["b"]

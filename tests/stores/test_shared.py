@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -47,6 +48,13 @@ async def test_a_forked_store_is_refused() -> None:
         _, status = await asyncio.to_thread(os.waitpid, child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         assert await store.advance() == 1
+
+
+async def test_a_store_cannot_be_copied_or_pickled() -> None:
+    """It stays in its process: the error says what another process does instead."""
+    store = FakeStepStore(FakeEngine())
+    with pytest.raises(TypeError, match="open_step_store"):
+        copy.deepcopy(store)
 
 
 class Counted(FakeConnection):

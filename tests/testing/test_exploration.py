@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import pytest
 
 import aiohooks as ah
@@ -262,8 +263,8 @@ async def test_a_defect_is_found_made_small_and_repeated(
     same again.
     """
     problem, program, kinds = DEFECTS[name]
-    monkeypatch.setattr("aiohooks.testing.exploration._MOST_STEPS", 2_000)
-    monkeypatch.setattr("aiohooks.testing._schedule_loop._LAST_TURN", 2_000)
+    monkeypatch.setattr("aiohooks.testing._schedule_run._MOST_STEPS", 2_000)
+    monkeypatch.setattr("aiohooks.testing._schedule_loop._MOST_TURNS", 2_000)
     with pytest.raises(ExplorationError) as found:
         await explore(program, disturb=kinds)
     assert str(found.value).startswith(problem)
@@ -408,6 +409,101 @@ async def test_groups_and_sessions_keep_their_promises(
     assert {*explored.disturbances} == kinds
 
 
+async def gathered_sleeps() -> None:
+    """Wait for several coroutines."""
+    await asyncio.gather(asyncio.sleep(0.1), asyncio.sleep(0.1), asyncio.sleep(0.2))
+
+
+async def a_queue_with_a_time_limit() -> None:
+    """Wait for an element that does not come, and end a task."""
+    timer = asyncio.create_task(asyncio.sleep(0.05))
+    try:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.Queue[int]().get(), 0.1)
+    finally:
+        timer.cancel()
+        await asyncio.wait([timer])
+
+
+async def cancelled_child() -> None:
+    """Cancel a task, and wait for its end."""
+    child = asyncio.create_task(asyncio.sleep(9))
+    try:
+        await asyncio.sleep(0.1)
+    finally:
+        child.cancel()
+        await asyncio.gather(child, return_exceptions=True)
+
+
+async def a_lock_in_a_task_group() -> None:
+    """Take turns."""
+    lock = asyncio.Lock()
+
+    async def use() -> None:
+        async with lock:
+            await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            tasks.create_task(use())
+
+
+@pytest.mark.parametrize(
+    "program",
+    [gathered_sleeps, a_queue_with_a_time_limit, cancelled_child, a_lock_in_a_task_group],
+)
+async def test_a_correct_program_raises_no_alarm(program: Program) -> None:
+    """Tasks that a cancel has ended may finish in the turn in which the program ends."""
+    assert (await explore(program, seeds=500)).schedules == 501
+
+
+async def threads_that_need_the_loop() -> None:
+    """Call the loop from threads."""
+    loop = asyncio.get_running_loop()
+
+    def sleep() -> None:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), loop).result()
+
+    await asyncio.to_thread(sleep)
+    await anyio.to_thread.run_sync(anyio.from_thread.run, anyio.sleep, 0.01)
+
+
+async def test_a_thread_that_waits_for_the_loop_does_not_stop_the_time() -> None:
+    """The time jumps while threads wait for the loop, and the program ends."""
+    await explore(threads_that_need_the_loop, seeds=5, disturb=["order", "slow"])
+
+
+async def test_time_stands_still_while_a_subprocess_works() -> None:
+    """A time limit does not end before a process that works, on a clock of its own."""
+
+    async def program() -> None:
+        async with asyncio.timeout(30):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", "print(1)", stdout=asyncio.subprocess.PIPE
+            )
+            output, _ = await process.communicate()
+        assert output == b"1\n"
+
+    await explore(program, seeds=2, disturb=["order"])
+
+
+async def test_all_problems_of_a_schedule_are_reported() -> None:
+    """The end of the program comes first, then tasks that are left, then lost errors."""
+
+    async def program() -> None:
+        asyncio.get_running_loop().call_exception_handler({"message": "lost"})
+        asyncio.create_task(asyncio.sleep(1))  # noqa: RUF006 - it is left
+        raise ValueError("the first")
+
+    with pytest.raises(ExplorationError) as caught:
+        await explore(program)
+    assert str(caught.value).splitlines()[:3] == [
+        "an error: ValueError('the first') (the first run, 1 schedules)",
+        "  also tasks are left: sleep",
+        "  also an error was lost: lost",
+    ]
+
+
 async def test_the_same_seeds_are_the_same_schedules() -> None:
     """Twice the same, and from another first seed others."""
     first, again, other = [
@@ -418,7 +514,9 @@ async def test_the_same_seeds_are_the_same_schedules() -> None:
 
 
 async def test_all_orders_of_a_small_program() -> None:
-    """Three tasks of two parts each have 6! / 2!^3 = 90 orders: each is tried, once."""
+    """Three tasks of two parts each have 6! / 2!^3 = 90 orders. No event loop has 18 of them, in
+    which a step overtakes the callback of a task that ended before; each other one is tried once.
+    """
     orders: list[str] = []
 
     async def race() -> None:
@@ -436,7 +534,7 @@ async def test_all_orders_of_a_small_program() -> None:
         orders.append(order)
 
     explored = await explore(race, disturb=["order"], exhaust=100)
-    assert (explored.schedules, len(orders), len({*orders})) == (90, 90, 90)
+    assert (explored.schedules, len(orders), len({*orders})) == (72, 72, 72)
 
 
 async def test_one_cancel_at_every_wait_and_two() -> None:
@@ -548,8 +646,6 @@ async def test_time_is_virtual_and_threads_work() -> None:
 
     await explore(wait, seeds=5, disturb=["order"])
     assert time.monotonic() - began < 3600
-    with pytest.raises(ExplorationError, match="too long: after "):
-        await explore(wait, seeds=1, max_secs=60)
 
 
 async def test_time_that_passes_in_an_unreliable_call_is_time() -> None:
@@ -659,7 +755,6 @@ async def test_outside_of_an_exploration_unreliable_functions_are_reliable() -> 
             {"replay": "cancel@3"},
             "replay is 'cancel@3'; give what an ExplorationError has as its `replay`",
         ),
-        ({"max_secs": 0}, "max_secs is 0"),
     ],
 )
 async def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

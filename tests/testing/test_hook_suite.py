@@ -67,13 +67,6 @@ class Losses(ah.SessionRunHook):
         self.losses, self.best = list(state["losses"]), state["best"]
 
 
-class PlainError(Exception):
-    """Cannot be made again from its args."""
-
-    def __init__(self, *, step: int) -> None:
-        super().__init__(f"at step {step}")
-
-
 class AgentHooks:
     """A lifecycle with a method of each kind."""
 
@@ -167,15 +160,8 @@ class Around:
 
 @pytest.mark.parametrize("check", hook_checks())
 async def test_a_good_hook_passes(check: str) -> None:
-    """A hook that waits in each method, starts a task and has a state, and errors of the library's
-    tree, pass each check.
-    """
-    errors = [
-        ah.StepTimeoutError("late", wanted=2, seen=1, waited_secs=3.0),
-        ah.errors.TaskDiedError("gone", task_id=3, exit_code=-9),
-        ValueError("plain"),
-    ]
-    await check_hook(Losses, check, errors=errors)
+    """A hook that waits in each method, starts a task and has a state passes each check."""
+    await check_hook(Losses, check)
 
 
 @pytest.mark.parametrize("check", hook_checks(kind=AgentHooks))
@@ -188,9 +174,7 @@ async def test_good_hooks_of_a_class_pass(make: Callable[[], Any], check: str) -
     None.
     """
     calls = GIVEN | {"decide": {"call": 3}} if make is Good else None
-    await check_hook(
-        make, check, kind=AgentHooks, calls=calls, errors=[ah.errors.HookTimeoutError("late")]
-    )
+    await check_hook(make, check, kind=AgentHooks, calls=calls)
 
 
 async def test_all_checks_run_on_a_graph() -> None:
@@ -300,21 +284,6 @@ class NeedsATool(InSlots):
         tool.upper()
 
 
-class HasNoName(Losses):
-    label: str
-
-    async def begin(self) -> None:
-        self.label = "known"
-
-    def __repr__(self) -> str:
-        return f"HasNoName({self.label})"
-
-
-class HasALongRepr(Losses):
-    def __repr__(self) -> str:
-        return "Losses:\n" * len(self.losses)
-
-
 class ForgetsTheBest(Losses):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.losses = list(state["losses"])
@@ -358,8 +327,6 @@ class IsRenamed(Losses):
             {},
             "context variable 'current' was 'none', and is 'left behind'",
         ),
-        (HasNoName, "has_a_repr", {}, "fails before its calls: AttributeError"),
-        (HasALongRepr, "has_a_repr", {}, "more than one line"),
         (ForgetsTheBest, "restores_its_state", {}, "'best': 1.0}, and is .*'best': inf}"),
         (IsRenamed, "restores_its_state", {}, r"and is {'losses': \[\], 'best': inf}"),
         (
@@ -428,25 +395,6 @@ async def test_a_hook_that_leaks_fails(check: str, options: dict[str, Any], when
         await check_hook(LeavesATask, check, **options)
     while LeavesATask.tasks:
         LeavesATask.tasks.pop().cancel()
-
-
-async def test_a_hook_that_never_ends_fails() -> None:
-    """A hook that hangs fails after the limit, by the name of the check."""
-
-    class Hangs(ah.SessionRunHook):
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            await asyncio.Event().wait()
-
-    with pytest.raises(AssertionError, match=r"ends_cleanly: stuck for 0\.05 s"):
-        await check_hook(Hangs, "ends_cleanly", limit_secs=0.05)
-
-
-async def test_an_error_that_does_not_pickle_fails() -> None:
-    """An error whose `__init__` does not take its args is named."""
-    with pytest.raises(
-        AssertionError, match=r"PlainError\('at step 3'\) cannot be pickled: TypeError"
-    ):
-        await check_hook(RecordingHook, "raises_errors_that_pickle", errors=[PlainError(step=3)])
 
 
 async def test_an_unknown_check_is_refused() -> None:

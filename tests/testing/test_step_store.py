@@ -24,8 +24,9 @@ async def test_a_failed_check_is_named() -> None:
     assert "this fails the check raises_to" in caught.value.__notes__[0]
 
 
-async def test_a_check_that_hangs_is_named() -> None:
+async def test_a_check_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that never ends fails after its limit, by name."""
+    monkeypatch.setattr("aiohooks.testing._checks._LIMIT_SECS", 0.05)
 
     class NeverWakes(MemoryStepStore):
         async def wait_for(self, step: int, **_: object) -> int:
@@ -36,13 +37,12 @@ async def test_a_check_that_hangs_is_named() -> None:
         await check_step_store(
             lambda run: stores.setdefault(run, NeverWakes(run=run)),
             "loses_no_race",
-            limit_secs=0.05,
         )
 
 
 async def test_an_unknown_check_is_refused() -> None:
     """The error lists known ones."""
     with pytest.raises(
-        InvalidArgumentError, match="unknown check 'x'; known are: advances_for_threads, "
+        InvalidArgumentError, match="unknown check 'x'; known are: announces_before_it_is_used, "
     ):
         await check_step_store(lambda run: MemoryStepStore(run=run), "x")

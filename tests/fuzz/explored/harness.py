@@ -35,7 +35,6 @@ HARNESS = "wrapper"
 USER = "runner"
 """Prefix of the names of the user's own tasks."""
 DISTURB: tuple[exploration.Disturbance, ...] = ("order", "choice", "cancel", "event")
-MAX_SECS = 20_000.0
 MAX_STEPS = 5_000
 
 
@@ -308,7 +307,7 @@ def making(tasks: type[NumberedTask]) -> Generator[None]:
     with (
         mock.patch.object(exploration, "NumberedTask", tasks),
         mock.patch("aiohooks.testing._schedule_loop.NumberedTask", tasks),
-        mock.patch.object(exploration, "_MOST_STEPS", MAX_STEPS),
+        mock.patch("aiohooks.testing._schedule_run._MOST_STEPS", MAX_STEPS),
     ):
         yield
 
@@ -348,9 +347,7 @@ async def explored(name: str, program: Program, **options: Any) -> Result:
     files, threads = open_files(), set(threading.enumerate())
     try:
         with making(program.tasks):
-            done = await explore(
-                program.run, max_secs=MAX_SECS, **{"disturb": program.disturb, **options}
-            )
+            done = await explore(program.run, **{"disturb": program.disturb, **options})
     except exploration.ExplorationError as error:
         return Result(name, 0, 0, 0, 0, f"{name}: {error}")
     more = len(open_files()) - len(files)

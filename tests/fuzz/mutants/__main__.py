@@ -142,9 +142,11 @@ def chosen(modules: Sequence[str], match: str, count: int, seed: int) -> list[Mu
 
 
 def tried(
-    faults: Sequence[Mutant], tests: Sequence[str], hang_secs: float
+    faults: Sequence[Mutant], tests: Sequence[str], hang_secs: float, *, every_test: bool = False
 ) -> Iterator[tuple[Mutant | None, str, str]]:
-    """Try faults in a copy of the tree; yield each with its fate and the test that decided it."""
+    """Try faults in a copy of the tree; yield each with its fate and the test that decided it, or
+    with `every_test` all tests that fail, one a line.
+    """
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:  # short, as paths of sockets are
         copy = Path(folder) / "tree"
         # The last ones are written by other processes that compile a module just now, and renamed.
@@ -156,6 +158,7 @@ def tried(
             "faults": [dataclasses.asdict(one) for one in faults],
             "tests": tests,
             "hang_secs": hang_secs,
+            "every_test": every_test,
         }
         job.write_text(json.dumps(what), encoding="utf-8")
         reader, writer = os.pipe()

@@ -43,10 +43,14 @@ Reached = dict[str, dict[int, list[str]]]
 class Trials:
     """The plugin that runs faults in place of the tests."""
 
-    def __init__(self, faults: list[Mutant], results: int, hang_secs: float) -> None:
+    def __init__(
+        self, faults: list[Mutant], results: int, hang_secs: float, *, every_test: bool
+    ) -> None:
         self.faults = faults
         self.results = results
         self.hang_secs = hang_secs
+        self.every_test = every_test
+        """Whether all tests of a fault are run, also after the first that fails."""
         self.root = Path.cwd()
         self.secs: dict[str, float] = {}
         """How long each test takes that passes without a fault."""
@@ -135,7 +139,7 @@ class Trials:
         reached: dict[Any, list[str]],
         functions: _Functions,
     ) -> tuple[str, str]:
-        """Return whether a fault is killed, and by which test."""
+        """Return whether a fault is killed, and by which tests, one a line."""
         first, last = fault.lines
         path = self.root / fault.module
         tests = {test for line in range(first, last + 1) for test in reached.get(str(line), ())}
@@ -172,10 +176,13 @@ class Trials:
             path.write_text(new, encoding="utf-8")  # for the processes that tests start
             os.utime(path, (number, number))  # compiled anew
             _replace_code(functions, path, new, fault)
+            killers: list[str] = []
             for test, passed in _run(session, items, lambda test: _write(out, test)):
                 if not passed:
-                    return _write(out, ["killed", test])
-            _write(out, ["survived", ""])
+                    killers.append(test)
+                if killers and not self.every_test:
+                    break
+            _write(out, ["killed" if killers else "survived", "\n".join(killers)])
 
         fate, test = "killed", "at the start"
         try:
@@ -325,7 +332,10 @@ def main() -> None:
         "asyncio",
         *job["tests"],
     ]
-    sys.exit(pytest.main(arguments, plugins=[Trials(faults, int(sys.argv[2]), job["hang_secs"])]))
+    trials = Trials(
+        faults, int(sys.argv[2]), job["hang_secs"], every_test=job.get("every_test", False)
+    )
+    sys.exit(pytest.main(arguments, plugins=[trials]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,335 @@
+"""A program under one schedule: what happens to it, and which promises it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import re
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from aiohooks._core.clock import set_current_clock
+from aiohooks._why.tasks import is_library, task_wait
+from aiohooks.errors import flattened, safe_repr
+from aiohooks.session.lifecycle import OPEN_SESSIONS
+from aiohooks.testing._schedule_loop import Place, Schedule, ScheduleLoop
+from aiohooks.testing.leaks import describe_context
+
+T = TypeVar("T")
+EVENTS: tuple[str, ...] = ("cancel", "timeout", "stop", "signal", "event")
+"""Disturbances that come at a wait of the program."""
+DELAYS = (0.0, 0.001, 0.05, 1.0)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SPACES = re.compile(r"[\s@]+")
+_MOST_STEPS = 100_000
+_MOST_STEPS_TO_END = 1_000
+Kill = Callable[["ScheduleRun"], object]
+"""Kills the process of a run."""
+
+current_run: ContextVar[ScheduleRun | None] = ContextVar("aiohooks_explored_run", default=None)
+
+
+class ScheduleRun:
+    """A program under one schedule."""
+
+    def __init__(self, schedule: Schedule, kill: Kill | None = None) -> None:
+        self.schedule = schedule
+        self.problems: list[str] = []
+        """The promises that were broken, and how."""
+        self.error: BaseException | None = None
+        """The error of the program."""
+        self.waits: list[str] = []
+        """Where tasks waited that had not ended."""
+        self.notes: dict[Place, str] = {}
+        """Descriptions of the disturbances, in a replay."""
+        self.steps = 0
+        self.events: list[tuple[Callable[[], object], str]] = []
+        self.checks: list[Callable[[], object]] = []
+        self._kill = kill
+        self._kinds = [kind for kind in (*EVENTS, "kill") if schedule.may_matter(kind)]
+        self._is_over = False  # nothing disturbs the program any more
+        self._steps_to_end = 0
+        self._injected: list[BaseException] = []
+        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._limit: asyncio.Timeout | None = None
+
+    def execute(self, program: Callable[[], Awaitable[Any]], errors: list[str]) -> None:
+        """Run the program, and judge it; `errors` also receives the errors of finalizers."""
+        self._loop = ScheduleLoop(self._before_step, self._disturb, self._next_task)
+        self._loop.set_exception_handler(
+            lambda _, context: errors.append(describe_context(context))
+        )
+        context = contextvars.copy_context()
+        context.run(set_current_clock, self._loop)
+        context.run(current_run.set, self)
+        self._main = self._loop.create_task(self._limited(program), name="program", context=context)
+        self._main.add_done_callback(self._ended)
+        try:
+            try:
+                self._loop.run_forever()
+            except SystemExit as error:  # of a callback, or of the program
+                self.error = error
+            self._is_over = True
+            self._judge()
+            lost = errors[:]
+            self._end_tasks()
+        finally:
+            # Their frames may hold what the garbage collection below has to find.
+            del self._main, self._limit, self.events, self.checks
+            self._loop.close()
+            gc.collect()
+        if not self.problems:  # else cancels of the remaining tasks may have caused errors
+            lost = errors[:]
+        self.problems += [f"an error was lost: {error}" for error in lost[:1]]
+        errors.clear()
+
+    async def _limited(self, program: Callable[[], Awaitable[Any]]) -> Any:
+        async with asyncio.timeout(None) as self._limit:
+            return await program()
+
+    # Disturbances
+
+    def choose(
+        self, kind: str, options: Sequence[T], describe: Callable[[T], str], name: str = ""
+    ) -> T:
+        """Return the option that the schedule chooses."""
+        key = _key(kind, name)
+        choice = self.schedule.choose(kind, key, len(options))
+        if choice and self.schedule.is_replay:
+            self.notes[key, self.schedule.counts[key]] = describe(options[choice])
+        return options[choice]
+
+    def injected(self, error: Exception) -> Exception:
+        """Note an error that the program may raise."""
+        self._injected.append(error)
+        return error
+
+    def _before_step(self) -> None:
+        if self._is_over:
+            self._steps_to_end += 1
+            if self._steps_to_end % _MOST_STEPS_TO_END == 0:  # a task does not end when cancelled
+                self._loop.stop()
+            return
+        self.steps += 1
+        if self.steps > _MOST_STEPS:
+            self._stop()
+        self._loop.secs += self.choose(
+            "slow", DELAYS, lambda secs: f"{secs:g} s pass, {self._place()}"
+        )
+        self._disturb()
+
+    def _disturb(self) -> None:
+        """Check what must always hold, and let events happen."""
+        if self._is_over or self._main.done():
+            return
+        for check in self.checks:
+            try:
+                check()
+            except Exception as error:
+                self.error = error
+                self._stop()
+                return
+        for kind in self._kinds:
+            if kind == "event":
+                for event, name in tuple(self.events):
+                    self._may_happen(kind, event, name)
+            else:
+                self._may_happen(kind, getattr(self, f"_happens_{kind}"))
+
+    def _may_happen(self, kind: str, event: Callable[[], object], name: str = "") -> None:
+        happens = self.choose(
+            kind, (False, True), lambda _: f"{name or kind}, {self._place()}", name
+        )
+        if happens and event() is False:
+            place = self.schedule.take_back(_key(kind, name))
+            self.notes.pop(place, None)
+
+    def _next_task(self, tasks: list[asyncio.Task[Any]]) -> asyncio.Task[Any]:
+        if len(tasks) == 1 or self._is_over:
+            return tasks[0]
+        # The first option is the order of the loop.
+        first = tasks[0]
+        return self.choose(
+            "order", tasks, lambda task: f"{_task_place(task)} runs before {_task_place(first)}"
+        )
+
+    # Events return whether they were possible.
+
+    def _happens_cancel(self) -> bool:
+        return self._main.cancel()
+
+    def _happens_timeout(self) -> bool:
+        limit = self._limit
+        if limit is None or limit.expired() or limit.when() is not None:
+            return False
+        limit.reschedule(self._loop.secs)
+        return True
+
+    def _happens_stop(self) -> bool:
+        open_requests = [
+            session.requests
+            for session in OPEN_SESSIONS
+            if session.requests.loop is self._loop and not session.requests.stopped
+        ]
+        for requests in open_requests:
+            requests.request_stop("explored")
+        return bool(open_requests)
+
+    def _happens_signal(self) -> bool:
+        handled = [
+            number for number in _SIGNALS if signal.getsignal(number) != self._handlers[number]
+        ]
+        is_first = [kind for kind, _ in self.schedule.taken].count("signal") == 1
+        if not handled or not is_first:
+            return False
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        signal.raise_signal(handled[-1])
+        return True
+
+    def _happens_kill(self) -> bool:
+        if self._kill is None:
+            return False
+        self._kill(self)
+        return True
+
+    def _place(self) -> str:
+        return f"as the program waits at {_line(self._main)}"
+
+    # The end
+
+    def _stop(self) -> None:
+        self._is_over = True
+        self._loop.stop()
+
+    def _ended(self, _: object) -> None:
+        # The loop finishes its turn, as that of `asyncio.run` does: steps that are scheduled run.
+        if not self._is_over:
+            self._stop()
+
+    def _judge(self) -> None:
+        """Add the broken promises, the most specific first."""
+        happened = {kind for kind, _ in self.schedule.taken}
+        if self._limit is None or not self._limit.expired():
+            happened.discard("timeout")
+        tasks = asyncio.all_tasks(self._loop)
+        if self.error is not None:
+            is_exit = isinstance(self.error, SystemExit)
+            promise = "it ends the process" if is_exit else "it does not always hold"
+            self.problems.append(f"{promise}: {safe_repr(self.error)}")
+        elif not self._main.done():
+            self.problems.append(
+                "a deadlock: no task can run any more"
+                if self._loop.is_stuck
+                else f"it does not end: after {_MOST_STEPS:,} steps of tasks the program still runs"
+            )
+        else:
+            self._judge_end(happened)
+            if tasks:
+                names = sorted(map(_name, tasks))
+                self.problems.append(f"tasks are left: {', '.join(names)}")
+            elif any(session.requests.loop is self._loop for session in OPEN_SESSIONS):
+                self.problems.append("a session is left open")
+        self.waits = sorted(
+            f"task {_name(task)} waits at {task_wait(task).where or 'its beginning'}"
+            for task in tasks
+        )
+
+    def _judge_end(self, happened: Collection[str]) -> None:
+        """Compare the end of the program with what happened to it."""
+        if self._main.cancelled():
+            if "cancel" in happened:
+                return
+            if "timeout" in happened:
+                self.problems.append(
+                    "a time limit was lost: the program ended with CancelledError, and not with"
+                    " TimeoutError"
+                )
+            elif "signal" not in happened:
+                self.problems.append(
+                    "a cancel was invented: the program ended with CancelledError, and nothing had"
+                    " cancelled it"
+                )
+            return
+        error = self._main.exception()
+        if self._is_expected(error, happened):
+            return
+        self.error = error
+        ending = f"raised {safe_repr(error)}"
+        if error is None:
+            ending = f"returned {safe_repr(self._main.result())}"
+        if "cancel" in happened:
+            self.problems.append(
+                f"a cancel was lost: the program {ending}, and should have ended with"
+                " CancelledError"
+            )
+        elif "timeout" in happened:
+            self.problems.append(
+                f"a time limit was lost: the program {ending}, and should have ended with"
+                " TimeoutError"
+            )
+        else:
+            self.problems.append(f"an error: {safe_repr(error)}")
+
+    def _is_expected(self, error: BaseException | None, happened: Collection[str]) -> bool:
+        if error is None:
+            return "cancel" not in happened and "timeout" not in happened
+        may_time_out = "cancel" not in happened and ("timeout" in happened or "slow" in happened)
+        if may_time_out and isinstance(error, TimeoutError):
+            return True
+        causes: list[BaseException] = []
+        while error is not None and error not in causes:
+            if any(error is injected for injected in self._injected):
+                return True
+            if isinstance(error, BaseExceptionGroup):
+                errors = flattened([error])  # pyright: ignore[reportUnknownArgumentType]
+                return all(self._is_expected(inner, happened) for inner in errors)
+            causes.append(error)
+            error = error.__cause__ or error.__context__
+        return False
+
+    def _end_tasks(self) -> None:
+        """Cancel the remaining tasks, so that they do not disturb the next run."""
+        loop = self._loop
+        for _ in range(10):
+            tasks = asyncio.all_tasks(loop)
+            if not tasks:
+                break
+            for task in tasks:
+                task.cancel()
+            timer = loop.call_later(1, loop.stop)
+            loop.run_forever()
+            timer.cancel()
+        for shutdown in (loop.shutdown_asyncgens(), loop.shutdown_default_executor()):
+            ending = loop.create_task(shutdown)
+            ending.add_done_callback(lambda _: loop.stop())
+            for _ in range(10):
+                loop.run_forever()
+                if ending.done():
+                    break
+
+
+def _key(kind: str, name: str) -> str:
+    return f"{kind}:{_SPACES.sub('_', name)}" if name else kind
+
+
+def _name(task: asyncio.Task[Any]) -> str:
+    name = task.get_name()
+    if name.startswith("Task-"):
+        name = getattr(task.get_coro(), "__qualname__", name).rpartition(".")[2]
+    return name
+
+
+def _task_place(task: asyncio.Task[Any]) -> str:
+    if all(map(is_library, task_wait(task).frames)):
+        return _name(task)
+    return f"{_name(task)} at {_line(task)}"
+
+
+def _line(task: asyncio.Task[Any]) -> str:
+    """Return the line of the user's code in which a task waits."""
+    return (task_wait(task).where or "its beginning").partition(", in ")[0]
