@@ -57,10 +57,6 @@ _HOW_TO_KEEP_FEEDS = (
     "give the loop feeds with a state_dict, and track them in the Scaffold; or, where nothing but"
     ' variables changes, use RecoveryPolicy(restore="memory")'
 )
-_HOW_TO_COUNT = (
-    "give the object itself as feeds=, and change its elements in the step; if it gives no"
-    " elements, track its state in an object without __iter__"
-)
 
 Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 """What the runs of a loop are fed with, one element each."""
@@ -115,8 +111,8 @@ class SessionFeeds:
         """The sources with elements that loops have left, and those of tracked feeds."""
         self._fed: set[int] = set()
         """The ids of the tracked objects that were given as feeds."""
-        self._has_warned = False
-        """Whether a warning has named a state that counts unused elements."""
+        self._reported: set[str] = set()
+        """The problems of feeds that may read tracked objects, which are reported once."""
         self.lost_step: int = 0
         """The last step that used an element which does not come again."""
         self._reached = -1
@@ -210,21 +206,29 @@ class SessionFeeds:
         return [element for element in elements if not self._is_of_commit(element)]
 
     def _warn_if_unused_are_counted(self, stateful: Stateful) -> None:
-        """Warn, once, if the state of a tracked object may count elements that other feeds have
-        read, and no step has used.
+        """Warn if the state of a tracked object may count elements that other feeds have read, and
+        no step has used.
         """
         for source in self.sources:
-            names = [name for name in source.counting if self.tracked.get(name) is stateful]
-            if names and self._unused_elements(source) and not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    "%s: if feeds %s read tracked[%r], its state counts an element that no step has"
-                    " used, and a resumed run skips that; %s",
-                    self.coordinator.requests.label,
-                    safe_repr(source.feeds),
-                    names[0],
-                    _HOW_TO_COUNT,
-                )
+            for name in source.counting:
+                if self.tracked.get(name) is stateful and self._unused_elements(source):
+                    problem = "a state counts an element that no step has used, and skips it"
+                    self.report_counting(source, name, problem)
+
+    def report_counting(self, source: Source, name: str, problem: str) -> None:
+        """Log a problem of feeds that may read a tracked object, once."""
+        if problem in self._reported:
+            return
+        self._reported.add(problem)
+        logger.warning(
+            "%s: feeds %s may read tracked[%r]: %s; give the object itself as feeds=, and change"
+            " its elements in the step; if it gives no elements, track its state in an object"
+            " without __iter__",
+            self.coordinator.requests.label,
+            safe_repr(source.feeds),
+            name,
+            problem,
+        )
 
     def taken_of(self, source: Source) -> list[Element]:
         """Return the elements of a source that runs have taken and not yet used, if a state counts
@@ -628,15 +632,9 @@ class IterableSource(Source):
         have asked for, and in a thread or not.
         """
         if ahead > 0 and self.counting:
-            # The state that is saved with a step would count elements that no step has used.
             ahead = 0
-            logger.warning(
-                "%s: nothing is prefetched, as feeds %s may read tracked[%r]; %s",
-                self._coordinator.requests.label,
-                safe_repr(self.feeds),
-                self.counting[0],
-                _HOW_TO_COUNT,
-            )
+            problem = "nothing is prefetched, as a state would count elements that no step has used"
+            self._session.report_counting(self, self.counting[0], problem)
         self._ahead = ahead
         self._thread = thread
         self._needs_task = self._is_async or ahead > 0 or thread
@@ -797,8 +795,9 @@ class IterableSource(Source):
     async def _close_iterator(self) -> None:
         """Close the iterator, unless it is the user's own; a generator is closed in any case."""
         iterator: Any = self._iterator
+        is_generator = isinstance(self._iterator, Generator | AsyncGenerator)
+        is_users = iterator is self.feeds and not is_generator
         self._iterator = None
-        is_users = iterator is self.feeds and not isinstance(iterator, Generator | AsyncGenerator)
         has_hung = self._thread and any(element.use == "being read" for element in self.elements)
         if is_users or has_hung:
             return

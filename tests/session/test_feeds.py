@@ -780,7 +780,7 @@ async def test_a_state_that_counts_an_unused_element_is_reported(
             await loop
         raw.state_dict()
     (warning,) = counting_warnings(caplog)
-    assert "skips that" in warning
+    assert "skips it" in warning
     assert "give the object itself as feeds=" in warning
 
 
