@@ -82,8 +82,8 @@ class Element:
     def __init__(self, source: Source) -> None:
         """Make the element of the next read."""
         self.source: Source = source
-        source.reads += 1
-        self.place: int = source.reads
+        self.place: int = source.reads + 1
+        source.reads = self.place
         if source.stateful is not None:
             self.before = copy.deepcopy(source.stateful.state_dict())
 
@@ -496,9 +496,9 @@ class Source:
         """
         session = self._session
         if element.use != "unused":
-            session.in_use.pop(current_task(), None)
-        if element.use == "comes again":
-            return
+            del session.in_use[current_task()]
+            if element.use == "comes again":
+                return
         if not is_used:
             element.use = "unused"
             self.elements = sorted([*self.elements, element], key=_place_of)

@@ -135,11 +135,11 @@ class Steps(Generic[T_co]):
             before = None
             is_running = False
             try:
-                # Not `is_loop_turn_due`: it would cost each step of a loop a call.
+                # Not `is_loop_turn_due`, nor `should_stop`: each would cost a step a call.
                 if requests.pause_reason or turns.now() > turns.loop_turn_due:
                     # Before the next feed, which a stop would lose.
                     await lifecycle.give_loop_turn()
-                if lifecycle.should_stop():
+                if requests.stopped or lifecycle.phase != "open" or lifecycle.gave_up is not None:
                     raise StopAsyncIteration
                 fed = None
                 if source is not None:
