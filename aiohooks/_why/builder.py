@@ -24,12 +24,14 @@ from aiohooks._why.graph import HIDDEN, WaitEdge, WaitGraph, WaitNode
 from aiohooks._why.sources import Holders, called_function, group_of, holders_among, sources_of
 from aiohooks._why.tasks import (
     PACKAGE,
+    Frame,
     Frames,
     Task,
     frames_of,
     frames_of_links,
     is_task,
     links_of,
+    loop_frames,
     written_frame,
 )
 from aiohooks.errors import printable
@@ -50,18 +52,20 @@ asyncio does not record when a wait began.
 
 
 def wait_graph(
-    loops: Iterable[asyncio.AbstractEventLoop],
+    loops: Mapping[asyncio.AbstractEventLoop, int],
     sessions: Iterable[Awaited] = (),
-    running: Mapping[asyncio.AbstractEventLoop, Frames] | None = None,
+    interrupted: Frame | None = None,
 ) -> WaitGraph:
     """Return the wait-for graph of all tasks of these loops, and of sessions.
 
+    Of a loop of another thread it has the function that runs at this moment.
+
     Args:
-        loops: event loops of this thread, or of threads that do not run meanwhile.
+        loops: the event loops, each with its thread.
         sessions: the descriptions of sessions.
-        running: the frames that loops run which cannot make their graph themselves.
+        interrupted: the frame that a signal has interrupted, if a signal handler asks.
     """
-    builder = _Builder(loops, running or {})
+    builder = _Builder(loops, interrupted)
     return builder.build([*sessions, *builder.tasks])
 
 
@@ -76,7 +80,8 @@ def why(*waiting: object) -> str:
     _note_times.append(now)
     try:
         loop = asyncio.get_running_loop()
-        graph = _Builder([loop], {}, _MAX_TASKS_OF_NOTE).build(waiting)
+        loops = {loop: threading.get_ident()}
+        graph = _Builder(loops, None, _MAX_TASKS_OF_NOTE).build(waiting)
     except Exception as error:
         # The error that is to have this note is raised all the same.
         return f"what it waited for could not be found out: {error!r}"
@@ -90,17 +95,21 @@ class _Builder:
 
     def __init__(
         self,
-        loops: Iterable[asyncio.AbstractEventLoop],
-        running: Mapping[asyncio.AbstractEventLoop, Frames],
+        loops: Mapping[asyncio.AbstractEventLoop, int],
+        interrupted: Frame | None,
         max_tasks: int | None = None,
     ) -> None:
         tasks = itertools.chain.from_iterable(map(asyncio.all_tasks, loops))
         self.tasks = list(itertools.islice(tasks, max_tasks))
-        # By the running task; None if a loop runs a callback that belongs to no task.
-        self._running = {
-            asyncio.current_task(loop): frames for loop, frames in running.items() if frames
-        }
         self._stacks = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        self._running: dict[Task | None, Frames] = {}
+        """What loops run, by the task; under None, code that belongs to no task."""
+        for loop, thread in loops.items():
+            # In this thread, this code itself runs.
+            is_own = thread == threading.get_ident()
+            frames = loop_frames(interrupted if is_own else self._stacks.get(thread))
+            if frames:
+                self._running[asyncio.current_task(loop)] = frames
         self._nodes: dict[str, dict[str, Any]] = {}
         self._edges: dict[tuple[str, str], Needs] = {}
         self._keys: list[object] = []  # kept, so that their ids stay unique
@@ -113,7 +122,6 @@ class _Builder:
     def build(self, things: Iterable[object]) -> WaitGraph:
         """Return the graph of `things`, and of all that they wait for, directly or not."""
         self._add(things)
-        # Under None: code that runs outside of any task.
         if None in self._running:
             self._add_running(self._running[None])
         # To expand a task may add further tasks.

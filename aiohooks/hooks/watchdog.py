@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import threading
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -208,7 +209,8 @@ class WatchdogHook(SessionRunHook):
         try:
             from aiohooks._why.builder import wait_graph  # seldom needed
 
-            graph = str(wait_graph([asyncio.get_running_loop()])).replace("\n", "\n  ")
+            loops = {asyncio.get_running_loop(): threading.get_ident()}
+            graph = str(wait_graph(loops)).replace("\n", "\n  ")
         except Exception as error:
             # The stall is reported all the same.
             graph = f"could not be found out: {error!r}"

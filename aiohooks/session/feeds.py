@@ -1,10 +1,11 @@
 """The feeds of the loops of a session: where elements come from, and the use of each.
 
-    IterableSource   an iterable: read when a step begins; or by a task, if it is prefetched, may
-                     wait or block
-    QueueSource      a queue
     SessionFeeds     the sources of all loops of a session, over its recoveries
-    Element          an element that waits for a loop, or one of feeds with a state
+    Source           the elements of all loops over the same feeds
+    QueueSource      takes them from a queue
+    IterableSource   reads them when a step begins; or in a task, if they may wait or block, or are
+                     prefetched
+    Element          one element, from its read to the end of its run
 
 The elements of a source are counted in the order of their reads: this is the place of each. One
 that was taken and not used waits in its place for the next loop over the same feeds.
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -25,6 +25,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakSet
@@ -40,7 +41,6 @@ from aiohooks.errors import (
     FeedsLostError,
     InvalidArgumentError,
     StopRequestedError,
-    add_note,
     raise_unchanged,
     safe_repr,
 )
@@ -57,8 +57,6 @@ _HOW_TO_KEEP_FEEDS = "give the loop feeds with a state_dict, and track them in t
 
 Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 """What the runs of a loop are fed with, one element each."""
-NOTHING: Any = object()
-"""Stands for an element that must be waited for."""
 
 
 class FeedsWentBack(BaseException):
@@ -68,20 +66,23 @@ class FeedsWentBack(BaseException):
 
 
 class Element:
-    """An element that waits for a loop, or the error that the feeds have raised instead of one. Of
-    feeds with a state, also an element that a run uses.
-    """
+    """An element of feeds, or the error that they have raised instead of one."""
 
     use: Literal["being read", "unused", "taken", "used", "comes again"] = "being read"
     """It "comes again" from feeds that a recovery has restored."""
     value: Any = None
     error: Exception | None = None
 
-    def __init__(self, source: Source, place: int, before: Any = None) -> None:
-        """Take the state of the feeds `before` its read, if they have a state."""
+    before: Any = None
+    """The state of the feeds before the read, if they have a state."""
+
+    def __init__(self, source: Source) -> None:
+        """Make the element of the next read."""
         self.source: Source = source
-        self.place: int = place
-        self.before: Any = before
+        self.place: int = source.reads + 1
+        source.reads = self.place
+        if source.stateful is not None:
+            self.before = copy.deepcopy(source.stateful.state_dict())
 
 
 class SessionFeeds:
@@ -100,11 +101,15 @@ class SessionFeeds:
         """
         self.sources: WeakSet[Source] = WeakSet()
         self.in_use: dict[object, Element] = {}
-        """The elements of tasks, of feeds with a state, until their runs have ended."""
+        """The elements of tasks, of feeds whose reads a state counts, until their runs have
+        ended.
+        """
         self._kept: set[Source] = set()
         """The sources with elements that loops have left, and those of tracked feeds."""
         self._fed: set[int] = set()
         """The ids of the tracked objects that were given as feeds."""
+        self._reported: set[str] = set()
+        """The problems of feeds that may read tracked objects, which are reported once."""
         self.lost_step: int = 0
         """The last step that used an element which does not come again."""
         self._reached = -1
@@ -123,16 +128,11 @@ class SessionFeeds:
         if feeds is None:
             return None
         source = self._earlier(feeds)
-        if _has_ended(feeds) and not (source and source.elements):
-            raise InvalidArgumentError(
-                f"feeds is {feeds!r}, which has ended; a generator gives its elements once: make a"
-                " new one"
-            )
         if isinstance(feeds, asyncio.Queue):
             return source or QueueSource(self, feeds)
         if not isinstance(source, IterableSource):
-            self._check_loaders(feeds)
             source = IterableSource(self, feeds)
+        source.counting = self._counting_objects(feeds)
         source.set_options(prefetch, thread=thread)
         self.keep_sources()
         return source
@@ -147,22 +147,22 @@ class SessionFeeds:
                     return source
         return None
 
-    def _check_loaders(self, feeds: object) -> None:
-        """Raise if the feeds may read a tracked loader, such as a generator around it: its state
-        would count the elements that they have read and no step has used.
+    def _counting_objects(self, feeds: object) -> list[str]:
+        """Return the names of the tracked objects that the feeds may read, as a generator around a
+        loader does: their states count the elements that the feeds have read.
+
+        An object that was given as feeds itself counts the elements that steps have used.
         """
-        tracked = self.tracked
-        if any(feeds is value for value in tracked.values()):
+        if self.is_tracked(feeds):
             self._fed.add(id(feeds))
-        elif not isinstance(feeds, Collection):  # which has its elements already
-            for name, value in tracked.items():
-                if id(value) not in self._fed and _may_give_elements(value):
-                    raise InvalidArgumentError(
-                        f"feeds is {safe_repr(feeds)}, which may read tracked[{name!r}], and then a"
-                        " resumed run skips elements that no step has used; give that object"
-                        " itself as feeds=, and change its elements in the step. If it gives no"
-                        " elements, track its state in an object without __iter__"
-                    )
+            return []
+        if isinstance(feeds, Collection):  # which has its elements already
+            return []
+        return [
+            name
+            for name, value in self.tracked.items()
+            if id(value) not in self._fed and _may_give_elements(value)
+        ]
 
     def keep_sources(self) -> None:
         """Keep the sources that may be needed after their loops have ended."""
@@ -182,25 +182,55 @@ class SessionFeeds:
         """The number of elements that were taken and not used."""
         return sum(len(source.unused) for source in self.sources)
 
-    def is_tracked(self, source: Source) -> bool:
+    def is_tracked(self, feeds: object) -> bool:
         """Return whether a recovery that restores the session restores these feeds."""
-        return any(source.feeds is value for value in self.tracked.values())
+        return any(feeds is value for value in self.tracked.values())
 
     def state_of(self, stateful: Stateful) -> Any:
         """Return the state of a tracked object: of feeds, the state before the first element that
         no committed run has used.
         """
         source = self._earlier(stateful)
-        if source is None:
-            return stateful.state_dict()
+        unused = [] if source is None else self._unused_elements(source)
+        if unused:
+            return min(unused, key=_place_of).before
+        self._warn_if_unused_are_counted(stateful)
+        return stateful.state_dict()
+
+    def _unused_elements(self, source: Source) -> list[Element]:
+        """Return the elements of a source that no committed run has used."""
         elements = [*self.taken_of(source), *source.elements]
-        elements = [element for element in elements if not self._is_of_commit(element)]
-        if not elements:
-            return stateful.state_dict()
-        return min(elements, key=_place_of).before
+        return [element for element in elements if not self._is_of_commit(element)]
+
+    def _warn_if_unused_are_counted(self, stateful: Stateful) -> None:
+        """Warn if the state of a tracked object may count elements that other feeds have read, and
+        no step has used.
+        """
+        for source in self.sources:
+            for name in source.counting:
+                if self.tracked.get(name) is stateful and self._unused_elements(source):
+                    problem = "a state counts an element that no step has used, and skips it"
+                    self.report_counting(source, name, problem)
+
+    def report_counting(self, source: Source, name: str, problem: str) -> None:
+        """Log a problem of feeds that may read a tracked object, once."""
+        if problem in self._reported:
+            return
+        self._reported.add(problem)
+        logger.warning(
+            "%s: feeds %s may read tracked[%r]: %s; give the object itself as feeds=, and change"
+            " its elements in the step; if it gives no elements, track its state in an object"
+            " without __iter__",
+            self.coordinator.requests.label,
+            safe_repr(source.feeds),
+            name,
+            problem,
+        )
 
     def taken_of(self, source: Source) -> list[Element]:
-        """Return the elements of a source with a state that runs have taken and not yet used."""
+        """Return the elements of a source that runs have taken and not yet used, if a state counts
+        them.
+        """
         return [
             element
             for element in self.in_use.values()
@@ -219,7 +249,7 @@ class SessionFeeds:
     def uses_tracked_feeds(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether the run of a task has an element of tracked feeds."""
         element = self.in_use.get(task)
-        return element is not None and self.is_tracked(element.source)
+        return element is not None and self.is_tracked(element.source.feeds)
 
     def raise_if_element_went_back(self) -> None:
         """Raise `FeedsWentBack` if a recovery by another task has restored the feeds of the run."""
@@ -243,7 +273,7 @@ class SessionFeeds:
         self.session = None
 
     def _gives_again(self, source: Source) -> bool:
-        return self.is_tracked(source) and not source.is_used_up
+        return self.is_tracked(source.feeds) and not source.is_used_up
 
     async def stop_reading(self) -> None:
         """Stop reading those whose state is about to be restored; they are read on after
@@ -277,8 +307,9 @@ class SessionFeeds:
         self.session = session
         self.tracked = session.tracked
         if session.restored is not None:
-            for source in filter(self.is_tracked, self.sources):
-                source.note_restored()
+            for source in self.sources:
+                if self.is_tracked(source.feeds):
+                    source.note_restored()
         if self._reached < 0:
             return  # the first session
         if session.restored is None:
@@ -348,11 +379,6 @@ def _may_give_elements(tracked: Any) -> bool:
     return isinstance(tracked, (AsyncIterable, Iterable)) and not is_model
 
 
-def _has_ended(feeds: Any) -> bool:
-    """Return whether the feeds are a generator that has ended."""
-    return getattr(feeds, "gi_frame", feeds) is None or getattr(feeds, "ag_frame", feeds) is None
-
-
 def _is_iterable(feeds: object) -> bool:
     """Return whether feeds give several elements: a mapping is one element."""
     if isinstance(feeds, (Mapping, str, bytes)):
@@ -393,26 +419,24 @@ class Source:
 
     stateful: Stateful | None = None
     """The feeds, if they have a state, which counts their elements."""
+    counting: Sequence[str] = ()
+    """The names of other tracked objects whose states may count the elements."""
     ends_at_drain: bool = False
     """Whether a drain ends the wait for an element, as none is lost then."""
 
     def __init__(self, session: SessionFeeds, feeds: object) -> None:
         self.feeds: Any = feeds
-        self.elements: deque[Element] = deque()
+        self.elements: list[Element] = []
         """The elements that wait for a loop, and the one that is being read, by their places."""
         self.has_ended: bool = False
         """Whether the feeds give no more elements."""
-        self.place: int = 0
-        """The place of the element that `take` has returned last."""
         self.changes: Waiters = Waiters()
         """Of a task that reads, which waits for room, and of loops that wait for elements; each
         looks again after a change.
         """
-        self._reads = 0
+        self.reads: int = 0
         self._last_used = 0
         """The last place whose element was used, of feeds with a state."""
-        self._before: Any = None
-        """The state of the feeds before the latest read, if they have a state."""
         self._session = session
         self._coordinator = session.coordinator
         session.sources.add(self)
@@ -428,34 +452,25 @@ class Source:
         """Whether another loop over the same feeds begins anew."""
         return self.has_ended and not self.elements and not self._session.taken_of(self)
 
-    def take(self, producers: Producers | None) -> Any:
-        """Return the next element, or `NOTHING` if it must be waited for. Raise
-        `StopAsyncIteration` at the end, or the error of the feeds.
+    def take(self, producers: Producers | None) -> Element | None:
+        """Return the next element, or None if it must be waited for. Raise `StopAsyncIteration` at
+        the end, or the error of the feeds.
         """
-        element = None
-        if self.elements:
-            element = self.first_unused()
-        if element is None:
-            value = self._read_now(producers)
-            if value is not NOTHING:
-                self._reads += 1
-                self.place = self._reads
-                if self.stateful is not None:
-                    self._note_taken(Element(self, self.place, self._before))
-            return value
-        self.elements.remove(element)
-        self.changes.wake()
+        element = self.first_unused() if self.elements else None
+        if element is not None:
+            self.elements.remove(element)
+            self.changes.wake()
+        else:
+            element = self._read_now(producers)
+            if element is None:
+                return None
         if element.error is not None:
             self.log_after_stop(element.error)
             raise StopAsyncIteration
-        self.place = element.place
-        if self.stateful is not None:
-            self._note_taken(element)
-        return element.value
-
-    def _note_taken(self, element: Element) -> None:
-        element.use = "taken"
-        self._session.in_use[current_task()] = element
+        if self.stateful is not None or self.counting:
+            element.use = "taken"
+            self._session.in_use[current_task()] = element
+        return element
 
     def first_unused(self) -> Element | None:
         """Return the first element that waits for a loop."""
@@ -464,7 +479,7 @@ class Source:
                 return element
         return None
 
-    def _read_now(self, producers: Producers | None) -> Any:
+    def _read_now(self, producers: Producers | None) -> Element | None:
         """Read the next element, if that needs no wait, as `take` does."""
         raise NotImplementedError
 
@@ -472,40 +487,26 @@ class Source:
         """Wait until `take` may have a result. No element is lost if this wait is cancelled."""
         raise NotImplementedError
 
-    def _begin_read(self) -> Element:
-        """Return a new element in the next place."""
-        self._reads += 1
-        if self.stateful is not None:
-            self._before = copy.deepcopy(self.stateful.state_dict())
-        element = Element(self, self._reads, self._before)
-        self.elements.append(element)
-        return element
-
-    def settle(self, value: Any, place: int, *, is_used: bool) -> None:
-        """Count an element as used, because its run is committed, or leave it in its place for
+    def settle(self, element: Element, *, is_used: bool) -> None:
+        """Count a taken element as used, because its run is committed, or leave it in its place for
         another loop.
         """
-        element = None
-        if self.stateful is not None:
-            element = self._session.in_use.pop(current_task())
+        session = self._session
+        if element.use != "unused":
+            del session.in_use[current_task()]
             if element.use == "comes again":
                 return
         if not is_used:
-            self._put_back(element or Element(self, place), value)
+            element.use = "unused"
+            self.elements = sorted([*self.elements, element], key=_place_of)
+            self._set_back()
             return
-        if element is not None:
-            self._last_used = max(self._last_used, place)
-            if self._session.is_tracked(self):
+        if self.stateful is not None:
+            self._last_used = max(self._last_used, element.place)
+            if session.is_tracked(self.feeds):
                 return
-        session = self._session.session
-        if session is not None:
-            self._session.lost_step = session.committed_step
-
-    def _put_back(self, element: Element, value: Any) -> None:
-        element.value = value
-        element.use = "unused"
-        self.elements = deque(sorted([*self.elements, element], key=_place_of))
-        self._set_back()
+        if session.session is not None:
+            session.lost_step = session.session.committed_step
 
     def _set_back(self) -> None:
         """Let feeds with a state give the last elements again, which no loop has taken."""
@@ -553,20 +554,23 @@ class QueueSource(Source):
     _due: int | None = None
     """In a drain, how many elements may have been put, or waited for room, when it began."""
 
-    def _read_now(self, producers: Producers | None) -> Any:
+    def _read_now(self, producers: Producers | None) -> Element | None:
         if self._coordinator.requests.drain_reason is not None:
             self._end_producers(producers)
         if self.has_ended:
             raise StopAsyncIteration
         if self.feeds.empty():
-            return NOTHING
-        value = self.feeds.get_nowait()
-        self._count_due()
-        return value
+            return None
+        return self._element_of(self.feeds.get_nowait())
 
-    def _count_due(self) -> None:
+    def _element_of(self, value: Any) -> Element:
+        """Return the element with a value that was taken out of the queue."""
         if self._due is not None:
             self._due -= 1
+        element = Element(self)
+        element.value = value
+        element.use = "unused"
+        return element
 
     def _end_producers(self, producers: Producers | None) -> None:
         """In a drain, end the producers when they have put what they waited to put.
@@ -591,25 +595,13 @@ class QueueSource(Source):
             value = await self.feeds.get()
         except _QueueShutDown:
             self.has_ended: bool = True
-            return
-        element = self._begin_read()
-        element.value = value
-        element.use = "unused"
-        self._count_due()
+        else:
+            self.elements.append(self._element_of(value))
 
-    def settle(self, value: Any, place: int, *, is_used: bool) -> None:
-        super().settle(value, place, is_used=is_used)
-        if not is_used:
-            return
-        try:
+    def settle(self, element: Element, *, is_used: bool) -> None:
+        super().settle(element, is_used=is_used)
+        if is_used:
             self.feeds.task_done()
-        except ValueError as error:
-            add_note(
-                error,
-                "the session calls task_done of its queue of feeds when a step is complete; leave"
-                " it out elsewhere",
-            )
-            raise
 
 
 class IterableSource(Source):
@@ -636,6 +628,10 @@ class IterableSource(Source):
         """Read on as the latest loop over the feeds asks for: `ahead` elements more than all loops
         have asked for, and in a thread or not.
         """
+        if ahead > 0 and self.counting:
+            ahead = 0
+            problem = "nothing is prefetched, as a state would count elements that no step has used"
+            self._session.report_counting(self, self.counting[0], problem)
         self._ahead = ahead
         self._thread = thread
         self._needs_task = self._is_async or ahead > 0 or thread
@@ -648,30 +644,26 @@ class IterableSource(Source):
             return False
         return self.stateful is None or self._session.session is not None
 
-    def _read_now(self, producers: Producers | None) -> Any:
+    def _read_now(self, producers: Producers | None) -> Element | None:
         if self.has_ended:
             raise StopAsyncIteration
         if self._needs_task or self._reader is not None:
-            return NOTHING
+            return None
+        if self.stateful is not None and not self._can_begin:
+            return None
         coordinator = self._coordinator
         if coordinator.requests.drain_reason is not None and self._is_draining():
             raise StopAsyncIteration
-        if self.stateful is not None:
-            if not self._can_begin:
-                return NOTHING
-            self._before = copy.deepcopy(self.stateful.state_dict())
-        try:
-            if self._iterator is None:
-                self._iterator = iter(self.feeds)
-            if not coordinator.observers:
-                return next(self._iterator)
+        element = Element(self)
+        if coordinator.observers:
             with active("feed", "next feed", observers=coordinator.observers):
-                return next(self._iterator)
-        except StopIteration:
+                self._read_sync(element)
+        else:
+            self._read_sync(element)
+        if element.use == "being read":
             self.has_ended = True
-        except Exception as error:
-            self.log_after_stop(error)
-        raise StopAsyncIteration
+            raise StopAsyncIteration
+        return element
 
     async def wait(self) -> None:
         self._asking += 1
@@ -729,10 +721,10 @@ class IterableSource(Source):
             pass  # the loop that asks for elements gets it as well
         finally:
             self._reader = None
-            errors = [element.error for element in self.elements if element.error is not None]
-            if errors and self._coordinator.should_stop():
+            last = self.elements[-1] if self.elements else None
+            if last is not None and last.error is not None and self._coordinator.should_stop():
                 self.elements.pop()
-                self.log_after_stop(errors[0])
+                self.log_after_stop(last.error)
             self._set_back()
 
     async def _read_all(self) -> None:
@@ -756,7 +748,8 @@ class IterableSource(Source):
             await self.changes.wait()
         if self._is_draining():
             return False
-        element = self._begin_read()
+        element = Element(self)
+        self.elements.append(element)
         observers = self._coordinator.observers if self._ahead or self._thread else ()
         try:
             with active("prefetch", "take a feed", observers=observers):
@@ -798,20 +791,25 @@ class IterableSource(Source):
 
     async def _close_iterator(self) -> None:
         """Close the iterator, unless it is the user's own; a generator is closed in any case."""
+        iterator: Any = self._iterator
         is_generator = isinstance(self._iterator, Generator | AsyncGenerator)
-        is_own = is_generator or self._iterator is not self.feeds
-        iterator: Any = self._iterator if is_own else None
+        is_users = iterator is self.feeds and not is_generator
         self._iterator = None
-        is_in_use = any(element.use == "being read" for element in self.elements)
-        thread_still_reads = self._thread and is_in_use  # it has hung
+        has_hung = self._thread and any(element.use == "being read" for element in self.elements)
+        if is_users or has_hung:
+            return
         try:
             if hasattr(iterator, "aclose"):
                 await iterator.aclose()
-            elif hasattr(iterator, "close") and not thread_still_reads:
+            elif hasattr(iterator, "close"):
                 await self._call(iterator.close)
-        except Exception as error:
-            # Only noted: raised here, it would replace the cancellation that ends the task.
-            self._note_error(error)
+        except Exception:
+            # Raised here, it would replace the cancellation that ends the task.
+            logger.exception(
+                "%s: closing the feeds %s failed",
+                self._coordinator.requests.label,
+                safe_repr(self.feeds),
+            )
 
     async def _call(self, fn: Callable[..., object], *args: object) -> None:
         """Call a function that may block."""
@@ -819,13 +817,3 @@ class IterableSource(Source):
             await to_thread(fn, *args, grace_secs=self._coordinator.owner.grace_secs)
         else:
             fn(*args)
-
-    def _note_error(self, error: Exception) -> None:
-        """Let the loop that asks for the next element get an error."""
-        for element in self.elements:
-            if element.error is not None:
-                add_note(element.error, f"then {safe_repr(error)}")
-                return
-        element = self._begin_read()
-        element.error = error
-        element.use = "unused"

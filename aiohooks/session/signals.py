@@ -28,9 +28,7 @@ from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StopRequestedError
 from aiohooks.session.coordinator import Coordinator, Requests
-
-_NOTICE_SECS = 1.0
-_MOST_SHOWN = 3
+from aiohooks.session.status import SessionStatus
 
 
 class Escalation(enum.IntEnum):
@@ -42,13 +40,6 @@ class Escalation(enum.IntEnum):
     STOP = 2
     CANCEL = 3
     EXIT = 4
-
-
-def next_escalation(current: Escalation | None, *, can_drain: bool) -> Escalation:
-    """Return what follows `current`; None before the first signal."""
-    if current is None:
-        return Escalation.DRAIN if can_drain else Escalation.STOP
-    return Escalation(min(current + 1, Escalation.EXIT))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +68,10 @@ class SignalPolicy:
     drain_secs: float | None = None
 
     def __post_init__(self) -> None:
-        given = self.signals
-        if not isinstance(given, tuple) or not given or not all(map(_can_be_handled, given)):
+        numbers = self.signals
+        if not isinstance(numbers, tuple) or not numbers or not all(map(_can_be_handled, numbers)):
             raise InvalidArgumentError(
-                f"signals is {given!r}; give a tuple of signals that can be handled:"
+                f"signals is {numbers!r}; give a tuple of signals that can be handled:"
                 " (signal.SIGTERM,)"
             )
         for name in ("step_secs", "grace_secs", "drain_secs"):
@@ -88,11 +79,7 @@ class SignalPolicy:
 
 
 def _can_be_handled(number: object) -> bool:
-    return isinstance(number, Signals) and number.name not in (
-        "SIGKILL",
-        "SIGSTOP",
-        "SIGCHLD",
-    )
+    return isinstance(number, Signals) and number.name not in ("SIGKILL", "SIGSTOP", "SIGCHLD")
 
 
 def policy_of(handle_signals: object) -> SignalPolicy | None:
@@ -153,8 +140,11 @@ class StopOnSignal:
     @property
     def next_escalation(self) -> Escalation:
         """What the next signal leads to."""
-        can_drain = self.policy.drain_secs is not None and not self.requests.stopped
-        return next_escalation(self.escalation, can_drain=can_drain)
+        if self.escalation is not None:
+            return Escalation(self.escalation + 1)
+        if self.policy.drain_secs is None or self.requests.stopped:
+            return Escalation.STOP
+        return Escalation.DRAIN
 
     def advance(self, number: Signals) -> None:
         """Record what the signal leads to; harmless in a signal handler."""
@@ -195,23 +185,12 @@ class StopOnSignal:
                 f"{number.name} received, and the step took longer than {policy.step_secs} s more"
             )
             end_step = functools.partial(self._coordinator.owner.end_run, abandoned)
-            notice = functools.partial(self._log_what_lasts, number)
-            self.timers.append(call_later(_NOTICE_SECS, notice))
             self.timers.append(call_later(policy.step_secs, end_step))
             self.timers.append(call_later(policy.grace_secs, end_period))
 
-    def _log_what_lasts(self, number: Signals) -> None:
-        again = ""
-        if number in self.policy.signals:
-            again = f"; another {number.name} cancels that"
-        what = "%s: %s received; it ends after %s%s"
-        logger.warning(what, self.requests.label, number.name, self.doing(), again)
-
-    def doing(self) -> str:
-        """Return what the session is doing, and where it waits."""
-        status = self._coordinator.status()
-        activities = () if status is None else status.doing[:_MOST_SHOWN]
-        return "; ".join(map(str, activities)) or "what its block does"
+    def status(self) -> SessionStatus | None:
+        """Return what the session is doing."""
+        return self._coordinator.status()
 
 
 class LoopSignals:
@@ -376,8 +355,7 @@ class LoopSignals:
         cancelling = {session.task: session.task.cancelling() for session in due}
         for session in due:
             session.is_cancelled = True
-            what = "cancelling %s, which is in %s"
-            logger.warning(what, session.requests.label, session.doing())
+            logger.warning("cancelling %s", session.status())
         self._has_cancelled = True
         number = self._received[-1]
         _last_signals[self._loop] = number

@@ -19,7 +19,7 @@ from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopReques
 from aiohooks.graph.graph import Placeholder, T_co
 from aiohooks.graph.session import RunRequest, Session
 from aiohooks.session.coordinator import Producers, note_own_end_in_drain
-from aiohooks.session.feeds import NOTHING, FeedsWentBack, Source
+from aiohooks.session.feeds import Element, FeedsWentBack, Source
 from aiohooks.session.lifecycle import Lifecycle
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class Steps(Generic[T_co]):
         inputs = () if graph.step_operation is None else graph.step_operation.inputs
         placeholders = [name for name in inputs if isinstance(graph.nodes[name], Placeholder)]
         self._parameter = placeholders[0] if len(placeholders) == 1 else None
-        self._takes_mappings = len(inputs) != 1
+        self._takes_mappings = len(inputs) != 1 or self._parameter is None
         self._has_begun = False
 
     def __aiter__(self) -> Steps[T_co]:
@@ -131,40 +131,42 @@ class Steps(Generic[T_co]):
             self._has_begun = True
             lifecycle.feeds.loops.add(self)
         while True:
-            value = NOTHING
-            place = 0
+            element: Element | None = None
             before = None
             is_running = False
             try:
-                # Not `is_loop_turn_due`: it would cost each step of a loop a call.
+                # Not `is_loop_turn_due`, nor `should_stop`: each would cost a step a call.
                 if requests.pause_reason or turns.now() > turns.loop_turn_due:
                     # Before the next feed, which a stop would lose.
                     await lifecycle.give_loop_turn()
-                if lifecycle.should_stop():
+                if requests.stopped or lifecycle.phase != "open" or lifecycle.gave_up is not None:
                     raise StopAsyncIteration
                 fed = None
                 if source is not None:
-                    value = source.take(self._producers)
-                    while value is NOTHING:  # another loop may be faster
+                    element = source.take(self._producers)
+                    while element is None:  # another loop may be faster
                         await self._wait_for_feed(source)
-                        value = source.take(self._producers)
-                    place = source.place
-                    fed = self._feed_dict(value)
+                        element = source.take(self._producers)
+                    fed = element.value
+                    if not self._takes_mappings:
+                        fed = {self._parameter: fed}
+                    elif self._parameter is not None:
+                        fed = self._mapping_of(fed)
                 elif requests.drain_reason is not None:
                     raise StopAsyncIteration
                 before = lifecycle.waits.scope
                 is_running = True
                 values: T_co = await self._run(self._fetches, fed)
             except BaseException as error:
-                if source is not None and value is not NOTHING:
-                    source.settle(value, place, is_used=self._is_committed(before))
+                if element is not None:
+                    element.source.settle(element, is_used=self._is_committed(before))
                 if isinstance(error, FeedsWentBack):
                     continue
                 if not self._is_end_of_loop(error, is_running=is_running):
                     raise
                 raise StopAsyncIteration from None
-            if source is not None:
-                source.settle(value, place, is_used=True)
+            if element is not None:
+                element.source.settle(element, is_used=True)
             return values
 
     @property
@@ -174,14 +176,13 @@ class Steps(Generic[T_co]):
         """
         return [] if self._source is None else self._source.unused
 
-    def _feed_dict(self, value: Any) -> Any:
-        """Return what a run is fed with: the argument of a step function, or a mapping."""
-        name = self._parameter
-        if name is None or (
-            self._takes_mappings and issubclass(type(value), Mapping) and name in value
-        ):
+    def _mapping_of(self, value: Any) -> Any:
+        """Return the mapping that a step with one parameter, besides the global step, is fed
+        with.
+        """
+        if issubclass(type(value), Mapping) and self._parameter in value:
             return value
-        return {name: value}
+        return {self._parameter: value}
 
     def _is_committed(self, before: RunScope | None) -> bool:
         """Return whether the run of this task that has raised is committed; `before` it was the

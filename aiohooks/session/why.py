@@ -14,31 +14,25 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import os
 import signal
 import socket
 import stat
-import sys
 import tempfile
 import threading
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks._why.builder import wait_graph
 from aiohooks._why.graph import WaitGraph
-from aiohooks._why.tasks import loop_frames
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE
 from aiohooks.session.lifecycle import OPEN_SESSIONS, Lifecycle
 
-_ANSWER_SECS = 0.25
-"""How long a loop that is not blocked may take to answer."""
 _SEND_SECS = 2.0
 _PAUSE_SECS = 1.0
 _SIGNALS = [signal.Signals[name] for name in ("SIGUSR1", "SIGQUIT") if hasattr(signal, name)]
@@ -54,28 +48,8 @@ def why_session(session: Lifecycle) -> WaitGraph:
 
 
 def process_graph() -> WaitGraph:
-    """Return the wait-for graph of all known loops: the answer to another process.
-
-    A single loop that is not blocked makes it itself.
-    """
-    loops = _known_loops()
-    answer: concurrent.futures.Future[WaitGraph] = concurrent.futures.Future()
-
-    def make() -> None:
-        if answer.set_running_or_notify_cancel():
-            try:
-                answer.set_result(_graph(loops))
-            except Exception as error:
-                answer.set_exception(error)
-
-    if len(loops) == 1:
-        (loop,) = loops
-        with contextlib.suppress(RuntimeError):  # it was closed meanwhile
-            loop.call_soon_threadsafe(make)
-            concurrent.futures.wait([answer], _ANSWER_SECS)
-    if answer.cancel():
-        return _graph(loops)
-    return answer.result()
+    """Return the wait-for graph of all known loops: the answer to another process."""
+    return _graph(_known_loops())
 
 
 def _graph(
@@ -84,19 +58,14 @@ def _graph(
 ) -> WaitGraph:
     """Return the wait-for graph of loops, each with its thread, and of their sessions.
 
-    Of a loop of another thread it has the function that runs at this moment.
-
     Args:
         loops: the loops.
         interrupted: the frame that a signal has interrupted, if a signal handler asks.
     """
-    stacks: dict[int, Any] = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-    stacks[threading.get_ident()] = interrupted
-    running = {loop: loop_frames(stacks.get(thread)) for loop, thread in loops.items()}
     sessions = [
         session.awaited() for session in list(OPEN_SESSIONS) if session.requests.loop in loops
     ]
-    return wait_graph(loops, sessions, running)
+    return wait_graph(loops, sessions, interrupted)
 
 
 def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:

@@ -229,7 +229,7 @@ def ending(then: Loop) -> Make:
 
 def restoring(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
     """A slow disk, when a checkpoint is restored."""
-    Saver._fs = HoldingDisk(hold, "read", immediately=True)
+    Saver._fs = HoldingDisk(hold, "readv", immediately=True)
     return session_of(saved_model(directory)), wait_for_feeds
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM to a service while clients wait: two phases of its session's life on each server.
+"""SIGTERM to a service while clients wait: three phases of its session's life on each server.
 
 All phases, with many clients, are in the command: `python -m tests.fuzz.service_stop --clients
 2000`.
@@ -24,7 +24,7 @@ STREAM = (
 @pytest.mark.slow
 @pytest.mark.sample
 @pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("phase", ["waiting for the chief", "saving"])
+@pytest.mark.parametrize("phase", ["waiting for the chief", "restoring", "saving"])
 def test_all_clients_get_the_reason(server: str, phase: str) -> None:
     """Clients that wait for a step and those that follow the events get the reason, and the server
     waits for no limit.

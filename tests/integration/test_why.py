@@ -92,8 +92,8 @@ HANGS = {
         r" weights \(.*no publisher"
     ),
     "recovery": (
-        r"in recovery 1 from Unavail.*, recovery at LINE waits for a recovery, S <- the pause of"
-        r" 600 s .*is away"
+        r"in recovery 1 from Unavail.*, recovery at LINE waits for the pause of 600 s before"
+        r" recovery 1 .*is away'\)\), S"
     ),
     "blocked_loop": (
         r"'chief' \(step 1, in run 1\) waits for Block.after_run \(runs; the event loop waits"

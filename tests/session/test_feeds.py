@@ -17,7 +17,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.clock import sleep
-from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import ManualClock, RecordingHook, explore
 from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook
@@ -569,15 +568,6 @@ async def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str
             session.steps("train", **options)
 
 
-async def test_a_generator_that_has_ended_is_refused() -> None:
-    """It would give no element, and the loop would end without a word."""
-    async with ah.AsyncMonitoredSession(same) as session:
-        for feeds in (Source(1).numbers(), Source(1).plain()):
-            assert [one async for one in session.steps("same", feeds=feeds)] == [0]
-            with invalid("which has ended", "make a new one"):
-                session.steps("same", feeds=feeds)
-
-
 # -- feeds that fail as the session stops
 
 
@@ -669,8 +659,7 @@ async def test_a_prefetched_error_outlives_the_loop_that_has_not_got_it(
             with pytest.raises(OSError, match="the disk is gone"):
                 await use_up(session.steps("batch", feeds=feeds, prefetch=3, thread=thread))
             await until_true(lambda: not session.status().background)
-            with invalid("which has ended"):
-                session.steps("batch", feeds=feeds, prefetch=3)
+            await use_up(session.steps("batch", feeds=feeds, prefetch=3))
     logged = [record.exc_info for record in caplog.records if record.levelname == "ERROR"]
     assert [info and info[1] for info in logged] == ([] if continues else [error])
 
@@ -723,15 +712,26 @@ class Model(Numbers):
         self.position += 1
 
 
-@pytest.mark.parametrize(
+WRAPS = pytest.mark.parametrize(
     "wrap",
     [around, lambda loader: map(abs, loader), lambda loader: (number for number in loader)],
     ids=["async", "map", "generator"],
 )
-async def test_feeds_that_may_read_a_tracked_loader_are_rejected(tmp_path: Path, wrap: Any) -> None:
-    """The state of a tracked loader counts the elements that it has given: a resumed run would skip
-    those that other feeds have taken and no step has used. Given as feeds itself, it counts the
-    elements that steps have used, and other feeds may be used beside it.
+
+
+def counting_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings about tracked objects that feeds may read."""
+    return [message for message in caplog.messages if "read tracked['data']" in message]
+
+
+@WRAPS
+@pytest.mark.parametrize("thread", [False, True])
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_feeds_around_a_tracked_loader_skip_nothing(
+    tmp_path: Path, wrap: Any, prefetch: int, thread: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The state of a tracked loader counts the elements that it has given. Feeds that may read it
+    are not prefetched, so each save counts the elements of the steps; a resumed run skips none.
     """
     used: list[int] = []
     for last in (3, 7, 12):
@@ -739,13 +739,92 @@ async def test_feeds_that_may_read_a_tracked_loader_are_rejected(tmp_path: Path,
         creator = ah.ChiefSessionCreator(
             same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path
         )
-        hooks = [ah.CheckpointSaverHook(), ah.StopAtStepHook(last_step=last)]
-        async with ah.AsyncMonitoredSession(creator, hooks) as session:
-            with pytest.raises(InvalidArgumentError, match=r"may read tracked\['data'\]"):
-                session.steps("same", feeds=wrap(loader))
-            await use_up(session.steps("same", feeds=loader, prefetch=last % 3), used)
-            await use_up(session.steps("same", feeds=wrap(Numbers(2))), [])
+        saver = ah.CheckpointSaverHook(every=ah.Every(steps=1), save_on_end=False)
+        async with ah.AsyncMonitoredSession(
+            creator, [saver, ah.StopAtStepHook(last_step=last)]
+        ) as session:
+            in_thread = thread and wrap is not around
+            feeds = wrap(loader)
+            steps = session.steps("same", feeds=feeds, prefetch=prefetch, thread=in_thread)
+            await use_up(steps, used)
     assert used == [*range(1, 12)]
+    warnings = counting_warnings(caplog)
+    assert len(warnings) == (3 if prefetch else 0)
+    assert all("nothing is prefetched" in warning for warning in warnings)
+
+
+async def test_a_state_that_counts_an_unused_element_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A run has an element, or has failed with it, when the state of the session is taken: one
+    warning names the tracked object whose state may count the element.
+    """
+    loader = Numbers()
+    holds = asyncio.Event()
+
+    async def fail(number: int) -> int:
+        await holds.wait()
+        raise OSError("not yet")
+
+    creator = ah.ChiefSessionCreator(fail, scaffold=ah.Scaffold(tracked={"data": loader}))
+    async with ah.AsyncSingularMonitoredSession(creator) as session:
+        raw = session.raw_session()
+        assert raw is not None
+        feeds = (number for number in loader)
+        steps = session.steps(feeds=feeds)
+        loop = await parked(anext(steps))
+        raw.state_dict()
+        assert len(counting_warnings(caplog)) == 1
+        holds.set()
+        with pytest.raises(OSError, match="not yet"):
+            await loop
+        raw.state_dict()
+    (warning,) = counting_warnings(caplog)
+    assert "skips it" in warning
+    assert "give the object itself as feeds=" in warning
+
+
+async def test_feeds_beside_a_tracked_buffer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A buffer that steps fill may be iterable: a generator of other elements feeds the steps, and
+    each save has the buffer as the step has left it.
+    """
+
+    class Buffer(Numbers):
+        def add(self, number: int) -> None:
+            self.position += number
+
+    async def step(number: int) -> None:
+        buffer.add(number)
+
+    for total in (6, 12):
+        buffer = Buffer()
+        creator = ah.ChiefSessionCreator(
+            step, scaffold=ah.Scaffold(tracked={"data": buffer}), checkpoint_dir=tmp_path
+        )
+        async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]) as session:
+            await use_up(session.steps(feeds=(number for number in (1, 2, 3))))
+        assert buffer.position == total
+    assert counting_warnings(caplog) == []
+
+
+@WRAPS
+async def test_a_tracked_loader_may_be_read_ahead_by_its_own_loop(
+    wrap: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loader that is given as feeds itself counts the elements that steps have used: other feeds
+    may be prefetched in the same session.
+    """
+    loader = Numbers(5)
+    creator = ah.ChiefSessionCreator(same, scaffold=ah.Scaffold(tracked={"data": loader}))
+    async with ah.AsyncMonitoredSession(creator) as session:
+        used = list[int]()
+        await use_up(session.steps("same", feeds=loader, prefetch=2), used)
+        await use_up(session.steps("same", feeds=wrap(Numbers(2)), prefetch=2), used)
+        await use_up(session.steps("same", feeds=[8, 9], prefetch=2), used)
+    assert used == [1, 2, 3, 4, 5, 1, 2, 8, 9]
+    assert counting_warnings(caplog) == []
 
 
 @pytest.mark.parametrize(("prefetch", "loops"), [(0, 1), (0, 2), (3, 1), (3, 2)])

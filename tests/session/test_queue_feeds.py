@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.errors import notes_of
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, do_nothing, put, same, use_up
@@ -97,19 +96,6 @@ async def test_an_element_is_done_once_after_a_recovery() -> None:
         )
         await queue.join()
     assert used == [1, 2]
-
-
-async def test_a_program_that_counts_what_is_done_as_well_is_an_error() -> None:
-    """The error of the queue says who has counted already."""
-    queue = filled(1)
-
-    async def step(one: int) -> None:
-        queue.task_done()
-
-    with pytest.raises(ValueError, match="called too many times") as raised:
-        async with ah.AsyncMonitoredSession(step) as session:
-            await anext(session.steps(feeds=queue))
-    assert "the session calls task_done of its queue" in str(notes_of(raised.value))
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="queues have a shutdown since 3.13")

@@ -238,7 +238,7 @@ async def test_one_of_them_stops_already(clock: ManualClock) -> None:
     async with handling(step_secs=5.0, grace_secs=30.0) as stopped, handling() as drains:
         stopped.request_stop("over")
         await drain_of(drains)
-        assert clock.pending == 4, "three of the stop, one of the drain"
+        assert clock.pending == 3, "two of the stop, one of the drain"
         assert not drains.should_stop()
 
 

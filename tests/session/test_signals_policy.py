@@ -442,8 +442,10 @@ def test_request_stop_in_a_handler_of_ones_own_wakes_the_loop() -> None:
 @pytest.mark.parametrize("can_drain", [False, True])
 def test_an_escalation_ends_the_process_at_last(can_drain: bool) -> None:
     """Each signal leads one step further: a drain where there is one, a stop, a cancel, the end."""
-    reached = [signals.next_escalation(None, can_drain=can_drain)]
-    for _ in range(4):
-        reached.append(signals.next_escalation(reached[-1], can_drain=can_drain))
-    expected = [*signals.Escalation, signals.Escalation.EXIT, signals.Escalation.EXIT]
-    assert reached == expected[not can_drain :][:5]
+    policy = ah.SignalPolicy(drain_secs=1 if can_drain else None)
+    session = signals.StopOnSignal(policy, ah.Coordinator())
+    reached: list[signals.Escalation] = []
+    while signals.Escalation.EXIT not in reached:
+        session.escalation = session.next_escalation
+        reached.append(session.escalation)
+    assert reached == [*signals.Escalation][not can_drain :]

@@ -121,13 +121,8 @@ async def test_a_session_says_why_it_waits() -> None:
     assert str(session.why()) != ""
 
 
-async def test_other_processes_ask(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_other_processes_ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They ask by the process ID and get text or JSON; a pause is named, too."""
-    monkeypatch.setattr(
-        why, "_ANSWER_SECS", HANG_SECS
-    )  # for the loop, after which it counts as blocked
     async with opened() as session:
         assert files(folder) == [f"{os.getpid()}.sock"]
         assert os.stat(folder).st_mode & 0o777 == 0o700

@@ -47,7 +47,7 @@ async def starting() -> AsyncGenerator[Start]:
 async def lines() -> list[str]:
     """Return the text of the graph, when all tasks wait."""
     await ticks()
-    return wait_graph([asyncio.get_running_loop()]).lines()
+    return wait_graph({asyncio.get_running_loop(): threading.get_ident()}).lines()
 
 
 async def lines_with(pattern: str) -> list[str]:
@@ -502,7 +502,7 @@ async def test_threads() -> None:
             end.set()
             await lines_with(rf"{thread} <- queue.Queue.get$")
             with items.mutex:  # as in code that a signal has interrupted
-                assert wait_graph([loop]).edges
+                assert wait_graph({loop: 0}).edges
 
 
 async def test_a_thread_that_waits_for_the_loop() -> None:
