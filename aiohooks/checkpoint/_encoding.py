@@ -32,6 +32,8 @@ from aiohooks.errors import InvalidArgumentError, missing_extra
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from aiohooks.checkpoint._files import FileReader
+
 try:
     import msgspec
     import numpy as np
@@ -46,12 +48,6 @@ _Sizes: TypeAlias = Annotated[list[_Size], msgspec.Meta(max_length=64)]
 CHUNK_BYTES = 1 << 20
 """The size of one write."""
 _ALIGNMENT = 64
-_MAX_UNCHECKED = 100_000
-"""Behind so many containers, their values are counted."""
-_MAX_GROWTH = 1000
-"""How many times as many values as there are may be written, because containers are in the state
-more than once.
-"""
 # The limit of the safetensors library.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -62,13 +58,6 @@ _SUPPORTED = re.compile(
     r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[mM]8\[[0-9]*[a-zA-Z]+\]|U[0-9]+|S[0-9]+)",
     re.ASCII,
 )
-_DTYPE_HINTS = {
-    "O": "give a list of its items, or an array of numbers",
-    "V": "give a dict of its fields, or its bits as .view(numpy.uint8)",
-    "m": "give it a unit, such as .astype('m8[ns]')",
-    "M": "give it a unit, such as .astype('M8[ns]')",
-}
-_BASES = (int, float, str, bytes, tuple, list, dict)
 
 
 # Arrays
@@ -133,7 +122,7 @@ class _Entry(msgspec.Struct, gc=False):
 _read_header = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
-def read_arrays(file: io.BufferedIOBase, size: int) -> dict[str, Array]:
+def read_arrays(file: FileReader | io.BytesIO, size: int) -> dict[str, Array]:
     """Return the bytes of each array of a file of `size` bytes, in memory of their own.
 
     The safetensors library copies all arrays in one call that holds the interpreter's lock, so that
@@ -155,33 +144,18 @@ def read_arrays(file: io.BufferedIOBase, size: int) -> dict[str, Array]:
         if begin != position or end < begin:
             raise DamagedError("is not a safetensors file (its arrays overlap, or have gaps)")
         position = end
-    left = size - 8 - header_size
-    if position != left:
-        raise DamagedError(f"has {left} bytes of arrays, and {position} in its header")
+    data_size = size - 8 - header_size
+    if position != data_size:
+        raise DamagedError(f"has {data_size} bytes of arrays, and {position} in its header")
     arrays: dict[str, Array] = {}
-    memory = _new_memory([end - begin for begin, end, _ in in_order])
-    for (_, _, name), array in zip(in_order, memory, strict=True):
-        file.readinto(cast("Any", array))
-        arrays[name] = array
+    for begin, end, name in in_order:
+        arrays[name] = _new_memory(end - begin)
+        file.readinto(cast("Any", arrays[name]))
     return arrays
 
 
-def _new_memory(sizes: list[int]) -> Iterator[Array]:
-    """Yield memory of these sizes: each large array has its own, and small ones share some."""
-    part_bytes = min(sum(sizes), CHUNK_BYTES)
-    unused = _aligned_memory(0)
-    for size in sizes:
-        if size >= CHUNK_BYTES:
-            yield _aligned_memory(size)
-            continue
-        if size > len(unused):
-            unused = _aligned_memory(part_bytes)
-        yield unused[:size]
-        unused = unused[-(-size // _ALIGNMENT) * _ALIGNMENT :]
-
-
-def _aligned_memory(size: int) -> Array:
-    # As torch aligns its own: the last bits of a matrix product may depend on it.
+def _new_memory(size: int) -> Array:
+    # Aligned as torch aligns its own: the last bits of a matrix product may depend on it.
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size]
@@ -218,10 +192,6 @@ class _Encoder:
         self.arrays: dict[str, _Stored] = {}
         self._path: list[str | int] = []
         """Keys and indexes that lead to the value that is being converted."""
-        self._containers = 0
-        self._written = 0
-        self._limit = 0
-        self._counted: set[int] = set()
         self._torch: Any = torch_support()
         self._storage_names: dict[Any, str] = {}
 
@@ -239,13 +209,9 @@ class _Encoder:
             return _extension(_SCALAR, [self._checked_dtype(value.dtype), value.tobytes()])
         if self._torch is not None and self._torch.is_tensor(value):
             return self._tensor(value)
-        hint = "give plain data, or what its state_dict() returns"
-        for base in _BASES:
-            if isinstance(value, base):
-                hint = f"give {base.__name__}(...) of it"
         raise self._rejected(
             f"is of the type {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold;"
-            f" {hint}",
+            " give plain data, such as int(...) of an enum, or what its state_dict() returns",
         )
 
     def text(self, value: str) -> str:
@@ -267,7 +233,7 @@ class _Encoder:
         return Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag))
 
     def items(self, values: Sequence[Any]) -> list[Any]:
-        self._enter(values)
+        self._enter()
         converted: list[Any] = []
         for index, value in enumerate(values):
             self._path[-1] = index
@@ -287,7 +253,7 @@ class _Encoder:
                     f"has the key {key!r} of type {type(key).__name__}; keys are str or int of 64"
                     " bits: give str(...) of it",
                 )
-        self._enter(values)
+        self._enter()
         converted: dict[Any, Any] = {}
         for key, value in values.items():
             self._path[-1] = key
@@ -353,29 +319,14 @@ class _Encoder:
         self.arrays[name] = stored
         return name
 
-    def _enter(self, container: Any) -> None:
+    def _enter(self) -> None:
         """Begin to convert the values in a container; the last of the path is for their keys."""
         if len(self._path) >= MAX_DEPTH:
             place = _place(self._path[:4])
             raise InvalidArgumentError(
                 f"{place}... is nested deeper than {MAX_DEPTH} levels, or in itself; flatten it",
             )
-        self._containers += 1
-        if self._containers > _MAX_UNCHECKED:
-            self._check_repetition(container)
         self._path.append("")
-
-    def _check_repetition(self, container: Any) -> None:
-        """Raise if containers that share containers would make the state grow without end."""
-        self._written += len(container)
-        if id(container) not in self._counted:
-            self._counted.add(id(container))
-            self._limit += _MAX_GROWTH * len(container)
-        if self._written > self._limit:
-            raise self._rejected(
-                "is in the state again and again through containers that share it, and each time"
-                " would be written; give it once, or as an array",
-            )
 
     def _checked_dtype(self, dtype: np.dtype[Any]) -> str:
         """Return the name of a dtype, if it has an exact form on disk."""
@@ -383,9 +334,9 @@ class _Encoder:
         # have the name of plain bytes.
         if dtype.kind in "biufcmMUS" and _SUPPORTED.fullmatch(dtype.str):
             return dtype.str
-        hint = _DTYPE_HINTS.get(dtype.kind, "give it as .astype(numpy.float64), for example")
         raise self._rejected(
-            f"has the dtype {dtype}, which a checkpoint cannot hold exactly; {hint}",
+            f"has the dtype {dtype}, which a checkpoint cannot hold exactly; give numbers, such as"
+            " .astype(numpy.float64), times with a unit, or a list or dict of its items",
         )
 
     def _rejected(self, reason: str) -> InvalidArgumentError:
@@ -415,7 +366,7 @@ def _bytes_of(array: Array) -> memoryview:
 def _place(path: Sequence[str | int]) -> str:
     """Return the text for a place in the state, such as `state['a'][0]`."""
     text = "state" + "".join(f"[{key!r}]" for key in path)
-    return text if len(text) <= 400 else text[:400] + "..."
+    return text[:400]
 
 
 # Reading

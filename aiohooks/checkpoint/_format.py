@@ -162,8 +162,8 @@ def unused_name(name: str, names: Container[str]) -> str:
 
 def next_sequence(names: Iterable[str]) -> int:
     """Return the highest sequence in a directory plus 1; damaged checkpoints count."""
-    found = [parse_name(text) or parse_damaged(text) for text in names]
-    return max((name.sequence for name in found if name is not None), default=0) + 1
+    parsed = [parse_name(text) or parse_damaged(text) for text in names]
+    return max((name.sequence for name in parsed if name is not None), default=0) + 1
 
 
 # Manifests
@@ -284,7 +284,11 @@ def _metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
 
 
 def _canonical(content: object) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
+    return json.dumps(
+        content,
+        sort_keys=True,
+        separators=(",", ":"),
+    ).encode("ascii")
 
 
 def _sealed(content: Mapping[str, Any]) -> bytes:

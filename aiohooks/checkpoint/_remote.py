@@ -421,7 +421,12 @@ class RemoteDirectory:
         path = f"{name}/{_format.MANIFEST}"
         return await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + 1)
 
-    def read_range(self, path: str, start: int, end: int) -> bytes | None:
+    def read_range(
+        self,
+        path: str,
+        start: int,
+        end: int,
+    ) -> bytes | None:
         """Read a part of a file; return None if the file is missing. This method blocks."""
         fs, root = self._open()
         try:
@@ -430,16 +435,13 @@ class RemoteDirectory:
             return None
         return data
 
-    async def verify(self, manifest: Manifest) -> None:
-        """Read the files of a checkpoint to their ends. Raises as `RemoteFile.read` does."""
-        for name in manifest.files:
-            file = RemoteFile(self, manifest, name)
-            while await file.read():
-                pass
-
     # Writing
 
-    async def upload(self, manifest: Manifest, contents: Mapping[str, FileReader]) -> None:
+    async def upload(
+        self,
+        manifest: Manifest,
+        contents: Mapping[str, FileReader],
+    ) -> None:
         """Write a checkpoint: its files, and when they verify, its manifest.
 
         Nothing is written if the checkpoint is there, and only the manifest if its metrics differ.
@@ -456,7 +458,8 @@ class RemoteDirectory:
             for file, reader in contents.items():
                 await self._write_file(f"{name}/{file}", reader)
             with damage_in("what was read back of"):
-                await self.verify(manifest)
+                for file in manifest.files:
+                    await RemoteFile(self, manifest, file).verify()
         elif existing.files != manifest.files:
             raise MirrorError(f"another checkpoint has the name {name}: a mirror has one writer")
         data = _format.encode(manifest)
@@ -466,7 +469,11 @@ class RemoteDirectory:
                 raise DamagedError(f"{_format.MANIFEST} is not what was uploaded")
         self._checkpoints[name] = manifest.checkpoint(Path())
 
-    async def _write_file(self, path: str, source: FileReader | io.BytesIO) -> None:
+    async def _write_file(
+        self,
+        path: str,
+        source: FileReader | io.BytesIO,
+    ) -> None:
         file = await self.call(self._create, path)
         try:
             while block := await to_thread(source.read, _BLOCK_BYTES):
@@ -489,29 +496,35 @@ class RemoteDirectory:
 
     # Removing
 
-    async def remove_old(self, keep: KeepPolicy, names: Sequence[Name], saved: Name) -> None:
+    async def remove_old(
+        self,
+        keep: KeepPolicy,
+        names: Sequence[Name],
+        saved: Name,
+    ) -> None:
         """Remove the checkpoints among `names` that are older than `saved` and not kept.
 
         Uploads that have not been finished are removed, too.
         """
-        known = self._checkpoints
+        sound: dict[Name, Checkpoint] = {}
         old: list[Name] = []
-        for name in names:
-            if name not in known:
-                with contextlib.suppress(DamagedError, NewerVersionError):
-                    manifest = await self.read_manifest(name)
-                    if manifest is None:
-                        old.append(name)
-                    else:
-                        known[name] = manifest.checkpoint(Path())
-        newest_first = [
-            known[name] for name in sorted({saved, *names}, reverse=True) if name in known
-        ]
-        old += map(_format.name_of, not_kept(keep, newest_first, known[saved]))
+        for name in sorted({saved, *names}, reverse=True):
+            with contextlib.suppress(DamagedError, NewerVersionError):
+                checkpoint = self._checkpoints.get(name) or await self._read_checkpoint(name)
+                if checkpoint is None:
+                    old.append(name)
+                else:
+                    sound[name] = checkpoint
+        self._checkpoints = sound
+        old += map(_format.name_of, not_kept(keep, list(sound.values()), sound[saved]))
         for name in old:
             if name < saved:
                 await self.call(self._remove, name)
-                known.pop(name, None)
+                sound.pop(name, None)
+
+    async def _read_checkpoint(self, name: Name) -> Checkpoint | None:
+        manifest = await self.read_manifest(name)
+        return None if manifest is None else manifest.checkpoint(Path())
 
     def _remove(self, name: Name) -> None:
         fs, root = self._open()
@@ -527,13 +540,23 @@ class RemoteDirectory:
 class RemoteFile:
     """Reads a file of a checkpoint in a mirror, and verifies it."""
 
-    def __init__(self, directory: RemoteDirectory, manifest: Manifest, file: str) -> None:
+    def __init__(
+        self,
+        directory: RemoteDirectory,
+        manifest: Manifest,
+        file: str,
+    ) -> None:
         self._directory = directory
         self._path = f"{manifest.name}/{file}"
         self._file = file
         self._entry = manifest.files[file]
         self._size = 0
         self._crc32 = 0
+
+    async def verify(self) -> None:
+        """Read the file to its end. Raises as `read` does."""
+        while await self.read():
+            pass
 
     async def read(self) -> bytes:
         """Return the next block; b"" at the end.
@@ -542,19 +565,19 @@ class RemoteFile:
             DamagedError: the file is missing, or does not have the size or checksum of its entry.
             MirrorError: it could not be read.
         """
-        left = self._entry.size - self._size
-        if not left:
+        unread_size = self._entry.size - self._size
+        if not unread_size:
             return b""
         with damage_in(self._file):
             data = await self._directory.call(self._read_block)
             if data is None:
                 raise DamagedError("is missing")
             # A block is read with the byte after it, which finds a file that is too long.
-            if len(data) != min(_BLOCK_BYTES + 1, left):
+            if len(data) != min(_BLOCK_BYTES + 1, unread_size):
                 raise DamagedError(f"does not have the {self._entry.size} bytes in the manifest")
             block = data[:_BLOCK_BYTES]
             self._size += len(block)
-            if len(block) == left and self._crc32 != self._entry.crc32:
+            if len(block) == unread_size and self._crc32 != self._entry.crc32:
                 raise DamagedError("does not have the checksum in the manifest")
             return block
 

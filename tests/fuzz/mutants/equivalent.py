@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-_SIGN = 'sign = 1 if self.mode == "min" else -1'
-
 _EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImplemented"
 _READ = "return await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + {})"
 _TRUNCATE = "self._fs.ftruncate(fd, {})"
@@ -18,16 +16,6 @@ _LONGEST = "longest = min(self.max_secs, self.initial_secs * 2.0 ** min(attempt 
 _PAUSED = "return self.requests.pause_reason is not None or "
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-    (
-        "aiohooks/checkpoint/policies.py",
-        "KeepBest.kept",
-        f"{_SIGN}  =>  {_SIGN.replace('1 if', '2 if')}",
-    ): "only its sign counts",
-    (
-        "aiohooks/checkpoint/policies.py",
-        "KeepBest.kept",
-        f"{_SIGN}  =>  {_SIGN.replace('-1', '-2')}",
-    ): "only its sign counts",
     (
         "aiohooks/session/monitored.py",
         "AsyncMonitoredSession.__del__",
