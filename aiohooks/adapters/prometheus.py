@@ -269,7 +269,11 @@ class _SessionCollector(Collector):
         self._failed: set[str] = set()
         self._failures: Counter[tuple[str, str]] = Counter()  # by session and error
 
-    def add(self, name: str, read: Callable[[], list[_Sample]]) -> None:
+    def add(
+        self,
+        name: str,
+        read: Callable[[], list[_Sample]],
+    ) -> None:
         if name in self._readers:
             raise InvalidArgumentError(
                 f"the registry shows a session named {name!r} already; give each session a `name`,"

@@ -286,12 +286,12 @@ class _Encoder:
         name = self._add(_Stored(native, shape, array.nbytes, alignment, data))
         return _extension(_ARRAY, [name, dtype, shape])
 
-    def _tensor(self, given: Any) -> Ext:
+    def _tensor(self, value: Any) -> Ext:
         """Add the memory of a tensor, once; tensors that share it share it after a restore."""
-        reason = self._torch.refusal(given)
+        reason = self._torch.refusal(value)
         if reason is not None:
             raise self._rejected(reason)
-        tensor = self._torch.as_stored(given)
+        tensor = self._torch.as_stored(value)
         dtype = self._torch.dtype_name(tensor)
         shape = list(tensor.shape)
         address = self._torch.storage_address(tensor)

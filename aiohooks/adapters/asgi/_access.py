@@ -15,13 +15,11 @@ from aiohooks.errors import InvalidArgumentError, printable
 
 @dataclass(frozen=True, slots=True)
 class JsonReply:
-    """A status and a JSON body; with `retry`, the client may ask again soon."""
+    """A status, a JSON body and headers."""
 
     status: int
     body: dict[str, Any] = field(default_factory=dict[str, Any])
-    retry: bool = False
-    allow: str = ""
-    """The methods that the path has, if the method of the request is wrong."""
+    headers: Mapping[str, str] | None = None
 
 
 def encode_json(report: dict[str, Any]) -> bytes:
@@ -32,10 +30,18 @@ def encode_json(report: dict[str, Any]) -> bytes:
     return text.encode("ascii")
 
 
-def error_reply(status: int, error: str, message: str, *, retry: bool = False) -> JsonReply:
+def error_reply(
+    status: int,
+    error: str,
+    message: str,
+    headers: Mapping[str, str] | None = None,
+) -> JsonReply:
     """Return a reply with an error code for programs and a message for people."""
-    return JsonReply(status, {"error": error, "message": message}, retry)
+    return JsonReply(status, {"error": error, "message": message}, headers)
 
+
+RETRY = {"retry-after": "1"}
+"""The header of a reply after which the client may ask again soon."""
 
 _HOST_HEADER = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
@@ -93,13 +99,10 @@ class AccessPolicy:
             scope: the request.
             controls: whether the path changes the session.
         """
-        allowed = ["GET", "HEAD"]
-        if controls:
-            allowed = ["POST"]
-        if scope["method"] not in allowed:
-            allow = ", ".join(allowed)
-            body = {"error": "method_not_allowed", "message": f"this path has the methods {allow}"}
-            return JsonReply(405, body, allow=allow)
+        allowed = "POST" if controls else "GET, HEAD"
+        if scope["method"] not in allowed.split(", "):
+            message = f"this path has the methods {allowed}"
+            return error_reply(405, "method_not_allowed", message, {"allow": allowed})
         headers = _headers(scope)
         hosts = headers.get(b"host", [])
         own: bytes | None = None
@@ -116,7 +119,11 @@ class AccessPolicy:
                 return _origin_reply(b"Sec-Fetch-Site: " + site)
         return None
 
-    def _is_own_host(self, host: str, scope: Mapping[str, Any]) -> bool:
+    def _is_own_host(
+        self,
+        host: str,
+        scope: Mapping[str, Any],
+    ) -> bool:
         match = _HOST_HEADER.fullmatch(host)
         if match is None:
             return False
@@ -153,6 +160,7 @@ class AccessPolicy:
             401,
             "token_needed",
             "send the header Authorization: Bearer TOKEN; the page takes it from #TOKEN",
+            {"www-authenticate": "Bearer"},
         )
 
 

@@ -9,7 +9,13 @@ from typing import Any
 
 from aiohooks._core.calls import limited
 from aiohooks._core.cancel import retrieve_exception, wait_done
-from aiohooks.adapters.asgi._access import JsonReply, error_reply, safe_error, safe_text
+from aiohooks.adapters.asgi._access import (
+    RETRY,
+    JsonReply,
+    error_reply,
+    safe_error,
+    safe_text,
+)
 from aiohooks.adapters.asgi._report import SessionReporter
 from aiohooks.errors import (
     PublisherFailedError,
@@ -45,7 +51,11 @@ def reached_reply(session: AsyncMonitoredSession, wanted: int) -> JsonReply | No
     return JsonReply(200, {"step": position.step, "wanted": wanted, "epoch": position.epoch})
 
 
-async def wait_for_step(reporter: SessionReporter, wanted: int, timeout: float | None) -> JsonReply:
+async def wait_for_step(
+    reporter: SessionReporter,
+    wanted: int,
+    timeout: float | None,
+) -> JsonReply:
     """Wait until a step is reached, until it cannot be reached anymore, or until the timeout.
 
     Return the reply. This raises no error of the session.
@@ -86,7 +96,8 @@ def _unreached_reply(reporter: SessionReporter, error: Exception | None) -> Json
             text = safe_text(str(error))
             if kind is PublisherFailedError and error.__cause__ is not None:
                 text = f"{text}: {safe_error(error.__cause__)}"
-            return error_reply(status, code, text, retry=kind is StoreUnavailableError)
+            headers = RETRY if kind is StoreUnavailableError else None
+            return error_reply(status, code, text, headers)
     if error is None or isinstance(error, (StopRequestedError, SessionClosedError)):
         return _ended_reply(reporter)
     text = f"a background task of the session failed: {safe_error(error)}"
@@ -99,7 +110,7 @@ def _ended_reply(reporter: SessionReporter) -> JsonReply:
     if not health.ok:
         return error_reply(503, "failed", f"the session failed: {health.failure}")
     if health.state == "starting" and health.stop_reason is None:
-        return error_reply(503, "not_started", "the session was not entered yet", retry=True)
+        return error_reply(503, "not_started", "the session was not entered yet", RETRY)
     reason = health.stop_reason or "it has ended"
     return error_reply(410, "stopped", f"the session makes no more steps: {reason}")
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from aiohooks._core.validate import check_callable, check_instance, check_secs, checked_int
 from aiohooks.adapters.asgi._access import (
+    RETRY,
     AccessPolicy,
     JsonReply,
     encode_json,
@@ -165,7 +166,12 @@ class SessionService:
         """Return the session's current health, as `GET health` does."""
         return self._reporter.health()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         """Serve one request, or the lifespan of a server, according to ASGI."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -259,7 +265,7 @@ class SessionService:
             return reply
         if self._waiters >= self._max_waiters:
             message = f"{self._max_waiters} clients are waiting already"
-            return error_reply(503, "too_many", message, retry=True)
+            return error_reply(503, "too_many", message, RETRY)
         self._waiters += 1
         try:
             wait = wait_for_step(self._reporter, wanted, timeout)
@@ -296,14 +302,7 @@ def _file_endpoint(name: str, media_type: str, has_controls: bool) -> _Endpoint:
 
 
 def _response(reply: JsonReply) -> Response:
-    headers: dict[str, str] = {}
-    if reply.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    if reply.allow:
-        headers["allow"] = reply.allow
-    if reply.retry:
-        headers["retry-after"] = "1"
-    return Response(encode_json(reply.body), reply.status, headers, "application/json")
+    return Response(encode_json(reply.body), reply.status, reply.headers, "application/json")
 
 
 async def _not_found(request: Request, error: HTTPException) -> Response:

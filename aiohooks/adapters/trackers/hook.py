@@ -94,7 +94,12 @@ class TrackerHook(ScheduledHook):
     def statistics(self) -> TrackerStatistics:
         """Return the counts of the current or the last session."""
         sender = self._sender
-        return TrackerStatistics(sender.sent, len(sender.records()), sender.lost, sender.error)
+        return TrackerStatistics(
+            sender.sent,
+            len(sender.records()),
+            sender.lost,
+            sender.error,
+        )
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Continue after the step at which the session starts, or to which a recovery moved it."""
@@ -120,7 +125,13 @@ class TrackerHook(ScheduledHook):
         metrics: dict[str, Any] = dict(run_context.metrics)
         metrics.update(run_values.results or {})
         if metrics:
-            self._sender.send(Record(step, self._timer.time(), checked_numbers(metrics)))
+            self._sender.send(
+                Record(
+                    step,
+                    self._timer.time(),
+                    checked_numbers(metrics),
+                )
+            )
 
     async def close(self, exc: BaseException | None) -> None:
         """Send the metrics that wait, for at most `drain_secs`; the rest is lost."""
@@ -155,7 +166,12 @@ class Sender(ThreadQueue[Record | Start]):
     the tracker.
     """
 
-    def __init__(self, tracker: Tracker, max_queue: int, previous: Sender | None) -> None:
+    def __init__(
+        self,
+        tracker: Tracker,
+        max_queue: int,
+        previous: Sender | None,
+    ) -> None:
         """Create a sender; the thread starts with `restart`.
 
         `previous` is the last sender to this tracker, whose thread ends first.
@@ -206,23 +222,41 @@ class Sender(ThreadQueue[Record | Start]):
         if records:
             self._lose(records, reason)
 
-    def ended(self, items: list[Record | Start], error: BaseException | None) -> None:
+    def ended(
+        self,
+        items: list[Record | Start],
+        error: BaseException | None,
+    ) -> None:
         (item,) = items
         if error is None and isinstance(item, Record) and item.step > self._last_step:
             self.sent += 1
         super().ended(items, error)
 
-    def failed(self, items: list[Record | Start], error: BaseException) -> None:
+    def failed(
+        self,
+        items: list[Record | Start],
+        error: BaseException,
+    ) -> None:
         records = [item for item in items if isinstance(item, Record)]
         self._lose(records, f"{type(error).__name__}: {error}")
 
-    def _lose(self, records: list[Record], reason: str) -> None:
+    def _lose(
+        self,
+        records: list[Record],
+        reason: str,
+    ) -> None:
         """Count records as lost; log the first one, the tenth, the hundredth, ..."""
         self.lost += len(records)
         self.error = reason
         if is_logged(self.lost, len(records)):
             message = "%r: the metrics of %d steps, step %d the last, are lost: %s"
-            logger.warning(message, self._tracker, self.lost, records[-1].step, reason)
+            logger.warning(
+                message,
+                self._tracker,
+                self.lost,
+                records[-1].step,
+                reason,
+            )
 
     # In the thread.
 

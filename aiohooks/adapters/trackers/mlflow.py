@@ -26,7 +26,13 @@ class MLflowTracker:
     `KILLED`.
     """
 
-    def __init__(self, experiment: str, run_name: str, *, tracking_uri: str | None = None) -> None:
+    def __init__(
+        self,
+        experiment: str,
+        run_name: str,
+        *,
+        tracking_uri: str | None = None,
+    ) -> None:
         """Create the tracker; it connects when it is used.
 
         Args:
@@ -58,14 +64,27 @@ class MLflowTracker:
         self._is_running = True
         return max(step, self._last_step)
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+    def log_metrics(
+        self,
+        metrics: Mapping[str, float],
+        step: int,
+        time: float,
+    ) -> None:
         """Log the metrics in one request."""
         client, run_id = self._connect()
         last_step = max(step, self._last_step)
         milliseconds = round(time * 1000)
         client.log_batch(
             run_id,
-            metrics=[Metric(name, value, milliseconds, step) for name, value in metrics.items()],
+            metrics=[
+                Metric(
+                    name,
+                    value,
+                    milliseconds,
+                    step,
+                )
+                for name, value in metrics.items()
+            ],
             tags=[RunTag(_STEP_TAG, str(last_step))],
         )
         self._last_step = last_step

@@ -28,7 +28,12 @@ class TensorBoardTracker:
         self._file.open_at(step)
         return step
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+    def log_metrics(
+        self,
+        metrics: Mapping[str, float],
+        step: int,
+        time: float,
+    ) -> None:
         """Write the metrics, and sync the file."""
         self._file.write([Record(step, time, metrics)])
 

@@ -26,7 +26,12 @@ class Tracker(Protocol):
         """
         ...
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+    def log_metrics(
+        self,
+        metrics: Mapping[str, float],
+        step: int,
+        time: float,
+    ) -> None:
         """Store the metrics of a step; `time` is the Unix time at which they were taken."""
 
     def close(self, error: BaseException | None) -> None:

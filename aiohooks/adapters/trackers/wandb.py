@@ -38,7 +38,12 @@ class WandbTracker:
         self._open_run()
         return max(step, self._last_step)
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+    def log_metrics(
+        self,
+        metrics: Mapping[str, float],
+        step: int,
+        time: float,
+    ) -> None:
         """Log the metrics; the package sends them in its own process."""
         run = self._open_run()
         run.log({**metrics, _STEP_KEY: step, "_timestamp": time})
