@@ -16,7 +16,13 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks.checkpoint import _encoding, _format
 from aiohooks.checkpoint._files import Directory, DirectoryLock, exists
-from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError
+from aiohooks.checkpoint._format import (
+    DamagedError,
+    FileEntry,
+    Manifest,
+    Name,
+    NewerVersionError,
+)
 from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, Restored, not_kept
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
 
@@ -119,7 +125,10 @@ class CheckpointDirectory:
             data, arrays = _encoding.encode(state)
         with self._writing(failure) as directory:
             name = Name(max(_format.next_sequence(directory.names), least_sequence), step)
-            contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
+            contents = {
+                _format.ARRAYS: arrays.chunks(),
+                _format.STATE: [data],
+            }
             saved = self._commit(directory, Manifest(name, metrics, {}), contents)
             self._remove_old(directory, saved)
             return saved
@@ -181,7 +190,9 @@ class CheckpointDirectory:
         temporary = _format.unused_name(f".tmp-{name}", directory.names)
         try:
             with directory.make(temporary) as inside:
-                files = {file: inside.write_new(file, data) for file, data in contents.items()}
+                files: dict[str, FileEntry] = {}
+                for file, data in contents.items():
+                    files[file] = inside.write_new(file, data)
                 manifest = dataclasses.replace(manifest, files=files)
                 inside.write_new(_format.MANIFEST, [_format.encode(manifest)])
                 inside.sync()
@@ -262,7 +273,9 @@ class CheckpointDirectory:
         # An evaluation of the last one may be to come.
         if not any(checkpoint.step and checkpoint != saved for checkpoint in newest_first):
             return
-        existing = set[str]().union(*(checkpoint.metrics for checkpoint in newest_first))
+        existing: set[str] = set()
+        for checkpoint in newest_first:
+            existing.update(checkpoint.metrics)
         for metric in self._keep.metrics:
             if metric not in existing | self._missing_metrics:
                 self._missing_metrics.add(metric)
@@ -282,11 +295,14 @@ class CheckpointDirectory:
         sound: dict[Name, Checkpoint] = {}
         for name in _format.checkpoint_names(directory.names):
             with contextlib.suppress(DamagedError, NewerVersionError):
-                sound[name] = self._checkpoints.get(name) or self._read_metrics(directory, name)
+                if name in self._checkpoints:
+                    sound[name] = self._checkpoints[name]
+                else:
+                    sound[name] = self._read_checkpoint(directory, name)
         self._checkpoints = sound
         return list(sound.values())
 
-    def _read_metrics(self, directory: Directory, name: Name) -> Checkpoint:
+    def _read_checkpoint(self, directory: Directory, name: Name) -> Checkpoint:
         with directory.open_checkpoint(name) as inside:
             return inside.read_manifest(name).checkpoint(self.path)
 
@@ -355,7 +371,8 @@ class CheckpointDirectory:
             set_aside.append((str(name), damage))
             self._set_aside(directory, name, damage)
         if step is not None and not set_aside:
-            steps = ", ".join(str(step) for step in sorted({name.step for name in names}))
+            existing = sorted({name.step for name in names})
+            steps = ", ".join(map(str, existing))
             message = f"{self.path} has no checkpoint of step {step}"
             raise CheckpointError(errno.ENOENT, f"{message}; there are: {steps or 'none at all'}")
         if not set_aside:

@@ -51,8 +51,15 @@ _ALIGNMENT = 64
 # The limit of the safetensors library.
 _MAX_HEADER_BYTES = 100_000_000
 
-_TUPLE, _INT, _COMPLEX, _ARRAY, _SCALAR, _TENSOR, _COUNTER, _MODULE = 1, 2, 3, 4, 5, 6, 7, 8
-"""Numbers of the extension types, which are part of the format."""
+# Numbers of the extension types, which are part of the format.
+_TUPLE = 1
+_INT = 2
+_COMPLEX = 3
+_ARRAY = 4
+_SCALAR = 5
+_TENSOR = 6
+_COUNTER = 7
+_MODULE = 8
 
 _SUPPORTED = re.compile(
     r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[mM]8\[[0-9]*[a-zA-Z]+\]|U[0-9]+|S[0-9]+)",
@@ -83,7 +90,11 @@ class ArrayFile:
 
     def __init__(self, arrays: Mapping[str, _Stored]) -> None:
         # The widest first, so that each array begins at a multiple of its item size.
-        in_order = sorted(arrays.items(), key=lambda item: -item[1].alignment)
+        in_order = sorted(
+            arrays.items(),
+            key=lambda item: item[1].alignment,
+            reverse=True,
+        )
         entries: dict[str, Any] = {}
         offset = 0
         for name, stored in in_order:
@@ -138,9 +149,10 @@ def read_arrays(file: FileReader | io.BytesIO, size: int) -> dict[str, Array]:
         entries = _read_header(file.read(header_size))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DamagedError(f"is not a safetensors file ({type(error).__name__})") from None
-    in_order = sorted((*entry.data_offsets, name) for name, entry in entries.items())
+    parts = [(*entry.data_offsets, name) for name, entry in entries.items()]
+    parts.sort()
     position = 0
-    for begin, end, _ in in_order:
+    for begin, end, _ in parts:
         if begin != position or end < begin:
             raise DamagedError("is not a safetensors file (its arrays overlap, or have gaps)")
         position = end
@@ -148,7 +160,7 @@ def read_arrays(file: FileReader | io.BytesIO, size: int) -> dict[str, Array]:
     if position != data_size:
         raise DamagedError(f"has {data_size} bytes of arrays, and {position} in its header")
     arrays: dict[str, Array] = {}
-    for begin, end, name in in_order:
+    for begin, end, name in parts:
         arrays[name] = _new_memory(end - begin)
         file.readinto(cast("Any", arrays[name]))
     return arrays
@@ -205,8 +217,10 @@ class _Encoder:
             return convert(self, value)
         # A subclass of ndarray has more (a mask, a unit) than would be kept, and scalars of
         # flexible size lose zeros at their end.
-        if issubclass(kind, np.generic) and not issubclass(kind, np.flexible):
-            return _extension(_SCALAR, [self._checked_dtype(value.dtype), value.tobytes()])
+        is_scalar = issubclass(kind, np.generic)
+        if is_scalar and not issubclass(kind, np.flexible):
+            dtype = self._checked_dtype(value.dtype)
+            return _extension(_SCALAR, [dtype, value.tobytes()])
         if self._torch is not None and self._torch.is_tensor(value):
             return self._tensor(value)
         raise self._rejected(
@@ -230,7 +244,8 @@ class _Encoder:
         return Ext(_INT, value.to_bytes(size, "little", signed=True))
 
     def complex_number(self, value: complex) -> Ext:
-        return Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag))
+        data = struct.pack("<dd", value.real, value.imag)
+        return Ext(_COMPLEX, data)
 
     def items(self, values: Sequence[Any]) -> list[Any]:
         self._enter()
@@ -248,7 +263,9 @@ class _Encoder:
         for key in values:
             if type(key) is str:
                 self.text(key)
-            elif type(key) is not int or not -(2**63) <= key < 2**64:
+                continue
+            is_valid = type(key) is int and -(2**63) <= key < 2**64
+            if not is_valid:
                 raise self._rejected(
                     f"has the key {key!r} of type {type(key).__name__}; keys are str or int of 64"
                     " bits: give str(...) of it",
@@ -283,7 +300,8 @@ class _Encoder:
             native = SAFETENSORS_NAMES.get(array.dtype.name)
         alignment = array.itemsize if native else 1
         data = functools.partial(_bytes_of, array)
-        name = self._add(_Stored(native, shape, array.nbytes, alignment, data))
+        stored = _Stored(native, shape, array.nbytes, alignment, data)
+        name = self._add(stored)
         return _extension(_ARRAY, [name, dtype, shape])
 
     def _tensor(self, value: Any) -> Ext:
@@ -303,17 +321,24 @@ class _Encoder:
             if tensor.is_contiguous() and tensor.nbytes == storage.nbytes():
                 native = SAFETENSORS_NAMES.get(dtype)
             data = functools.partial(self._torch.host_bytes, storage)
-            stored = _Stored(native, shape, storage.nbytes(), tensor.element_size(), data)
+            stored = _Stored(
+                native,
+                shape,
+                storage.nbytes(),
+                tensor.element_size(),
+                data,
+            )
             name = self._add(stored)
             self._storage_names[address] = name
         strides = list(tensor.stride())
-        return _extension(_TENSOR, [name, dtype, shape, strides, tensor.storage_offset()])
+        offset = tensor.storage_offset()
+        return _extension(_TENSOR, [name, dtype, shape, strides, offset])
 
     def _add(self, stored: _Stored) -> str:
         """Add an array under its path; return its name in the file."""
         # A JSON pointer, for other readers of the file. Escaping gives only `~0` and `~1`, so that
         # a higher number makes equal names different.
-        name = "/".join(str(key).replace("~", "~0").replace("/", "~1") for key in self._path)
+        name = "/".join(map(_escaped, self._path))
         if name in ("", "__metadata__") or name in self.arrays:
             name += f"~{len(self.arrays) + 2}"
         self.arrays[name] = stored
@@ -360,7 +385,13 @@ _CONVERTERS: dict[type, Callable[[_Encoder, Any], Any]] = {
 
 
 def _bytes_of(array: Array) -> memoryview:
-    return memoryview(cast("Any", np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+    flat: Any = np.ascontiguousarray(array).reshape(-1)
+    return memoryview(flat.view(np.uint8))
+
+
+def _escaped(key: str | int) -> str:
+    """Return a key as a part of a JSON pointer."""
+    return str(key).replace("~", "~0").replace("/", "~1")
 
 
 def _place(path: Sequence[str | int]) -> str:
@@ -405,7 +436,8 @@ class _Decoder:
         self._arrays = arrays
         self._torch: Any = torch_support()
         self._storages: dict[str, Any] = {}
-        self.tree: Callable[[bytes], Any] = msgspec.msgpack.Decoder(ext_hook=self._extension).decode
+        decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
+        self.tree: Callable[[bytes], Any] = decoder.decode
 
     def _extension(self, code: int, data: memoryview) -> Any:
         convert = _EXTENSIONS.get(code)
@@ -444,14 +476,17 @@ class _Decoder:
         name, dtype, shape, strides, offset = _read_tensor(data)
         memory: Any = self._arrays[name]
         if self._torch is not None:
-            if name not in self._storages:
-                self._storages[name] = self._torch.storage_of(memory)
-            return self._torch.tensor_in(self._storages[name], dtype, offset, shape, strides)
+            storage = self._storages.get(name)
+            if storage is None:
+                storage = self._torch.storage_of(memory)
+                self._storages[name] = storage
+            return self._torch.tensor_in(storage, dtype, offset, shape, strides)
         kind = np.dtype(BITS.get(dtype, dtype))
         if 0 in shape:
             return np.empty(shape, kind)
         steps = [stride * kind.itemsize for stride in strides]
-        return np.ndarray(shape, kind, memory, offset * kind.itemsize, steps)
+        start = offset * kind.itemsize
+        return np.ndarray(shape, kind, memory, start, steps)
 
 
 _EXTENSIONS: dict[int, Callable[[_Decoder, bytes], Any]] = {

@@ -376,14 +376,10 @@ class DirectoryLock:
         directory = self._directory
         if directory is None or self._is_at(self._path, directory.fd):
             return
-        place = "an unknown place"
-        with contextlib.suppress(OSError):
-            place = os.readlink(f"/proc/self/fd/{directory.fd}")
         raise CheckpointError(
             errno.ESTALE,
             f"{self._path} is not the directory that this Saver has locked, which was moved,"
-            f" removed or mounted over, and is at {place} now; put it back, or close the Saver to"
-            " use what is at the path",
+            " removed or mounted over; put it back, or close the Saver to use what is at the path",
         )
 
     def _is_at(

@@ -88,7 +88,7 @@ class Copier:
     @property
     def _pending(self) -> list[Checkpoint]:
         """The checkpoints that are not in the mirror yet."""
-        return [waiting for waiting in (self._current, self._next) if waiting is not None]
+        return [*filter(None, (self._current, self._next))]
 
     def least_sequence(self) -> int:
         """Return a sequence that is later than those in the mirror.
@@ -116,7 +116,7 @@ class Copier:
         if self._task is None or self._task.done():
             self._task = new_task(self._copy_pending(), f"copies to {self.mirror}")
 
-    def _awaited_copy(self) -> Awaited:
+    def _describe(self) -> Awaited:
         return Awaited("mirror", str(self._status), ends=False)
 
     async def _copy_pending(self) -> None:
@@ -126,7 +126,7 @@ class Copier:
             self._next = None
             self._current = checkpoint
             try:
-                with active("save", f"mirror {self.mirror}", self._awaited_copy):
+                with active("save", f"mirror {self.mirror}", self._describe):
                     await self._copy(checkpoint)
                 self._attempt = 0
             except (MirrorError, DamagedError, CheckpointError) as error:
@@ -164,13 +164,11 @@ class Copier:
                 logger.info("mirror %s: %s is gone, and not copied", self.mirror, checkpoint.path)
                 return
             await self._remote.upload(manifest, contents)
-        if self._status.error is not None:
-            logger.info(
-                "mirror %s: the checkpoint of step %d was copied; it works again",
-                self.mirror,
-                checkpoint.step,
-            )
-        self._status = dataclasses.replace(self._status, latest_step=checkpoint.step, error=None)
+        self._status = dataclasses.replace(
+            self._status,
+            latest_step=checkpoint.step,
+            error=None,
+        )
         try:
             await self._remote.remove_old(self._keep, names, manifest.name)
         except Exception as error:  # also of the policy
@@ -340,7 +338,11 @@ class RemoteDirectory:
             raise MirrorError(f"no progress for {self._mirror.timeout_secs} s")
         return future.result()
 
-    def _start(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def _start(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+    ) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         future.add_done_callback(retrieve_exception)  # the caller may have been cancelled
@@ -381,7 +383,8 @@ class RemoteDirectory:
                 checkpoints in it; or it cannot be read.
         """
         paths = await self.call(self._list)
-        return _format.checkpoint_names(path.rstrip("/").rpartition("/")[2] for path in paths)
+        names = [path.rstrip("/").rpartition("/")[2] for path in paths]
+        return _format.checkpoint_names(names)
 
     def _list(self) -> list[str]:
         fs, root = self._open()
@@ -411,15 +414,12 @@ class RemoteDirectory:
             DamagedError: it does not verify.
             NewerVersionError: it has a later version of the format.
         """
-        data = await self._read_manifest_file(name)
+        path = f"{name}/{_format.MANIFEST}"
+        data = await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + 1)
         if data is None:
             return None
         with damage_in(_format.MANIFEST):
             return _format.decode(data, name)
-
-    async def _read_manifest_file(self, name: Name) -> bytes | None:
-        path = f"{name}/{_format.MANIFEST}"
-        return await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + 1)
 
     def read_range(
         self,
@@ -451,6 +451,7 @@ class RemoteDirectory:
             MirrorError: another checkpoint has that name, or the mirror could not be written.
         """
         name = manifest.name
+        data = _format.encode(manifest)
         existing: Manifest | None = None
         with contextlib.suppress(DamagedError):
             existing = await self.read_manifest(name)
@@ -462,10 +463,10 @@ class RemoteDirectory:
                     await RemoteFile(self, manifest, file).verify()
         elif existing.files != manifest.files:
             raise MirrorError(f"another checkpoint has the name {name}: a mirror has one writer")
-        data = _format.encode(manifest)
         if existing is None or _format.encode(existing) != data:
             await self._write_file(f"{name}/{_format.MANIFEST}", io.BytesIO(data))
-            if await self._read_manifest_file(name) != data:
+            written = await self.read_manifest(name)
+            if written is None or _format.encode(written) != data:
                 raise DamagedError(f"{_format.MANIFEST} is not what was uploaded")
         self._checkpoints[name] = manifest.checkpoint(Path())
 
@@ -516,7 +517,8 @@ class RemoteDirectory:
                 else:
                     sound[name] = checkpoint
         self._checkpoints = sound
-        old += map(_format.name_of, not_kept(keep, list(sound.values()), sound[saved]))
+        removed = not_kept(keep, list(sound.values()), sound[saved])
+        old += map(_format.name_of, removed)
         for name in old:
             if name < saved:
                 await self.call(self._remove, name)

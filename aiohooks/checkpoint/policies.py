@@ -27,7 +27,10 @@ class Checkpoint:
     """The global step it holds."""
     sequence: int
     """Its number in the order of commits: the newest checkpoint of a directory has the highest."""
-    metrics: Mapping[str, float] = field(hash=False, default_factory=lambda: MappingProxyType({}))
+    metrics: Mapping[str, float] = field(
+        hash=False,
+        default_factory=lambda: MappingProxyType({}),
+    )
     """The metrics given to `Saver.save`; `KeepBest` compares them."""
     path: Path = Path()
     """Its directory."""

@@ -333,7 +333,10 @@ def _encoding() -> Any:
     return importlib.import_module("aiohooks.checkpoint._encoding")
 
 
-def check_tracked(tracked: Mapping[str, Stateful], state_of: Callable[[Stateful], Any]) -> None:
+def check_tracked(
+    tracked: Mapping[str, Stateful],
+    state_of: Callable[[Stateful], Any],
+) -> None:
     """Encode the states of tracked objects, and write nothing.
 
     Raises:
@@ -347,7 +350,10 @@ def check_tracked(tracked: Mapping[str, Stateful], state_of: Callable[[Stateful]
         _encoding().encode({"tracked": {name: state_of(value)}})
 
 
-def is_same(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def is_same(
+    state: Mapping[str, Any],
+    other: Mapping[str, Any],
+) -> bool:
     """Return whether two states are equal to the last bit in a checkpoint."""
     data, arrays = _encoding().encode(state)
     other_data, other_arrays = _encoding().encode(other)

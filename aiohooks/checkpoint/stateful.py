@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import random
 import sys
@@ -33,9 +34,10 @@ class Stateful(Protocol):
 
 def is_stateful(value: object) -> bool:
     """Return whether `value` is an object, not a class, with both methods of `Stateful`."""
-    return not isinstance(value, type) and all(
-        callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")
-    )
+    if isinstance(value, type):
+        return False
+    methods = ("state_dict", "load_state_dict")
+    return all(callable(getattr(value, name, None)) for name in methods)
 
 
 def is_numbered(hook: object) -> bool:
@@ -86,7 +88,8 @@ def snapshot(state: Any, memory: HostMemory) -> Any:
     copied: dict[int, Any] = {}  # by identity, as `deepcopy` notes what it has copied
     try:
         if torch is not None:
-            tensors = {id(tensor): tensor for tensor in _tensors_in(state, torch, {})}
+            state_tensors = _tensors_in(state, torch, {})
+            tensors = {id(tensor): tensor for tensor in state_tensors}
             copied = torch.host_copies(tensors, memory.take)
         return copy.deepcopy(state, copied)
     except RecursionError:
@@ -148,7 +151,10 @@ class RandomState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the generators."""
-        return {name: read() for name, (read, _) in self._current_generators().items()}
+        states: dict[str, Any] = {}
+        for name, (read, _) in self._current_generators().items():
+            states[name] = read()
+        return states
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from such states.
@@ -187,10 +193,12 @@ def _access(generator: Any) -> _Access:
 
 def _global_generators() -> dict[str, _Access]:
     """Return those of the packages that the program has imported."""
-    generators: dict[str, _Access] = {"python": (random.getstate, random.setstate)}
+    generators: dict[str, _Access] = {}
+    generators["python"] = random.getstate, random.setstate
     numpy = cast("Any", sys.modules.get("numpy"))
     if numpy is not None:
-        generators["numpy"] = (lambda: numpy.random.get_state(legacy=False)), numpy.random.set_state
+        read = functools.partial(numpy.random.get_state, legacy=False)
+        generators["numpy"] = read, numpy.random.set_state
     torch = torch_support()
     if torch is not None:
         generators["torch"] = torch.random_state, torch.set_random_state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImplemented"
-_READ = "return await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + {})"
+_READ = "data = await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + {})"
 _TRUNCATE = "self._fs.ftruncate(fd, {})"
 _WARNED = (
     'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning,'
@@ -23,7 +23,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "whoever causes the collection is not the one to blame",
     (
         "aiohooks/checkpoint/_remote.py",
-        "RemoteDirectory._read_manifest_file",
+        "RemoteDirectory.read_manifest",
         f"{_READ.format(1)}  =>  {_READ.format(2)}",
     ): "what is longer is no manifest either way",
     (
