@@ -25,7 +25,7 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks._core.waiters import Waiters
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._files import Directory, FileReader
+from aiohooks.checkpoint._files import Directory, FileReader, exists
 from aiohooks.checkpoint._format import (
     DamagedError,
     Manifest,
@@ -158,7 +158,7 @@ class Copier:
             try:
                 manifest, contents = await to_thread(_open_checkpoint, checkpoint, opened)
             except (FileNotFoundError, DamagedError):
-                if await to_thread(checkpoint.path.exists):
+                if await to_thread(exists, os, checkpoint.path):
                     raise
                 # `keep` or a user has removed it.
                 logger.info("mirror %s: %s is gone, and not copied", self.mirror, checkpoint.path)
