@@ -44,7 +44,8 @@ class SessionRunner:
         name = session.status().name
         self._label = "the session" if name is None else f"session {safe_text(name)}"
         self._task: asyncio.Task[None] | None = None
-        self._is_ending = False
+        self.is_ending: bool = False
+        """Whether the server has asked the session to end."""
         self._end: asyncio.Task[None] | None = None
         self.opened: asyncio.Event = asyncio.Event()
         """Set once the session is open, or has failed to open."""
@@ -119,7 +120,7 @@ class SessionRunner:
         session.
         """
         assert self._task is not None
-        if self._is_ending:
+        if self.is_ending:
             self._session.request_stop(reason)
         else:
             self._begin_end(reason)
@@ -140,7 +141,7 @@ class SessionRunner:
         )
 
     def _begin_end(self, reason: str) -> None:
-        self._is_ending = True
+        self.is_ending = True
         if self._drain_secs is None:
             self._session.request_stop(reason)
         else:

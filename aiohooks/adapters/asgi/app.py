@@ -134,9 +134,9 @@ class SessionService:
         self._runner = None if run is None else SessionRunner(session, run, grace_secs, drain_secs)
         self._reporter = SessionReporter(session, self._runner)
         self._drain_secs = drain_secs
-        self._controls: dict[str, Callable[[], object]] = {}
+        self._controls: tuple[str, ...] = ()
         if controls:
-            self._controls = {"stop": self._stop, "drain": self._drain}
+            self._controls = ("stop", "drain")
         self._waiters = 0
         self._app = self._make_app()
 
@@ -198,8 +198,8 @@ class SessionService:
             Route("/progress", _checked(check_client, self._serve_progress)),
             Route("/steps/{n}", _checked(check_client, self._serve_step)),
         ]
-        for path, control in self._controls.items():
-            endpoint = _checked(check_client, self._control_endpoint(control))
+        for path in self._controls:
+            endpoint = _checked(check_client, self._serve_control)
             routes.append(Route(f"/{path}", endpoint, methods=["POST"]))
         # No token is needed for the page: its files contain nothing of the session, and it sends
         # the token itself.
@@ -227,18 +227,12 @@ class SessionService:
     async def _serve_progress(self, request: Request) -> Response:
         return _response(JsonReply(200, self._reporter.progress()))
 
-    def _control_endpoint(self, control: Callable[[], object]) -> _Endpoint:
-        async def serve_control(request: Request) -> Response:
-            control()
-            return _response(JsonReply(200, dataclasses.asdict(self.health())))
-
-        return serve_control
-
-    def _stop(self) -> None:
-        self._session.request_stop("a client asked for a stop")
-
-    def _drain(self) -> None:
-        self._session.request_drain("a client asked for a drain", secs=self._drain_secs)
+    async def _serve_control(self, request: Request) -> Response:
+        if request.url.path.endswith("/stop"):
+            self._session.request_stop("a client asked for a stop")
+        else:
+            self._session.request_drain("a client asked for a drain", secs=self._drain_secs)
+        return _response(JsonReply(200, dataclasses.asdict(self.health())))
 
     async def _serve_step(self, request: Request) -> Response:
         step = request.path_params["n"]
