@@ -42,11 +42,10 @@ exit codes:
 """
 
 _CHECKPOINTS = """\
-list and verify checkpoints, and show which of them a restore would read
+list and verify the checkpoints in a directory
 
 example:
   %(prog)s model
-  %(prog)s s3://bucket/model
 
 exit codes:
   0    there are checkpoints, and none is damaged

@@ -2,7 +2,7 @@
 
     POST /rows        [[x, y], ...]: data to train on
     GET  /predict?x=  a prediction of the current model
-    GET  /training/   the state of the training: a page, and health, ready, progress, events
+    GET  /training/   the state of the training: a page, and health, ready, progress
                       and steps/N below it
 
 The model is a polynomial that is fitted to the rows; each batch of rows makes a step. With
@@ -113,7 +113,6 @@ class Service:
         checkpoint_every: int = 200,
         rows_per_sec: float = 0,
         hooks: Sequence[ah.SessionRunHook] = (),
-        title: str = "online training",
         grace_secs: float = 10.0,
         controls: bool = False,
     ) -> None:
@@ -123,20 +122,17 @@ class Service:
         self.variables = ah.Variables()
         self._rows_per_sec = rows_per_sec
         graph = build_graph()
-        timing = ah.hooks.HookTimingHook()
         saver = ah.CheckpointSaverHook(every=ah.Every(steps=checkpoint_every, secs=30))
         session = ah.AsyncMonitoredSession(
             ah.ChiefSessionCreator(graph, checkpoint_dir=checkpoint_dir, variables=self.variables),
-            [timing, saver, ah.NanHook("loss"), *hooks],
+            [saver, ah.NanHook("loss"), *hooks],
             stop_grace_period_secs=grace_secs
             / 2,  # without handle_signals: the server handles signals
-            name="trainer",
+            name="online training",
         )
         self.training = SessionService(
             session,
             self.train,
-            timing=timing,
-            title=title,
             grace_secs=grace_secs,
             controls=controls,
         )
@@ -206,7 +202,7 @@ def main() -> int:
     parser.add_argument(
         "--controls",
         action="store_true",
-        help="let clients pause and drain the session, also on the page",
+        help="let clients stop and drain the session, also on the page",
     )
     parser.add_argument(
         "--simulate", type=float, default=0, metavar="ROWS_PER_SEC", help="make rows at this rate"

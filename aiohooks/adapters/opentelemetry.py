@@ -64,35 +64,36 @@ class OpenTelemetryHook(SessionRunHook):
                 "s",
                 "How long hooks and operations waited.",
             ),
+            attributes={},
         )
-        # The attributes of the session, which all spans and metrics have.
-        self._attributes: dict[str, str] = {}
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Read the name of the session and, if processes share its step store, of the run."""
         status = coord.status()
         steps = session.global_step
-        self._attributes = {}
+        attributes: dict[str, str] = {}
         if status is not None and status.name is not None:
-            self._attributes["aiohooks.session"] = status.name
+            attributes["aiohooks.session"] = status.name
         if not steps.inline:
-            self._attributes["aiohooks.run"] = steps.run
+            attributes["aiohooks.run"] = steps.run
+        self._instruments = self._instruments._replace(attributes=attributes)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Begin the span of the run, and make it the current span."""
         scope = current_run()
         if scope is None:
             return None
-        scope.observers += (_RunSpan(self._instruments, self._attributes, run_context),)
+        scope.observers += (_RunSpan(self._instruments, run_context),)
         return None
 
 
 class _Instruments(NamedTuple):
-    """The tracer, and the histograms of runs and waits."""
+    """The tracer, the histograms of runs and waits, and the attributes of the session."""
 
     tracer: trace.Tracer
     run_secs: metrics.Histogram
     wait_secs: metrics.Histogram
+    attributes: Mapping[str, str]
 
 
 class _RunSpan:
@@ -101,16 +102,14 @@ class _RunSpan:
     def __init__(
         self,
         instruments: _Instruments,
-        session_attributes: Mapping[str, str],
         run_context: SessionRunContext,
     ) -> None:
         self._instruments = instruments
-        self._session_attributes = session_attributes
         self._start_secs = time.perf_counter()
         self._span = instruments.tracer.start_span(
             "run",
             attributes={
-                **session_attributes,
+                **instruments.attributes,
                 "aiohooks.step": run_context.global_step,
                 "aiohooks.attempt": run_context.attempt,
             },
@@ -141,11 +140,8 @@ class _RunSpan:
         if span not in self._wait_spans:
             return
         del self._wait_spans[span]
-        attributes = {**self._session_attributes, "aiohooks.wait": what}
-        self._instruments.wait_secs.record(
-            secs,
-            attributes,
-        )
+        attributes = {**self._instruments.attributes, "aiohooks.wait": what}
+        self._instruments.wait_secs.record(secs, attributes)
         _end_span(span, error)
 
     def attempt_ended(self, error: BaseException | None) -> None:
@@ -156,7 +152,7 @@ class _RunSpan:
         # `detach` would fail if the hook was called in a copy of the caller's context, because its
         # token belongs to one context.
         context.attach(self._outer_context)
-        attributes = dict(self._session_attributes)
+        attributes = dict(self._instruments.attributes)
         if error is not None and not is_clean_end(error):
             attributes["error.type"] = type(error).__qualname__
         self._instruments.run_secs.record(time.perf_counter() - self._start_secs, attributes)

@@ -14,8 +14,8 @@ import weakref
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from aiohooks._core.clock import current_clock, quick_now
@@ -23,10 +23,9 @@ from aiohooks._core.validate import check_instance
 from aiohooks.adapters._rate import StepRate
 from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.graph.session import Session
-from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.timing import BUCKET_SECS, HookTimingHook
-from aiohooks.hooks.version_gate import VersionGateHook
 from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.events import session_events
 from aiohooks.session.hook import (
     SessionRunArgs,
     SessionRunContext,
@@ -42,7 +41,6 @@ try:
         HistogramMetricFamily,
         Metric,
     )
-    from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector
 except ImportError as _missing:
     raise missing_extra("aiohooks.adapters.prometheus", "prometheus") from _missing
@@ -50,6 +48,11 @@ except ImportError as _missing:
 __all__ = ["PrometheusHook"]
 
 _SCRAPE_TIMEOUT_SECS = 5.0
+_STATES = ("opening", "open", "closing", "failed")
+
+_Buckets = tuple[list[tuple[str, float]], float]
+_Sample = tuple[str, Sequence[str], float | _Buckets | None]
+"""A metric's name, the values of its labels, and its value: a number, a histogram, or None."""
 
 
 class PrometheusHook(SessionRunHook):
@@ -58,11 +61,10 @@ class PrometheusHook(SessionRunHook):
     The state "failed" stays after a session that an error has ended, until a session of the same
     name is created. Failures are counted by session and error for as long as the registry is used.
 
-    Each scrape of the registry reads the values from the session and the given hooks, in the
-    session's event loop. A run only reads the clock twice. A scrape in another thread waits for the
-    event loop. If the loop is blocked for longer than five seconds, that scrape does not contain
-    the session. Several sessions may share a registry: the label `session` has the name of the
-    session.
+    Each scrape of the registry reads the values from the session, in the session's event loop. A
+    run only reads the clock twice. A scrape in another thread waits for the event loop. If the loop
+    is blocked for longer than five seconds, that scrape does not contain the session. Several
+    sessions may share a registry: the label `session` has the name of the session.
     """
 
     def __init__(
@@ -70,46 +72,19 @@ class PrometheusHook(SessionRunHook):
         *,
         registry: CollectorRegistry = REGISTRY,
         timing: HookTimingHook | None = None,
-        saver: CheckpointSaverHook | None = None,
-        gates: Iterable[VersionGateHook] = (),
     ) -> None:
-        """Create the hook. Register the given hooks in the same session.
+        """Create the hook.
 
         Args:
             registry: the registry of the metrics; by default the registry of the process.
-            timing: the hook whose measurements of other hooks the metrics show.
-            saver: the hook whose checkpoints the metrics show.
-            gates: the hooks whose lag behind the versions the metrics show.
+            timing: a hook of the same session, whose measurements of other hooks the metrics show.
         """
         check_instance(registry, CollectorRegistry, "registry")
-        check_instance(
-            timing,
-            HookTimingHook,
-            "timing",
-            optional=True,
-        )
-        check_instance(
-            saver,
-            CheckpointSaverHook,
-            "saver",
-            optional=True,
-        )
+        check_instance(timing, HookTimingHook, "timing", optional=True)
         self._registry = registry
         self._timing = timing
-        self._saver = saver
-        self._gates = tuple(gates)
-        for gate in self._gates:
-            check_instance(gate, VersionGateHook, "a gate")
         # The collector of the registry, while it shows the session.
         self._collector: _SessionCollector | None = None
-
-    def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """Return all metrics of the registry as text, and its content type.
-
-        `accept` is the header `Accept` of the request.
-        """
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
 
     async def begin(self) -> None:
         """Set the attributes of a new session."""
@@ -120,6 +95,15 @@ class PrometheusHook(SessionRunHook):
         self._run_began_at: float | None = None
         self._step_counts = [0] * (len(BUCKET_SECS) + 1)
         self._step_secs = 0.0
+        self._saves = 0
+        self._saved_step: int | None = None
+        self._saved_at = 0.0
+        session_events().saved.subscribe(self._note_save)
+
+    def _note_save(self, step: int, path: Path) -> None:
+        self._saves += 1
+        self._saved_step = step
+        self._saved_at = current_clock().now()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Show the session in the registry.
@@ -170,27 +154,19 @@ class PrometheusHook(SessionRunHook):
         # A scrape in the session's own event loop would wait for itself.
         if threading.get_ident() == self._thread:
             return list(self._read_samples())
-        answer: Future[list[_Sample]] = Future()
-
-        def read() -> None:
-            """Read the values, or pass the error on to the thread of the scrape."""
-            try:
-                answer.set_result(list(self._read_samples()))
-            except BaseException as error:
-                answer.set_exception(error)
-
-        # Read the values in the event loop. The session changes only there, so that no value can
-        # change during the read.
+        # The session was still open when its event loop was closed.
+        if self._loop.is_closed():
+            return []
+        # The session changes only in its event loop, so that no value can change during the read.
+        reading = asyncio.run_coroutine_threadsafe(self._read_in_loop(), self._loop)
         try:
-            self._loop.call_soon_threadsafe(read)
-            return answer.result(_SCRAPE_TIMEOUT_SECS)
+            return reading.result(_SCRAPE_TIMEOUT_SECS)
         except TimeoutError:
+            reading.cancel()
             return []
-        except RuntimeError:
-            # The session was still open when its event loop was closed.
-            if not self._loop.is_closed():
-                raise
-            return []
+
+    async def _read_in_loop(self) -> list[_Sample]:
+        return list(self._read_samples())
 
     def _read_samples(self) -> Iterator[_Sample]:
         """Yield the current values of the session and its hooks. Call this in its event loop."""
@@ -198,6 +174,7 @@ class PrometheusHook(SessionRunHook):
         assert status is not None, "the coordinator is that of a session"
         assert status.steps is not None, "the session has been created"
         steps = status.steps
+        now = current_clock().now()
         session = (self._name,)
         yield from _state_samples(self._name, status.state)
         yield "runs", session, status.runs
@@ -205,8 +182,11 @@ class PrometheusHook(SessionRunHook):
         yield "global_step", session, steps.latest.step
         yield "step_waiters", session, steps.waiting
         yield "step_seconds", session, _histogram(self._step_counts, self._step_secs)
-        rate = self._rate.update(current_clock().now(), steps.latest)
-        yield "steps_per_second", session, rate
+        yield "steps_per_second", session, self._rate.update(now, steps.latest)
+        yield "checkpoints_saved", session, self._saves
+        if self._saved_step is not None:
+            yield "checkpoint_step", session, self._saved_step
+            yield "checkpoint_age_seconds", session, now - self._saved_at
         for hook in status.hooks:
             labels = (self._name, hook.name)
             yield "hook_calls", labels, hook.calls
@@ -215,98 +195,16 @@ class PrometheusHook(SessionRunHook):
             yield "hook_pending", labels, hook.pending
             yield "hook_disabled", labels, hook.disabled
         if self._timing is not None:
-            yield from self._timing_samples(self._timing)
-        if self._saver is not None:
-            yield from self._checkpoint_samples(self._saver)
-        for gate in self._gates:
-            labels = (self._name, gate.versions.run)
-            yield "version_lag", labels, gate.lag
-            yield "versions_ahead", labels, gate.ahead
-
-    def _timing_samples(self, timing: HookTimingHook) -> Iterator[_Sample]:
-        for phase in timing.statistics().phases:
-            labels = (self._name, phase.hook, phase.phase)
-            secs = phase.blocking_secs + phase.waiting_secs
-            yield "hook_seconds", labels, _histogram(phase.histogram, secs)
-            yield "hook_blocking_seconds", labels, phase.blocking_secs
-
-    def _checkpoint_samples(self, saver: CheckpointSaverHook) -> Iterator[_Sample]:
-        session = (self._name,)
-        yield "checkpoints_saved", session, saver.saved
-        yield "checkpoints_failed", session, saver.failed
-        if saver.latest is not None:
-            yield "checkpoint_age_seconds", session, saver.latest_age_secs
-            yield "checkpoint_size_bytes", session, saver.latest.size
-            yield "checkpoint_step", session, saver.latest.step
+            for phase in self._timing.statistics().phases:
+                method = (self._name, phase.hook, phase.phase)
+                secs = phase.blocking_secs + phase.waiting_secs
+                yield "hook_seconds", method, _histogram(phase.histogram, secs)
+                yield "hook_blocking_seconds", method, phase.blocking_secs
 
     def __repr__(self) -> str:
-        shown = "without a session" if self._collector is None else f"showing {self._name!r}"
-        return f"<PrometheusHook {shown}>"
-
-
-# The labels of a group of metrics, and the type, the name and the description of each metric.
-_METRICS: list[tuple[str, list[tuple[type[Metric], str, str]]]] = [
-    (
-        "session",
-        [
-            (CounterMetricFamily, "runs", "Runs begun."),
-            (CounterMetricFamily, "recoveries", "Raw sessions replaced."),
-            (GaugeMetricFamily, "global_step", "Latest step known here."),
-            (GaugeMetricFamily, "steps_per_second", "Steps over the last 10 s."),
-            (HistogramMetricFamily, "step_seconds", "Successful runs."),
-        ],
-    ),
-    (
-        "session state",
-        [(GaugeMetricFamily, "session_state", "1 for the state of the session, else 0.")],
-    ),
-    (
-        "session error",
-        [(CounterMetricFamily, "session_failures", "Sessions that an error has ended.")],
-    ),
-    (
-        "session hook method",
-        [
-            (HistogramMetricFamily, "hook_seconds", "Calls of hooks."),
-            (CounterMetricFamily, "hook_blocking_seconds", "Event loop blocked by hooks."),
-        ],
-    ),
-    (
-        "session hook",
-        [
-            (CounterMetricFamily, "hook_calls", "Calls of a hook."),
-            (CounterMetricFamily, "hook_failures", "Calls that failed."),
-            (CounterMetricFamily, "hook_dropped", "Calls that the hook did not get."),
-            (GaugeMetricFamily, "hook_pending", "Background calls of the hook."),
-            (GaugeMetricFamily, "hook_disabled", "1 while the hook is disabled."),
-        ],
-    ),
-    (
-        "session",
-        [
-            (GaugeMetricFamily, "step_waiters", "Waits for a step."),
-            (CounterMetricFamily, "checkpoints_saved", "Checkpoints written."),
-            (CounterMetricFamily, "checkpoints_failed", "Saves that failed."),
-            (GaugeMetricFamily, "checkpoint_age_seconds", "Age of the last checkpoint."),
-            (GaugeMetricFamily, "checkpoint_size_bytes", "Size of the last checkpoint."),
-            (GaugeMetricFamily, "checkpoint_step", "Step of the last checkpoint."),
-        ],
-    ),
-    (
-        "session versions",
-        [
-            (GaugeMetricFamily, "version_lag", "Versions published during the last run."),
-            (GaugeMetricFamily, "versions_ahead", "Versions ahead when the last run began."),
-        ],
-    ),
-]
-
-_Buckets = tuple[list[tuple[str, float]], float]
-# A metric's name, the values of its labels, and its value: a number, a histogram, or None.
-_Sample = tuple[str, Sequence[str], float | _Buckets | None]
-
-
-_STATES = ("opening", "open", "closing", "failed")
+        if self._collector is None:
+            return "<PrometheusHook without a session>"
+        return f"<PrometheusHook showing {self._name!r}>"
 
 
 def _state_samples(session: str, current: str) -> Iterator[_Sample]:
@@ -323,6 +221,45 @@ def _histogram(counts: Iterable[int], total_secs: float) -> _Buckets:
     return list(zip(bounds, totals, strict=True)), total_secs
 
 
+_Kind = type[Metric]
+_COUNTER: _Kind = CounterMetricFamily
+_GAUGE: _Kind = GaugeMetricFamily
+_HISTOGRAM: _Kind = HistogramMetricFamily
+_METRICS: dict[str, tuple[_Kind, str, str]] = {
+    "session_state": (_GAUGE, "session state", "1 for the state of the session, else 0."),
+    "session_failures": (_COUNTER, "session error", "Sessions that an error has ended."),
+    "runs": (_COUNTER, "session", "Runs begun."),
+    "recoveries": (_COUNTER, "session", "Raw sessions replaced."),
+    "global_step": (_GAUGE, "session", "Latest step known here."),
+    "steps_per_second": (_GAUGE, "session", "Steps over the last 10 s."),
+    "step_seconds": (_HISTOGRAM, "session", "Successful runs."),
+    "step_waiters": (_GAUGE, "session", "Waits for a step."),
+    "checkpoints_saved": (_COUNTER, "session", "Checkpoints written."),
+    "checkpoint_age_seconds": (_GAUGE, "session", "Age of the last checkpoint."),
+    "checkpoint_step": (_GAUGE, "session", "Step of the last checkpoint."),
+    "hook_calls": (_COUNTER, "session hook", "Calls of a hook."),
+    "hook_failures": (_COUNTER, "session hook", "Calls that failed."),
+    "hook_dropped": (_COUNTER, "session hook", "Calls that the hook did not get."),
+    "hook_pending": (_GAUGE, "session hook", "Background calls of the hook."),
+    "hook_disabled": (_GAUGE, "session hook", "1 while the hook is disabled."),
+    "hook_seconds": (_HISTOGRAM, "session hook method", "Calls of hooks."),
+    "hook_blocking_seconds": (_COUNTER, "session hook method", "Event loop blocked by hooks."),
+}
+"""The type, the labels and the description of each metric."""
+
+
+def _families() -> dict[str, Any]:
+    """Return all metrics by name, without samples."""
+    families: dict[str, Any] = {}
+    for name, (kind, labels, text) in _METRICS.items():
+        families[name] = kind(  # type: ignore[call-arg]
+            f"aiohooks_{name}",
+            text,
+            labels=labels.split(),  # pyright: ignore[reportCallIssue]
+        )
+    return families
+
+
 class _SessionCollector(Collector):
     """The sessions that a registry shows, and the failures of those that have ended."""
 
@@ -332,7 +269,11 @@ class _SessionCollector(Collector):
         self._failed: set[str] = set()
         self._failures: Counter[tuple[str, str]] = Counter()  # by session and error
 
-    def add(self, name: str, read: Callable[[], list[_Sample]]) -> None:
+    def add(
+        self,
+        name: str,
+        read: Callable[[], list[_Sample]],
+    ) -> None:
         if name in self._readers:
             raise InvalidArgumentError(
                 f"the registry shows a session named {name!r} already; give each session a `name`,"
@@ -351,10 +292,10 @@ class _SessionCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without samples, so that the registry rejects equal names."""
-        return self._families().values()
+        return _families().values()
 
     def collect(self) -> Iterable[Metric]:
-        families = self._families()
+        families = _families()
         for name, labels, value in self._samples():
             if isinstance(value, tuple):
                 families[name].add_metric(labels, *value)
@@ -370,18 +311,6 @@ class _SessionCollector(Collector):
             yield from _state_samples(name, "failed")
         for labels, count in self._failures.copy().items():
             yield "session_failures", labels, count
-
-    def _families(self) -> dict[str, Any]:
-        """Return all metrics by name, without samples."""
-        families: dict[str, Any] = {}
-        for labels, metrics in _METRICS:
-            for kind, name, text in metrics:
-                families[name] = kind(  # type: ignore[call-arg]
-                    f"aiohooks_{name}",
-                    text,
-                    labels=labels.split(),  # pyright: ignore[reportCallIssue]
-                )
-        return families
 
 
 _collectors: weakref.WeakKeyDictionary[CollectorRegistry, _SessionCollector] = (

@@ -37,6 +37,7 @@ from aiohooks.errors import (
     InvalidHookError,
     add_origin,
     missing_extra,
+    raise_failures,
     safe_repr,
 )
 from aiohooks.graph.graph import Graph, Node, get_default_graph
@@ -270,36 +271,42 @@ class _Coordinator(tf.train.Coordinator):  # type: ignore[misc]
 _READ_SECS = 0.5
 
 
-class _GlobalStepStore(MemoryStepStore):
-    """The step store of a TensorFlow graph, which reads the global step while there are waits.
+class _StepReader:
+    """Keeps the step store of a TensorFlow graph at the global step of the graph.
 
-    Other sessions of a cluster advance the step, and TensorFlow does not report this.
+    Other sessions of a cluster advance the step, and TensorFlow does not report this, so the step
+    is read while there are waits for it.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._has_waits = asyncio.Event()
-        self._reader: asyncio.Task[None] | None = None
+        self.store: MemoryStepStore = MemoryStepStore()
+        # Only this reader, no publisher, knows whether waits can succeed.
+        self._waits = self.store._waits  # pyright: ignore[reportPrivateUsage]
+        self._task: asyncio.Task[None] | None = None
 
-    def start_reading(self, read_step: Callable[[], int], grace_secs: float) -> None:
-        """Read the step of a session whenever there are waits for it, until `stop_reading`."""
+    def start(
+        self,
+        read_step: Callable[[], int],
+        grace_secs: float,
+    ) -> None:
+        """Read the step of a session whenever there are waits for it, until `stop`."""
         # Waits must continue without a publisher: sessions of other processes may advance the step,
         # and are no publishers here.
         self._waits.registration_open = True
-        self._reader = asyncio.create_task(
+        self._task = asyncio.create_task(
             self._read_during_waits(read_step, grace_secs),
             name="reader of TensorFlow's global step",
         )
 
-    async def stop_reading(self) -> None:
+    async def stop(self) -> None:
         """Stop reading the step. Waits then fail if the store has no publisher."""
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.wait([self._reader])
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
         self._waits.registration_open = False
         self._waits.fail_unreachable()
 
-    async def apply_read(self, step: int, step_before: int) -> None:
+    async def apply(self, step: int, step_before: int) -> None:
         """Set the latest step to the value of a read of TensorFlow's global step.
 
         The caller notes the latest step before the read as `step_before`. Meanwhile, other reads
@@ -308,35 +315,35 @@ class _GlobalStepStore(MemoryStepStore):
         # A step that is lower than before the read is not outdated: TensorFlow has restored a
         # checkpoint.
         if step < step_before:
-            await self.reset(step)
+            await self.store.reset(step)
         else:
-            await self.raise_to(step)
+            await self.store.raise_to(step)
 
-    def _subscribe(self, step: int | None) -> None:
-        """Start or stop the reads. `step` is the next step of a wait, or None without waits."""
-        if step is None:
-            self._has_waits.clear()
-        else:
-            self._has_waits.set()
-
-    async def _read_during_waits(self, read_step: Callable[[], int], grace_secs: float) -> None:
+    async def _read_during_waits(
+        self,
+        read_step: Callable[[], int],
+        grace_secs: float,
+    ) -> None:
         """Read the step again and again while there are waits. End only by a cancellation."""
         while True:
-            await self._has_waits.wait()
-            step_before = self.latest.step
+            await sleep(_READ_SECS)
+            statistics = self.store.statistics()
+            if not statistics.waiting and not statistics.watching:
+                continue
+            step_before = self.store.latest.step
             try:
                 step = await to_thread(read_step, grace_secs=grace_secs)
-                await self.apply_read(step, step_before)
+                await self.apply(step, step_before)
             except Exception as error:
                 # A session may recover from an error of this library, such as the end of a server.
                 # It does not recover from other errors.
                 reason = error
                 if not isinstance(reason, errors.AiohooksError):
-                    reason = errors.PublisherFailedError(f"the step of {self.run} cannot be read")
+                    text = f"the step of {self.store.run} cannot be read"
+                    reason = errors.PublisherFailedError(text)
                     reason.__cause__ = error
                 # Waits that begin later do not get this error, but read the step again.
                 self._waits.abort(reason)
-            await sleep(_READ_SECS)
 
 
 class TensorFlowSession(Session):
@@ -356,13 +363,13 @@ class TensorFlowSession(Session):
     def __init__(
         self,
         graph: TensorFlowGraph,
-        global_step: _GlobalStepStore,
+        steps: _StepReader,
         tf_session: Any,
         tf_coord: Any,
         read_step: Callable[[], int],
     ) -> None:
-        super().__init__(graph, global_step=global_step)
-        self._steps = global_step
+        super().__init__(graph, global_step=steps.store)
+        self._steps = steps
         self._read_step = read_step
         self.tf_session: Any = tf_session
         self.tf_coord: Any = tf_coord
@@ -390,7 +397,7 @@ class TensorFlowSession(Session):
         build = leaves.build(fetches)
         feeds = canonical_feeds(self.graph, feed_dict)
         tf_options = _tf_options(options)
-        step_before = self._steps.latest.step
+        step_before = self._steps.store.latest.step
         values, step = await to_thread(
             self._run_in_thread,
             leaves.nodes,
@@ -399,7 +406,7 @@ class TensorFlowSession(Session):
             grace_secs=self.grace_secs,
         )
         # The run has advanced the step, or another session of the cluster has.
-        await self._steps.apply_read(step, step_before)
+        await self._steps.apply(step, step_before)
         self.committed_step = step
         if run_metadata is not None:
             # `tf_options` has the `tf.RunMetadata` object, which TensorFlow has filled.
@@ -422,7 +429,7 @@ class TensorFlowSession(Session):
         """Close the `tf.Session` after its threads have ended, or after the grace period."""
         if not self.closed:
             await super().aclose()
-            await self._steps.stop_reading()
+            await self._steps.stop()
             await to_thread(self._close_session, grace_secs=self.grace_secs)
 
     def _close_session(self) -> None:
@@ -473,7 +480,12 @@ class TensorFlowSessionCreator:
         global_step: the step store of the sessions, which follows the global step of the graph.
     """
 
-    def __init__(self, creator: Any = None, *, graph: Any = None) -> None:
+    def __init__(
+        self,
+        creator: Any = None,
+        *,
+        graph: Any = None,
+    ) -> None:
         """Store the creator. `create_session` creates the sessions.
 
         Args:
@@ -483,8 +495,8 @@ class TensorFlowSessionCreator:
         """
         self._creator = tf.train.ChiefSessionCreator() if creator is None else creator
         self.graph: TensorFlowGraph = TensorFlowGraph(graph)
-        self._steps = _GlobalStepStore()
-        self.global_step: MemoryStepStore = self._steps
+        self._steps = _StepReader()
+        self.global_step: MemoryStepStore = self._steps.store
 
     async def create_session(self) -> TensorFlowSession:
         """Create a raw session over a new `tf.Session`.
@@ -504,9 +516,9 @@ class TensorFlowSessionCreator:
             read_step,
         )
         # The store has the latest step of the session before. A restored step may be lower.
-        await self._steps.apply_read(step, self._steps.latest.step)
+        await self._steps.apply(step, self.global_step.latest.step)
         session.committed_step = step
-        self._steps.start_reading(read_step, session.grace_secs)
+        self._steps.start(read_step, session.grace_secs)
         return session
 
     @_errors_of_both()
@@ -546,7 +558,12 @@ class TensorFlowHooks(BlockingHook):
     `end` of a hook fails.
     """
 
-    def __init__(self, hooks: Iterable[Any], *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
+    def __init__(
+        self,
+        hooks: Iterable[Any],
+        *,
+        grace_secs: float = DEFAULT_GRACE_SECS,
+    ) -> None:
         """Wrap `hooks`. A cancellation waits at most `grace_secs` for a call of a hook."""
         self._calls_in_order = _CallsInOrder(hooks)
         super().__init__(self._calls_in_order, grace_secs=grace_secs)
@@ -612,16 +629,16 @@ class _CallsInOrder:
             if args.fetches is not None:
                 fetches[number] = _Element(self._graph, f"the fetches of {name}", args.fetches)
             own_feeds = canonical_feeds(self._graph, args.feed_dict)
-            if conflicts := [node.name for node in own_feeds if node in feeds]:
+            conflicts = [node.name for node in own_feeds if node in feeds]
+            if conflicts:
                 raise FeedConflictError(
                     f"{name} feeds {', '.join(conflicts)}, which another hook feeds as well"
                 )
             feeds.update(own_feeds)
             if args.options is not None:
                 options.append(args.options)
-        return SessionRunArgs(
-            fetches or None, feeds or None, {"run_options": options} if options else None
-        )
+        run_options = {"run_options": options} if options else None
+        return SessionRunArgs(fetches or None, feeds or None, run_options)
 
     def after_run(self, run_context: Any, run_values: SessionRunValues) -> None:
         """Call `after_run` of each hook with the values of its own fetches."""
@@ -642,16 +659,13 @@ class _CallsInOrder:
 
     def end(self, session: Any) -> None:
         """Call `end` of every hook, also after one has failed, and raise the errors at the end."""
-        failures: list[Exception] = []
+        failures: list[BaseException] = []
         for hook in self.hooks:
             try:
                 self._call(hook, "end", session.tf_session)
             except Exception as error:
                 failures.append(error)
-        if len(failures) > 1:
-            raise ExceptionGroup("TensorFlow's hooks failed in end", failures)
-        if failures:
-            raise failures[0]
+        raise_failures(failures, "hooks of TensorFlow failed in end")
 
     def _call_in_run(
         self,
@@ -688,9 +702,9 @@ class _CallsInOrder:
 
 def _checked_hooks(hooks: object) -> list[Any]:
     """Return the hooks as a list; raise unless all are hooks of TensorFlow."""
-    wanted = "objects of SessionRunHook of tensorflow"
+    wanted = "a list of objects of SessionRunHook of tensorflow"
     if not isinstance(hooks, Iterable):
-        raise InvalidArgumentError(f"hooks is {safe_repr(hooks)}; give a list of {wanted}")
+        raise InvalidArgumentError(f"hooks is {safe_repr(hooks)}; give {wanted}")
     checked: list[Any] = [*hooks]  # pyright: ignore[reportUnknownArgumentType]
     for hook in checked:
         if not isinstance(hook, tf.train.SessionRunHook):

@@ -16,7 +16,13 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks.checkpoint import _encoding, _format
 from aiohooks.checkpoint._files import Directory, DirectoryLock, exists
-from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError
+from aiohooks.checkpoint._format import (
+    DamagedError,
+    FileEntry,
+    Manifest,
+    Name,
+    NewerVersionError,
+)
 from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, Restored, not_kept
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
 
@@ -29,12 +35,14 @@ class Verified:
     """The result of reading one checkpoint completely."""
 
     path: Path
-    name: Name
     reason: str | None
     """What is damaged, or None."""
-    was_set_aside: bool = False
     checkpoint: Checkpoint | None = None
     """The checkpoint, if it is good."""
+
+    @property
+    def was_set_aside(self) -> bool:
+        return _format.parse_damaged(self.path.name) is not None
 
 
 class CheckpointDirectory:
@@ -117,12 +125,19 @@ class CheckpointDirectory:
             data, arrays = _encoding.encode(state)
         with self._writing(failure) as directory:
             name = Name(max(_format.next_sequence(directory.names), least_sequence), step)
-            contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
+            contents = {
+                _format.ARRAYS: arrays.chunks(),
+                _format.STATE: [data],
+            }
             saved = self._commit(directory, Manifest(name, metrics, {}), contents)
             self._remove_old(directory, saved)
             return saved
 
-    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> Checkpoint | None:
+    def add_metrics(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+    ) -> Checkpoint | None:
         """Add metrics to the newest checkpoint of a step; return None if there is none."""
         failure = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
         with self._writing(failure) as directory:
@@ -144,7 +159,11 @@ class CheckpointDirectory:
             self._remove_old(directory, changed)
             return changed
 
-    def add(self, manifest: Manifest, contents: Mapping[str, Iterable[bytes]]) -> None:
+    def add(
+        self,
+        manifest: Manifest,
+        contents: Mapping[str, Iterable[bytes]],
+    ) -> None:
         """Commit a checkpoint that was made elsewhere, under the same name.
 
         Errors of `contents` pass as they are.
@@ -171,7 +190,9 @@ class CheckpointDirectory:
         temporary = _format.unused_name(f".tmp-{name}", directory.names)
         try:
             with directory.make(temporary) as inside:
-                files = {file: inside.write_new(file, data) for file, data in contents.items()}
+                files: dict[str, FileEntry] = {}
+                for file, data in contents.items():
+                    files[file] = inside.write_new(file, data)
                 manifest = dataclasses.replace(manifest, files=files)
                 inside.write_new(_format.MANIFEST, [_format.encode(manifest)])
                 inside.sync()
@@ -186,7 +207,12 @@ class CheckpointDirectory:
         self._checkpoints[manifest.name] = saved
         return saved
 
-    def _undo_commit(self, directory: Directory, temporary: str, name: str) -> None:
+    def _undo_commit(
+        self,
+        directory: Directory,
+        temporary: str,
+        name: str,
+    ) -> None:
         try:
             # If it has its final name, it is not known whether that is durable: the save failed all
             # the same.
@@ -218,7 +244,11 @@ class CheckpointDirectory:
                 exc_info=not isinstance(error, OSError),
             )
 
-    def _remove(self, directory: Directory, old: list[Checkpoint]) -> None:
+    def _remove(
+        self,
+        directory: Directory,
+        old: list[Checkpoint],
+    ) -> None:
         """Remove checkpoints.
 
         Each is renamed first, durably, so that a part of one never has the name of a checkpoint.
@@ -234,14 +264,20 @@ class CheckpointDirectory:
         for temporary in renamed:
             directory.remove(temporary)
 
-    def _warn_of_missing_metrics(self, newest_first: list[Checkpoint], saved: Checkpoint) -> None:
+    def _warn_of_missing_metrics(
+        self,
+        newest_first: list[Checkpoint],
+        saved: Checkpoint,
+    ) -> None:
         """Warn of a metric that no checkpoint has, once."""
         # An evaluation of the last one may be to come.
         if not any(checkpoint.step and checkpoint != saved for checkpoint in newest_first):
             return
+        existing: set[str] = set()
+        for checkpoint in newest_first:
+            existing.update(checkpoint.metrics)
         for metric in self._keep.metrics:
-            is_missing = not any(metric in checkpoint.metrics for checkpoint in newest_first)
-            if is_missing and metric not in self._missing_metrics:
+            if metric not in existing | self._missing_metrics:
                 self._missing_metrics.add(metric)
                 logger.warning(
                     "%s: no checkpoint has the metric %r by which KeepBest is to keep the best,"
@@ -256,19 +292,25 @@ class CheckpointDirectory:
 
     def _sound(self, directory: Directory) -> list[Checkpoint]:
         """Return the checkpoints whose manifest is valid, newest first."""
-        known = self._checkpoints
-        names = _format.checkpoint_names(directory.names)
-        for name in names:
-            if name not in known:
-                with (
-                    contextlib.suppress(DamagedError, NewerVersionError),
-                    directory.open_checkpoint(name) as inside,
-                ):
-                    known[name] = inside.read_manifest(name).checkpoint(self.path)
-        self._checkpoints = {name: known[name] for name in names if name in known}
-        return list(self._checkpoints.values())
+        sound: dict[Name, Checkpoint] = {}
+        for name in _format.checkpoint_names(directory.names):
+            with contextlib.suppress(DamagedError, NewerVersionError):
+                if name in self._checkpoints:
+                    sound[name] = self._checkpoints[name]
+                else:
+                    sound[name] = self._read_checkpoint(directory, name)
+        self._checkpoints = sound
+        return list(sound.values())
 
-    def _read(self, directory: Directory, name: Name) -> tuple[Manifest, dict[str, Any]]:
+    def _read_checkpoint(self, directory: Directory, name: Name) -> Checkpoint:
+        with directory.open_checkpoint(name) as inside:
+            return inside.read_manifest(name).checkpoint(self.path)
+
+    def _read(
+        self,
+        directory: Directory,
+        name: Name,
+    ) -> tuple[Manifest, dict[str, Any]]:
         """Read a checkpoint completely. Raises as `read_manifest` does."""
         with directory.open_checkpoint(name) as inside:
             manifest = inside.read_manifest(name)
@@ -278,7 +320,11 @@ class CheckpointDirectory:
                 data = file.read(file.size)
         return manifest, _encoding.decode(data, arrays)
 
-    def restore(self, step: int | None, missing_ok: bool = True) -> Restored | None:
+    def restore(
+        self,
+        step: int | None,
+        missing_ok: bool = True,
+    ) -> Restored | None:
         """Restore the newest good checkpoint, or that of a step; see `Saver.restore`."""
         failure = f"no checkpoint could be restored from {self.path}"
         with _error_context(failure):
@@ -325,7 +371,8 @@ class CheckpointDirectory:
             set_aside.append((str(name), damage))
             self._set_aside(directory, name, damage)
         if step is not None and not set_aside:
-            steps = ", ".join(str(step) for step in sorted({name.step for name in names}))
+            existing = sorted({name.step for name in names})
+            steps = ", ".join(map(str, existing))
             message = f"{self.path} has no checkpoint of step {step}"
             raise CheckpointError(errno.ENOENT, f"{message}; there are: {steps or 'none at all'}")
         if not set_aside:
@@ -346,7 +393,12 @@ class CheckpointDirectory:
             reason=reason,
         )
 
-    def _set_aside(self, directory: Directory, name: Name, reason: str) -> None:
+    def _set_aside(
+        self,
+        directory: Directory,
+        name: Name,
+        reason: str,
+    ) -> None:
         """Rename a damaged checkpoint, if this process may; never remove it."""
         self._checkpoints.pop(name, None)
         outcome = "was skipped"
@@ -385,20 +437,20 @@ class CheckpointDirectory:
                 # A writer may have removed it, or set it aside, meanwhile.
                 if result.reason is None or str(name) in directory.list_names():
                     verified.append(result)
-            for text in sorted(directory.list_names(), reverse=True):
-                damaged = _format.parse_damaged(text)
-                if damaged is not None:
-                    reason = "was set aside as damaged"
-                    verified.append(Verified(self.path / text, damaged, reason, was_set_aside=True))
+            damaged = filter(_format.parse_damaged, directory.list_names())
+            verified += [
+                Verified(self.path / text, "was set aside as damaged")
+                for text in sorted(damaged, reverse=True)
+            ]
         return verified
 
     def _verify(self, directory: Directory, name: Name) -> Verified:
-        path = self.path / str(name)
         try:
             manifest, _ = self._read(directory, name)
         except (DamagedError, NewerVersionError) as error:
-            return Verified(path, name, str(error))
-        return Verified(path, name, None, checkpoint=manifest.checkpoint(self.path))
+            return Verified(self.path / str(name), str(error))
+        checkpoint = manifest.checkpoint(self.path)
+        return Verified(checkpoint.path, None, checkpoint)
 
     def close(self) -> None:
         """Release the lock; the directory can be used again."""

@@ -32,6 +32,8 @@ from aiohooks.errors import InvalidArgumentError, missing_extra
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from aiohooks.checkpoint._files import FileReader
+
 try:
     import msgspec
     import numpy as np
@@ -46,29 +48,23 @@ _Sizes: TypeAlias = Annotated[list[_Size], msgspec.Meta(max_length=64)]
 CHUNK_BYTES = 1 << 20
 """The size of one write."""
 _ALIGNMENT = 64
-_MAX_UNCHECKED = 100_000
-"""Behind so many containers, their values are counted."""
-_MAX_GROWTH = 1000
-"""How many times as many values as there are may be written, because containers are in the state
-more than once.
-"""
 # The limit of the safetensors library.
 _MAX_HEADER_BYTES = 100_000_000
 
-_TUPLE, _INT, _COMPLEX, _ARRAY, _SCALAR, _TENSOR, _COUNTER, _MODULE = 1, 2, 3, 4, 5, 6, 7, 8
-"""Numbers of the extension types, which are part of the format."""
+# Numbers of the extension types, which are part of the format.
+_TUPLE = 1
+_INT = 2
+_COMPLEX = 3
+_ARRAY = 4
+_SCALAR = 5
+_TENSOR = 6
+_COUNTER = 7
+_MODULE = 8
 
 _SUPPORTED = re.compile(
     r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[mM]8\[[0-9]*[a-zA-Z]+\]|U[0-9]+|S[0-9]+)",
     re.ASCII,
 )
-_DTYPE_HINTS = {
-    "O": "give a list of its items, or an array of numbers",
-    "V": "give a dict of its fields, or its bits as .view(numpy.uint8)",
-    "m": "give it a unit, such as .astype('m8[ns]')",
-    "M": "give it a unit, such as .astype('M8[ns]')",
-}
-_BASES = (int, float, str, bytes, tuple, list, dict)
 
 
 # Arrays
@@ -94,7 +90,11 @@ class ArrayFile:
 
     def __init__(self, arrays: Mapping[str, _Stored]) -> None:
         # The widest first, so that each array begins at a multiple of its item size.
-        in_order = sorted(arrays.items(), key=lambda item: -item[1].alignment)
+        in_order = sorted(
+            arrays.items(),
+            key=lambda item: item[1].alignment,
+            reverse=True,
+        )
         entries: dict[str, Any] = {}
         offset = 0
         for name, stored in in_order:
@@ -133,7 +133,7 @@ class _Entry(msgspec.Struct, gc=False):
 _read_header = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
-def read_arrays(file: io.BufferedIOBase, size: int) -> dict[str, Array]:
+def read_arrays(file: FileReader | io.BytesIO, size: int) -> dict[str, Array]:
     """Return the bytes of each array of a file of `size` bytes, in memory of their own.
 
     The safetensors library copies all arrays in one call that holds the interpreter's lock, so that
@@ -149,39 +149,25 @@ def read_arrays(file: io.BufferedIOBase, size: int) -> dict[str, Array]:
         entries = _read_header(file.read(header_size))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DamagedError(f"is not a safetensors file ({type(error).__name__})") from None
-    in_order = sorted((*entry.data_offsets, name) for name, entry in entries.items())
+    parts = [(*entry.data_offsets, name) for name, entry in entries.items()]
+    parts.sort()
     position = 0
-    for begin, end, _ in in_order:
+    for begin, end, _ in parts:
         if begin != position or end < begin:
             raise DamagedError("is not a safetensors file (its arrays overlap, or have gaps)")
         position = end
-    left = size - 8 - header_size
-    if position != left:
-        raise DamagedError(f"has {left} bytes of arrays, and {position} in its header")
+    data_size = size - 8 - header_size
+    if position != data_size:
+        raise DamagedError(f"has {data_size} bytes of arrays, and {position} in its header")
     arrays: dict[str, Array] = {}
-    memory = _new_memory([end - begin for begin, end, _ in in_order])
-    for (_, _, name), array in zip(in_order, memory, strict=True):
-        file.readinto(cast("Any", array))
-        arrays[name] = array
+    for begin, end, name in parts:
+        arrays[name] = _new_memory(end - begin)
+        file.readinto(cast("Any", arrays[name]))
     return arrays
 
 
-def _new_memory(sizes: list[int]) -> Iterator[Array]:
-    """Yield memory of these sizes: each large array has its own, and small ones share some."""
-    part_bytes = min(sum(sizes), CHUNK_BYTES)
-    unused = _aligned_memory(0)
-    for size in sizes:
-        if size >= CHUNK_BYTES:
-            yield _aligned_memory(size)
-            continue
-        if size > len(unused):
-            unused = _aligned_memory(part_bytes)
-        yield unused[:size]
-        unused = unused[-(-size // _ALIGNMENT) * _ALIGNMENT :]
-
-
-def _aligned_memory(size: int) -> Array:
-    # As torch aligns its own: the last bits of a matrix product may depend on it.
+def _new_memory(size: int) -> Array:
+    # Aligned as torch aligns its own: the last bits of a matrix product may depend on it.
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size]
@@ -218,10 +204,6 @@ class _Encoder:
         self.arrays: dict[str, _Stored] = {}
         self._path: list[str | int] = []
         """Keys and indexes that lead to the value that is being converted."""
-        self._containers = 0
-        self._written = 0
-        self._limit = 0
-        self._counted: set[int] = set()
         self._torch: Any = torch_support()
         self._storage_names: dict[Any, str] = {}
 
@@ -235,17 +217,15 @@ class _Encoder:
             return convert(self, value)
         # A subclass of ndarray has more (a mask, a unit) than would be kept, and scalars of
         # flexible size lose zeros at their end.
-        if issubclass(kind, np.generic) and not issubclass(kind, np.flexible):
-            return _extension(_SCALAR, [self._checked_dtype(value.dtype), value.tobytes()])
+        is_scalar = issubclass(kind, np.generic)
+        if is_scalar and not issubclass(kind, np.flexible):
+            dtype = self._checked_dtype(value.dtype)
+            return _extension(_SCALAR, [dtype, value.tobytes()])
         if self._torch is not None and self._torch.is_tensor(value):
             return self._tensor(value)
-        hint = "give plain data, or what its state_dict() returns"
-        for base in _BASES:
-            if isinstance(value, base):
-                hint = f"give {base.__name__}(...) of it"
         raise self._rejected(
             f"is of the type {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold;"
-            f" {hint}",
+            " give plain data, such as int(...) of an enum, or what its state_dict() returns",
         )
 
     def text(self, value: str) -> str:
@@ -264,10 +244,11 @@ class _Encoder:
         return Ext(_INT, value.to_bytes(size, "little", signed=True))
 
     def complex_number(self, value: complex) -> Ext:
-        return Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag))
+        data = struct.pack("<dd", value.real, value.imag)
+        return Ext(_COMPLEX, data)
 
     def items(self, values: Sequence[Any]) -> list[Any]:
-        self._enter(values)
+        self._enter()
         converted: list[Any] = []
         for index, value in enumerate(values):
             self._path[-1] = index
@@ -282,12 +263,14 @@ class _Encoder:
         for key in values:
             if type(key) is str:
                 self.text(key)
-            elif type(key) is not int or not -(2**63) <= key < 2**64:
+                continue
+            is_valid = type(key) is int and -(2**63) <= key < 2**64
+            if not is_valid:
                 raise self._rejected(
                     f"has the key {key!r} of type {type(key).__name__}; keys are str or int of 64"
                     " bits: give str(...) of it",
                 )
-        self._enter(values)
+        self._enter()
         converted: dict[Any, Any] = {}
         for key, value in values.items():
             self._path[-1] = key
@@ -317,15 +300,16 @@ class _Encoder:
             native = SAFETENSORS_NAMES.get(array.dtype.name)
         alignment = array.itemsize if native else 1
         data = functools.partial(_bytes_of, array)
-        name = self._add(_Stored(native, shape, array.nbytes, alignment, data))
+        stored = _Stored(native, shape, array.nbytes, alignment, data)
+        name = self._add(stored)
         return _extension(_ARRAY, [name, dtype, shape])
 
-    def _tensor(self, given: Any) -> Ext:
+    def _tensor(self, value: Any) -> Ext:
         """Add the memory of a tensor, once; tensors that share it share it after a restore."""
-        reason = self._torch.refusal(given)
+        reason = self._torch.refusal(value)
         if reason is not None:
             raise self._rejected(reason)
-        tensor = self._torch.as_stored(given)
+        tensor = self._torch.as_stored(value)
         dtype = self._torch.dtype_name(tensor)
         shape = list(tensor.shape)
         address = self._torch.storage_address(tensor)
@@ -337,45 +321,37 @@ class _Encoder:
             if tensor.is_contiguous() and tensor.nbytes == storage.nbytes():
                 native = SAFETENSORS_NAMES.get(dtype)
             data = functools.partial(self._torch.host_bytes, storage)
-            stored = _Stored(native, shape, storage.nbytes(), tensor.element_size(), data)
+            stored = _Stored(
+                native,
+                shape,
+                storage.nbytes(),
+                tensor.element_size(),
+                data,
+            )
             name = self._add(stored)
             self._storage_names[address] = name
         strides = list(tensor.stride())
-        return _extension(_TENSOR, [name, dtype, shape, strides, tensor.storage_offset()])
+        offset = tensor.storage_offset()
+        return _extension(_TENSOR, [name, dtype, shape, strides, offset])
 
     def _add(self, stored: _Stored) -> str:
         """Add an array under its path; return its name in the file."""
         # A JSON pointer, for other readers of the file. Escaping gives only `~0` and `~1`, so that
         # a higher number makes equal names different.
-        name = "/".join(str(key).replace("~", "~0").replace("/", "~1") for key in self._path)
+        name = "/".join(map(_escaped, self._path))
         if name in ("", "__metadata__") or name in self.arrays:
             name += f"~{len(self.arrays) + 2}"
         self.arrays[name] = stored
         return name
 
-    def _enter(self, container: Any) -> None:
+    def _enter(self) -> None:
         """Begin to convert the values in a container; the last of the path is for their keys."""
         if len(self._path) >= MAX_DEPTH:
             place = _place(self._path[:4])
             raise InvalidArgumentError(
                 f"{place}... is nested deeper than {MAX_DEPTH} levels, or in itself; flatten it",
             )
-        self._containers += 1
-        if self._containers > _MAX_UNCHECKED:
-            self._check_repetition(container)
         self._path.append("")
-
-    def _check_repetition(self, container: Any) -> None:
-        """Raise if containers that share containers would make the state grow without end."""
-        self._written += len(container)
-        if id(container) not in self._counted:
-            self._counted.add(id(container))
-            self._limit += _MAX_GROWTH * len(container)
-        if self._written > self._limit:
-            raise self._rejected(
-                "is in the state again and again through containers that share it, and each time"
-                " would be written; give it once, or as an array",
-            )
 
     def _checked_dtype(self, dtype: np.dtype[Any]) -> str:
         """Return the name of a dtype, if it has an exact form on disk."""
@@ -383,9 +359,9 @@ class _Encoder:
         # have the name of plain bytes.
         if dtype.kind in "biufcmMUS" and _SUPPORTED.fullmatch(dtype.str):
             return dtype.str
-        hint = _DTYPE_HINTS.get(dtype.kind, "give it as .astype(numpy.float64), for example")
         raise self._rejected(
-            f"has the dtype {dtype}, which a checkpoint cannot hold exactly; {hint}",
+            f"has the dtype {dtype}, which a checkpoint cannot hold exactly; give numbers, such as"
+            " .astype(numpy.float64), times with a unit, or a list or dict of its items",
         )
 
     def _rejected(self, reason: str) -> InvalidArgumentError:
@@ -409,13 +385,19 @@ _CONVERTERS: dict[type, Callable[[_Encoder, Any], Any]] = {
 
 
 def _bytes_of(array: Array) -> memoryview:
-    return memoryview(cast("Any", np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+    flat: Any = np.ascontiguousarray(array).reshape(-1)
+    return memoryview(flat.view(np.uint8))
+
+
+def _escaped(key: str | int) -> str:
+    """Return a key as a part of a JSON pointer."""
+    return str(key).replace("~", "~0").replace("/", "~1")
 
 
 def _place(path: Sequence[str | int]) -> str:
     """Return the text for a place in the state, such as `state['a'][0]`."""
     text = "state" + "".join(f"[{key!r}]" for key in path)
-    return text if len(text) <= 400 else text[:400] + "..."
+    return text[:400]
 
 
 # Reading
@@ -454,7 +436,8 @@ class _Decoder:
         self._arrays = arrays
         self._torch: Any = torch_support()
         self._storages: dict[str, Any] = {}
-        self.tree: Callable[[bytes], Any] = msgspec.msgpack.Decoder(ext_hook=self._extension).decode
+        decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
+        self.tree: Callable[[bytes], Any] = decoder.decode
 
     def _extension(self, code: int, data: memoryview) -> Any:
         convert = _EXTENSIONS.get(code)
@@ -493,14 +476,17 @@ class _Decoder:
         name, dtype, shape, strides, offset = _read_tensor(data)
         memory: Any = self._arrays[name]
         if self._torch is not None:
-            if name not in self._storages:
-                self._storages[name] = self._torch.storage_of(memory)
-            return self._torch.tensor_in(self._storages[name], dtype, offset, shape, strides)
+            storage = self._storages.get(name)
+            if storage is None:
+                storage = self._torch.storage_of(memory)
+                self._storages[name] = storage
+            return self._torch.tensor_in(storage, dtype, offset, shape, strides)
         kind = np.dtype(BITS.get(dtype, dtype))
         if 0 in shape:
             return np.empty(shape, kind)
         steps = [stride * kind.itemsize for stride in strides]
-        return np.ndarray(shape, kind, memory, offset * kind.itemsize, steps)
+        start = offset * kind.itemsize
+        return np.ndarray(shape, kind, memory, start, steps)
 
 
 _EXTENSIONS: dict[int, Callable[[_Decoder, bytes], Any]] = {

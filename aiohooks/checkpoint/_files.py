@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import stat
 import sys
@@ -34,7 +33,6 @@ _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 # Small pieces let other threads run, and stay in the cache of the processor for their checksum.
 _PIECE_BYTES = 1 << 20
-_BUFFER_BYTES = 1 << 17
 
 # Errors of open and read that mean the entry is damaged. All others are trouble of this process
 # (permissions, limits) and say nothing about the checkpoint.
@@ -99,7 +97,12 @@ class Directory:
         names: the names in it, when `list_names` was called last.
     """
 
-    def __init__(self, fs: Any, path: str | Path, dir_fd: int | None = None) -> None:
+    def __init__(
+        self,
+        fs: Any,
+        path: str | Path,
+        dir_fd: int | None = None,
+    ) -> None:
         check_system()
         self.fs = fs
         flags = _DIRECTORY if dir_fd is None else _DIRECTORY | _NO_LINKS
@@ -167,7 +170,11 @@ class Directory:
         """Make the names in the directory durable."""
         self.fs.fsync(self.fd)
 
-    def write_new(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
+    def write_new(
+        self,
+        name: str,
+        chunks: Iterable[bytes | memoryview],
+    ) -> FileEntry:
         """Write a new file, and wait until it is durable."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS
         fd = self.fs.open(name, flags, 0o600, dir_fd=self.fd)
@@ -195,7 +202,11 @@ class Directory:
         return FileEntry(size, crc32)
 
     @contextlib.contextmanager
-    def opened(self, name: str, size: int | None = None) -> Generator[FileReader]:
+    def opened(
+        self,
+        name: str,
+        size: int | None = None,
+    ) -> Generator[FileReader]:
         """Open a plain file for reading.
 
         Raises:
@@ -203,7 +214,11 @@ class Directory:
                 `size`.
         """
         with _damage_errors():
-            fd = self.fs.open(name, os.O_RDONLY | _NO_WAIT | _NO_LINKS, dir_fd=self.fd)
+            fd = self.fs.open(
+                name,
+                os.O_RDONLY | _NO_WAIT | _NO_LINKS,
+                dir_fd=self.fd,
+            )
         try:
             with _damage_errors():
                 status = self.fs.fstat(fd)
@@ -211,8 +226,7 @@ class Directory:
                 raise DamagedError("is not a plain file")
             if size is not None and status.st_size != size:
                 raise DamagedError(f"has {status.st_size} bytes instead of {size}")
-            with FileReader(_RawFile(self.fs, fd, status.st_size), status.st_size) as reader:
-                yield reader
+            yield FileReader(self.fs, fd, status.st_size)
         finally:
             close_quietly(self.fs, fd)
 
@@ -236,7 +250,11 @@ class Directory:
             return _format.decode(data, name)
 
     @contextlib.contextmanager
-    def verified(self, file: str, manifest: Manifest) -> Generator[FileReader]:
+    def verified(
+        self,
+        file: str,
+        manifest: Manifest,
+    ) -> Generator[FileReader]:
         """Open a file for the block; raise as `opened` does, or if it has another checksum.
 
         A wrong checksum is reported in place of the damage that the block has found.
@@ -249,48 +267,47 @@ class Directory:
                 reader.check(entry.crc32)
 
 
-class _RawFile(io.RawIOBase):
-    """An open file, of which each byte is read once, from the beginning."""
-
-    def __init__(self, fs: Any, fd: int, size: int) -> None:
-        self._fs = fs
-        self._fd = fd
-        self._unread = size
-        self.crc32 = 0
-        """The checksum of the bytes that have been read."""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)[: min(self._unread, _PIECE_BYTES)]
-        if not view:
-            return 0
-        with _damage_errors():
-            count: int = self._fs.readv(self._fd, [view])
-        if not count:
-            raise DamagedError(f"ends {self._unread} bytes early")
-        self._unread -= count
-        self.crc32 = zlib.crc32(view[:count], self.crc32)
-        return count
-
-
-class FileReader(io.BufferedReader):
-    """Reads an open file from its beginning.
+class FileReader:
+    """Reads an open file, each byte once, from the beginning.
 
     Its methods raise `DamagedError` if the file ends early or is unreadable.
     """
 
-    def __init__(self, file: _RawFile, size: int) -> None:
-        super().__init__(file, _BUFFER_BYTES)
-        self._file = file
+    def __init__(
+        self,
+        fs: Any,
+        fd: int,
+        size: int,
+    ) -> None:
         self.size = size
+        self._fs = fs
+        self._fd = fd
+        self._unread = size
+        self._crc32 = 0
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` bytes, or the bytes up to the end of the file."""
+        data = bytearray(min(size, self._unread))
+        self.readinto(data)
+        return bytes(data)
+
+    def readinto(self, buffer: Any) -> None:
+        """Fill a buffer."""
+        rest = memoryview(buffer)
+        while rest:
+            with _damage_errors():
+                count: int = self._fs.readv(self._fd, [rest[:_PIECE_BYTES]])
+            if not count:
+                raise DamagedError(f"ends {self._unread} bytes early")
+            self._unread -= count
+            self._crc32 = zlib.crc32(rest[:count], self._crc32)
+            rest = rest[count:]
 
     def check(self, crc32: int) -> None:
         """Read the rest; raise `DamagedError` if the file has another checksum."""
-        while self.read(_PIECE_BYTES):
-            pass
-        if self._file.crc32 != crc32:
+        while self._unread:
+            self.read(_PIECE_BYTES)
+        if self._crc32 != crc32:
             raise DamagedError("does not have the checksum in the manifest")
 
 
@@ -359,17 +376,18 @@ class DirectoryLock:
         directory = self._directory
         if directory is None or self._is_at(self._path, directory.fd):
             return
-        place = "an unknown place"
-        with contextlib.suppress(OSError):
-            place = os.readlink(f"/proc/self/fd/{directory.fd}")
         raise CheckpointError(
             errno.ESTALE,
             f"{self._path} is not the directory that this Saver has locked, which was moved,"
-            f" removed or mounted over, and is at {place} now; put it back, or close the Saver to"
-            " use what is at the path",
+            " removed or mounted over; put it back, or close the Saver to use what is at the path",
         )
 
-    def _is_at(self, path: str | Path, fd: int, dir_fd: int | None = None) -> bool:
+    def _is_at(
+        self,
+        path: str | Path,
+        fd: int,
+        dir_fd: int | None = None,
+    ) -> bool:
         """Return whether an open file or directory is the one at a path."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = self._fs.stat(path, dir_fd=dir_fd)
@@ -385,7 +403,12 @@ class DirectoryLock:
         if held is not None and self._is_at(_format.LOCK, held, directory.fd):
             return
         flags = os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_LINKS
-        fd: int = self._fs.open(_format.LOCK, flags, 0o600, dir_fd=directory.fd)
+        fd: int = self._fs.open(
+            _format.LOCK,
+            flags,
+            0o600,
+            dir_fd=directory.fd,
+        )
         try:
             if not stat.S_ISREG(self._fs.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, f"{_format.LOCK} is not a plain file")
@@ -422,13 +445,10 @@ class DirectoryLock:
         self._directory = None
 
     def _busy_error(self, directory: Directory) -> CheckpointBusyError:
-        text = ""
-        with contextlib.suppress(OSError, DamagedError, UnicodeError):
-            text = directory.read(_format.LOCK, 64).decode("ascii").strip()
-        pid = None
+        pid: int | None = None
         holder = "another writer"
-        if text.isdigit() and len(text) <= 10:
-            pid = int(text)
+        with contextlib.suppress(OSError, DamagedError, ValueError):
+            pid = int(directory.read(_format.LOCK, 11))
             holder = "this process itself" if pid == os.getpid() else f"process {pid}"
         return CheckpointBusyError(
             f"{self._path} is in use by {holder}; a directory has one writer: close that Saver"

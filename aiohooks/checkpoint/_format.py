@@ -162,8 +162,9 @@ def unused_name(name: str, names: Container[str]) -> str:
 
 def next_sequence(names: Iterable[str]) -> int:
     """Return the highest sequence in a directory plus 1; damaged checkpoints count."""
-    found = [parse_name(text) or parse_damaged(text) for text in names]
-    return max((name.sequence for name in found if name is not None), default=0) + 1
+    parsed = [parse_name(text) or parse_damaged(text) for text in names]
+    sequences = [name.sequence for name in parsed if name is not None]
+    return max(sequences, default=0) + 1
 
 
 # Manifests
@@ -214,7 +215,8 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
     checked: dict[str, float] = {}
     for name, value in (metrics or {}).items():
         number: float | None = None
-        if isinstance(name, str) and not isinstance(value, (bool, str, bytes)):
+        is_number = not isinstance(value, (bool, str, bytes))
+        if is_number and isinstance(name, str):
             with contextlib.suppress(TypeError, ValueError, OverflowError):
                 number = float(value)
         if number is None:
@@ -279,12 +281,21 @@ def decode(data: bytes, name: Name) -> Manifest:
 
 
 def _metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    # JSON has no such numbers, but a loss may be one.
-    return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
+    converted: dict[str, float | str] = {}
+    for name, value in metrics.items():
+        converted[name] = value
+        # JSON has no such numbers, but a loss may be one.
+        if not math.isfinite(value):
+            converted[name] = str(value)
+    return converted
 
 
 def _canonical(content: object) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
+    return json.dumps(
+        content,
+        sort_keys=True,
+        separators=(",", ":"),
+    ).encode("ascii")
 
 
 def _sealed(content: Mapping[str, Any]) -> bytes:

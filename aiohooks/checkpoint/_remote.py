@@ -25,7 +25,7 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks._core.waiters import Waiters
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._files import Directory, FileReader
+from aiohooks.checkpoint._files import Directory, FileReader, exists
 from aiohooks.checkpoint._format import (
     DamagedError,
     Manifest,
@@ -88,7 +88,7 @@ class Copier:
     @property
     def _pending(self) -> list[Checkpoint]:
         """The checkpoints that are not in the mirror yet."""
-        return [waiting for waiting in (self._current, self._next) if waiting is not None]
+        return [*filter(None, (self._current, self._next))]
 
     def least_sequence(self) -> int:
         """Return a sequence that is later than those in the mirror.
@@ -116,7 +116,7 @@ class Copier:
         if self._task is None or self._task.done():
             self._task = new_task(self._copy_pending(), f"copies to {self.mirror}")
 
-    def _awaited_copy(self) -> Awaited:
+    def _describe(self) -> Awaited:
         return Awaited("mirror", str(self._status), ends=False)
 
     async def _copy_pending(self) -> None:
@@ -126,7 +126,7 @@ class Copier:
             self._next = None
             self._current = checkpoint
             try:
-                with active("save", f"mirror {self.mirror}", self._awaited_copy):
+                with active("save", f"mirror {self.mirror}", self._describe):
                     await self._copy(checkpoint)
                 self._attempt = 0
             except (MirrorError, DamagedError, CheckpointError) as error:
@@ -158,19 +158,17 @@ class Copier:
             try:
                 manifest, contents = await to_thread(_open_checkpoint, checkpoint, opened)
             except (FileNotFoundError, DamagedError):
-                if await to_thread(checkpoint.path.exists):
+                if await to_thread(exists, os, checkpoint.path):
                     raise
                 # `keep` or a user has removed it.
                 logger.info("mirror %s: %s is gone, and not copied", self.mirror, checkpoint.path)
                 return
             await self._remote.upload(manifest, contents)
-        if self._status.error is not None:
-            logger.info(
-                "mirror %s: the checkpoint of step %d was copied; it works again",
-                self.mirror,
-                checkpoint.step,
-            )
-        self._status = dataclasses.replace(self._status, latest_step=checkpoint.step, error=None)
+        self._status = dataclasses.replace(
+            self._status,
+            latest_step=checkpoint.step,
+            error=None,
+        )
         try:
             await self._remote.remove_old(self._keep, names, manifest.name)
         except Exception as error:  # also of the policy
@@ -340,7 +338,11 @@ class RemoteDirectory:
             raise MirrorError(f"no progress for {self._mirror.timeout_secs} s")
         return future.result()
 
-    def _start(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def _start(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+    ) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         future.add_done_callback(retrieve_exception)  # the caller may have been cancelled
@@ -381,7 +383,8 @@ class RemoteDirectory:
                 checkpoints in it; or it cannot be read.
         """
         paths = await self.call(self._list)
-        return _format.checkpoint_names(path.rstrip("/").rpartition("/")[2] for path in paths)
+        names = [path.rstrip("/").rpartition("/")[2] for path in paths]
+        return _format.checkpoint_names(names)
 
     def _list(self) -> list[str]:
         fs, root = self._open()
@@ -411,17 +414,19 @@ class RemoteDirectory:
             DamagedError: it does not verify.
             NewerVersionError: it has a later version of the format.
         """
-        data = await self._read_manifest_file(name)
+        path = f"{name}/{_format.MANIFEST}"
+        data = await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + 1)
         if data is None:
             return None
         with damage_in(_format.MANIFEST):
             return _format.decode(data, name)
 
-    async def _read_manifest_file(self, name: Name) -> bytes | None:
-        path = f"{name}/{_format.MANIFEST}"
-        return await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + 1)
-
-    def read_range(self, path: str, start: int, end: int) -> bytes | None:
+    def read_range(
+        self,
+        path: str,
+        start: int,
+        end: int,
+    ) -> bytes | None:
         """Read a part of a file; return None if the file is missing. This method blocks."""
         fs, root = self._open()
         try:
@@ -430,16 +435,13 @@ class RemoteDirectory:
             return None
         return data
 
-    async def verify(self, manifest: Manifest) -> None:
-        """Read the files of a checkpoint to their ends. Raises as `RemoteFile.read` does."""
-        for name in manifest.files:
-            file = RemoteFile(self, manifest, name)
-            while await file.read():
-                pass
-
     # Writing
 
-    async def upload(self, manifest: Manifest, contents: Mapping[str, FileReader]) -> None:
+    async def upload(
+        self,
+        manifest: Manifest,
+        contents: Mapping[str, FileReader],
+    ) -> None:
         """Write a checkpoint: its files, and when they verify, its manifest.
 
         Nothing is written if the checkpoint is there, and only the manifest if its metrics differ.
@@ -449,6 +451,7 @@ class RemoteDirectory:
             MirrorError: another checkpoint has that name, or the mirror could not be written.
         """
         name = manifest.name
+        data = _format.encode(manifest)
         existing: Manifest | None = None
         with contextlib.suppress(DamagedError):
             existing = await self.read_manifest(name)
@@ -456,17 +459,22 @@ class RemoteDirectory:
             for file, reader in contents.items():
                 await self._write_file(f"{name}/{file}", reader)
             with damage_in("what was read back of"):
-                await self.verify(manifest)
+                for file in manifest.files:
+                    await RemoteFile(self, manifest, file).verify()
         elif existing.files != manifest.files:
             raise MirrorError(f"another checkpoint has the name {name}: a mirror has one writer")
-        data = _format.encode(manifest)
         if existing is None or _format.encode(existing) != data:
             await self._write_file(f"{name}/{_format.MANIFEST}", io.BytesIO(data))
-            if await self._read_manifest_file(name) != data:
+            written = await self.read_manifest(name)
+            if written is None or _format.encode(written) != data:
                 raise DamagedError(f"{_format.MANIFEST} is not what was uploaded")
         self._checkpoints[name] = manifest.checkpoint(Path())
 
-    async def _write_file(self, path: str, source: FileReader | io.BytesIO) -> None:
+    async def _write_file(
+        self,
+        path: str,
+        source: FileReader | io.BytesIO,
+    ) -> None:
         file = await self.call(self._create, path)
         try:
             while block := await to_thread(source.read, _BLOCK_BYTES):
@@ -489,29 +497,36 @@ class RemoteDirectory:
 
     # Removing
 
-    async def remove_old(self, keep: KeepPolicy, names: Sequence[Name], saved: Name) -> None:
+    async def remove_old(
+        self,
+        keep: KeepPolicy,
+        names: Sequence[Name],
+        saved: Name,
+    ) -> None:
         """Remove the checkpoints among `names` that are older than `saved` and not kept.
 
         Uploads that have not been finished are removed, too.
         """
-        known = self._checkpoints
+        sound: dict[Name, Checkpoint] = {}
         old: list[Name] = []
-        for name in names:
-            if name not in known:
-                with contextlib.suppress(DamagedError, NewerVersionError):
-                    manifest = await self.read_manifest(name)
-                    if manifest is None:
-                        old.append(name)
-                    else:
-                        known[name] = manifest.checkpoint(Path())
-        newest_first = [
-            known[name] for name in sorted({saved, *names}, reverse=True) if name in known
-        ]
-        old += map(_format.name_of, not_kept(keep, newest_first, known[saved]))
+        for name in sorted({saved, *names}, reverse=True):
+            with contextlib.suppress(DamagedError, NewerVersionError):
+                checkpoint = self._checkpoints.get(name) or await self._read_checkpoint(name)
+                if checkpoint is None:
+                    old.append(name)
+                else:
+                    sound[name] = checkpoint
+        self._checkpoints = sound
+        removed = not_kept(keep, list(sound.values()), sound[saved])
+        old += map(_format.name_of, removed)
         for name in old:
             if name < saved:
                 await self.call(self._remove, name)
-                known.pop(name, None)
+                sound.pop(name, None)
+
+    async def _read_checkpoint(self, name: Name) -> Checkpoint | None:
+        manifest = await self.read_manifest(name)
+        return None if manifest is None else manifest.checkpoint(Path())
 
     def _remove(self, name: Name) -> None:
         fs, root = self._open()
@@ -527,13 +542,23 @@ class RemoteDirectory:
 class RemoteFile:
     """Reads a file of a checkpoint in a mirror, and verifies it."""
 
-    def __init__(self, directory: RemoteDirectory, manifest: Manifest, file: str) -> None:
+    def __init__(
+        self,
+        directory: RemoteDirectory,
+        manifest: Manifest,
+        file: str,
+    ) -> None:
         self._directory = directory
         self._path = f"{manifest.name}/{file}"
         self._file = file
         self._entry = manifest.files[file]
         self._size = 0
         self._crc32 = 0
+
+    async def verify(self) -> None:
+        """Read the file to its end. Raises as `read` does."""
+        while await self.read():
+            pass
 
     async def read(self) -> bytes:
         """Return the next block; b"" at the end.
@@ -542,19 +567,19 @@ class RemoteFile:
             DamagedError: the file is missing, or does not have the size or checksum of its entry.
             MirrorError: it could not be read.
         """
-        left = self._entry.size - self._size
-        if not left:
+        unread_size = self._entry.size - self._size
+        if not unread_size:
             return b""
         with damage_in(self._file):
             data = await self._directory.call(self._read_block)
             if data is None:
                 raise DamagedError("is missing")
             # A block is read with the byte after it, which finds a file that is too long.
-            if len(data) != min(_BLOCK_BYTES + 1, left):
+            if len(data) != min(_BLOCK_BYTES + 1, unread_size):
                 raise DamagedError(f"does not have the {self._entry.size} bytes in the manifest")
             block = data[:_BLOCK_BYTES]
             self._size += len(block)
-            if len(block) == left and self._crc32 != self._entry.crc32:
+            if len(block) == unread_size and self._crc32 != self._entry.crc32:
                 raise DamagedError("does not have the checksum in the manifest")
             return block
 

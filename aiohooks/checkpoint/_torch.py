@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +55,8 @@ def object_refusal(tracked: object) -> str | None:
     """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     if isinstance(tracked, torch.nn.Module) and fsdp is not None:
-        if any(isinstance(part, fsdp.FullyShardedDataParallel) for part in tracked.modules()):
+        sharded = fsdp.FullyShardedDataParallel
+        if any(isinstance(part, sharded) for part in tracked.modules()):
             return (
                 "has parts in FullyShardedDataParallel, whose shards are in several processes;"
                 f" save it with {_ELSEWHERE}"
@@ -87,31 +88,49 @@ def storage_address(tensor: Tensor) -> object:
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
     """Return the bytes of a storage, on its device."""
-    empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return empty.set_(storage, 0, (storage.nbytes(),), (1,))
+    empty = torch.empty(
+        0,
+        dtype=torch.uint8,
+        device=storage.device,
+    )
+    shape = (storage.nbytes(),)
+    return empty.set_(storage, 0, shape, (1,))
 
 
 def host_bytes(storage: torch.UntypedStorage) -> memoryview:
     """Return the bytes of a storage: its own memory if that is the host's."""
-    return memoryview(cast("Any", _bytes_of(storage).cpu().numpy()))
+    data: Any = _bytes_of(storage).cpu().numpy()
+    return memoryview(data)
 
 
 def new_memory(size: int) -> Any:
     """Return so many bytes of the host's memory, as an array of numpy."""
-    return torch.empty(size, dtype=torch.uint8, device="cpu").numpy()
+    memory = torch.empty(
+        size,
+        dtype=torch.uint8,
+        device="cpu",
+    )
+    return memory.numpy()
 
 
-def host_copies(tensors: Mapping[int, Tensor], take: Callable[[int], memoryview]) -> dict[int, Any]:
+def host_copies(
+    tensors: Mapping[int, Tensor],
+    take: Callable[[int], memoryview],
+) -> dict[int, Any]:
     """Return copies of tensors in the memory that `take` gives; those that share memory share it.
 
     Tensors that a checkpoint cannot hold are returned as they are: a copy may be impossible, and
     the save rejects them.
     """
-    stored = {key: as_stored(tensor) for key, tensor in tensors.items() if refusal(tensor) is None}
+    stored: dict[int, Tensor] = {}
+    for key, tensor in tensors.items():
+        if refusal(tensor) is None:
+            stored[key] = as_stored(tensor)
     sources: dict[object, Tensor] = {}
     for tensor in stored.values():
         sources[storage_address(tensor)] = _bytes_of(tensor.untyped_storage())
-    memory = take(max(1, sum(map(_aligned_size, sources.values()))))
+    size = sum(map(_aligned_size, sources.values()))
+    memory = take(max(1, size))
     storages: dict[object, torch.UntypedStorage] = {}
     offset = 0
     for address, source in sources.items():
@@ -128,8 +147,13 @@ def host_copies(tensors: Mapping[int, Tensor], take: Callable[[int], memoryview]
     for key, tensor in stored.items():
         storage = storages[storage_address(tensor)]
         offset = int(tensor.storage_offset())
-        dtype = dtype_name(tensor)
-        copies[key] = tensor_in(storage, dtype, offset, tensor.shape, tensor.stride())
+        copies[key] = tensor_in(
+            storage,
+            dtype_name(tensor),
+            offset,
+            tensor.shape,
+            tensor.stride(),
+        )
     return copies
 
 
@@ -140,7 +164,12 @@ def _aligned_size(source: Tensor) -> int:
 def _host_part(memory: memoryview, offset: int, size: int) -> Tensor:
     if size == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
-    return torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=size)
+    return torch.frombuffer(
+        memory,
+        dtype=torch.uint8,
+        offset=offset,
+        count=size,
+    )
 
 
 def storage_of(data: Any) -> torch.UntypedStorage:
@@ -165,7 +194,12 @@ def tensor_in(
     if kind is None:
         raise ValueError(f"this torch has no {dtype}")
     empty = torch.empty(0, dtype=kind, device="cpu")
-    return empty.set_(storage, offset, tuple(shape), tuple(strides))
+    return empty.set_(
+        storage,
+        offset,
+        tuple(shape),
+        tuple(strides),
+    )
 
 
 def random_state() -> dict[str, Any]:

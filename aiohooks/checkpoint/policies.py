@@ -27,7 +27,10 @@ class Checkpoint:
     """The global step it holds."""
     sequence: int
     """Its number in the order of commits: the newest checkpoint of a directory has the highest."""
-    metrics: Mapping[str, float] = field(hash=False, default_factory=lambda: MappingProxyType({}))
+    metrics: Mapping[str, float] = field(
+        hash=False,
+        default_factory=lambda: MappingProxyType({}),
+    )
     """The metrics given to `Saver.save`; `KeepBest` compares them."""
     path: Path = Path()
     """Its directory."""
@@ -64,7 +67,7 @@ class KeepPolicy:
         return ()
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
-        """Return those of `checkpoints`, which come in any order, that are to be kept."""
+        """Return the checkpoints to keep among `checkpoints`, of which the newest comes first."""
         raise NotImplementedError
 
     def __or__(self, other: object) -> KeepPolicy:
@@ -114,11 +117,11 @@ class KeepNewest(KeepPolicy):
     n: int = 5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", checked_int(self.n, "n of KeepNewest", 1))
+        checked_int(self.n, "n of KeepNewest", 1)
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the last `n`."""
-        return set(_newest_first(checkpoints)[: self.n])
+        return set(checkpoints[: self.n])
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ class KeepBest(KeepPolicy):
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", checked_int(self.k, "k of KeepBest", 1))
+        checked_int(self.k, "k of KeepBest", 1)
         if not isinstance(self.metric, str) or not self.metric:
             raise InvalidArgumentError(
                 f"metric of KeepBest is {self.metric!r}; give the name of a metric given to save",
@@ -153,15 +156,17 @@ class KeepBest(KeepPolicy):
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the best `k` of those that are not interim, and the newest."""
-        newest_first = _newest_first(checkpoints)
-        sign = 1 if self.mode == "min" else -1
-        values: dict[Checkpoint, float] = {}
-        for checkpoint in newest_first:
-            value = sign * checkpoint.metrics.get(self.metric, math.nan)
+        candidates: list[Checkpoint] = []
+        for checkpoint in checkpoints:
+            value = checkpoint.metrics.get(self.metric, math.nan)
             if not checkpoint.interim and not math.isnan(value):
-                values[checkpoint] = value
-        best = sorted(values, key=lambda checkpoint: values[checkpoint])
-        return {*best[: self.k], *newest_first[:1]}
+                candidates.append(checkpoint)
+        # Sorting keeps the order of equals, also in reverse.
+        candidates.sort(
+            key=lambda checkpoint: checkpoint.metrics[self.metric],
+            reverse=self.mode == "max",
+        )
+        return {*candidates[: self.k], *checkpoints[:1]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,18 +180,13 @@ class KeepEvery(KeepPolicy):
     steps: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", checked_int(self.steps, "steps of KeepEvery", 1))
+        checked_int(self.steps, "steps of KeepEvery", 1)
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the first one of each interval of `steps`, and the newest."""
-        newest_first = _newest_first(checkpoints)
         first: dict[int, Checkpoint] = {}
-        for checkpoint in newest_first:
+        for checkpoint in checkpoints:
             interval = checkpoint.step // self.steps
             if interval not in first or checkpoint.step < first[interval].step:
                 first[interval] = checkpoint
-        return {*first.values(), *newest_first[:1]}
-
-
-def _newest_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    return sorted(checkpoints, key=lambda saved: (saved.sequence, saved.step), reverse=True)
+        return {*first.values(), *checkpoints[:1]}

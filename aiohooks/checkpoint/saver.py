@@ -105,7 +105,11 @@ class Saver:
         return f"Saver({str(self.checkpoint_dir)!r})"
 
     @contextlib.asynccontextmanager
-    async def _in_order(self, method: str, step: int | None) -> AsyncGenerator[None]:
+    async def _in_order(
+        self,
+        method: str,
+        step: int | None,
+    ) -> AsyncGenerator[None]:
         """Wait for the calls before this one, and be the current call in the block."""
         what = "a checkpoint" if step is None else f"the checkpoint of step {step}"
         name = f"{method} of {what} in {self.checkpoint_dir}"
@@ -215,7 +219,11 @@ class Saver:
                 self._copier.submit(restored.checkpoint)  # does nothing if it is there
             return restored
 
-    async def _restore_newest(self, copier: Copier, step: int | None) -> Restored | None:
+    async def _restore_newest(
+        self,
+        copier: Copier,
+        step: int | None,
+    ) -> Restored | None:
         """Restore from the directory, after a download if the mirror has a newer checkpoint."""
         restored: Restored | None = None
         failure: CheckpointError | None = None
@@ -355,7 +363,10 @@ def _encoding() -> Any:
     return importlib.import_module("aiohooks.checkpoint._encoding")
 
 
-def check_tracked(tracked: Mapping[str, Stateful], state_of: Callable[[Stateful], Any]) -> None:
+def check_tracked(
+    tracked: Mapping[str, Stateful],
+    state_of: Callable[[Stateful], Any],
+) -> None:
     """Encode the states of tracked objects, and write nothing.
 
     Raises:
@@ -369,12 +380,21 @@ def check_tracked(tracked: Mapping[str, Stateful], state_of: Callable[[Stateful]
         _encoding().encode({"tracked": {name: state_of(value)}})
 
 
-def is_same(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def is_same(
+    state: Mapping[str, Any],
+    other: Mapping[str, Any],
+) -> bool:
     """Return whether two states are equal to the last bit in a checkpoint."""
     data, arrays = _encoding().encode(state)
     other_data, other_arrays = _encoding().encode(other)
     # Chunks begin with a header that has the number of all bytes.
-    return data == other_data and all(map(operator.eq, arrays.chunks(), other_arrays.chunks()))
+    return data == other_data and all(
+        map(
+            operator.eq,
+            arrays.chunks(),
+            other_arrays.chunks(),
+        )
+    )
 
 
 def _checked_step(step: object) -> int:

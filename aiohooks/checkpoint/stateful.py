@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
 from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError
@@ -33,9 +34,10 @@ class Stateful(Protocol):
 
 def is_stateful(value: object) -> bool:
     """Return whether `value` is an object, not a class, with both methods of `Stateful`."""
-    return not isinstance(value, type) and all(
-        callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")
-    )
+    if isinstance(value, type):
+        return False
+    methods = ("state_dict", "load_state_dict")
+    return all(callable(getattr(value, name, None)) for name in methods)
 
 
 def is_numbered(hook: object) -> bool:
@@ -86,7 +88,8 @@ def snapshot(state: Any, memory: HostMemory) -> Any:
     copied: dict[int, Any] = {}  # by identity, as `deepcopy` notes what it has copied
     try:
         if torch is not None:
-            tensors = {id(tensor): tensor for tensor in _tensors_in(state, torch, {})}
+            state_tensors = _tensors_in(state, torch, {})
+            tensors = {id(tensor): tensor for tensor in state_tensors}
             copied = torch.host_copies(tensors, memory.take)
         return copy.deepcopy(state, copied)
     except RecursionError:
@@ -95,7 +98,11 @@ def snapshot(state: Any, memory: HostMemory) -> Any:
         ) from None
 
 
-def _tensors_in(value: Any, torch: Any, seen: dict[int, object]) -> Iterator[Any]:
+def _tensors_in(
+    value: Any,
+    torch: Any,
+    seen: dict[int, object],
+) -> Iterator[Any]:
     """Yield the tensors in a value, in their order.
 
     A container is searched only once, however often it is there, or in itself.
@@ -135,13 +142,19 @@ class RandomState:
         Raises:
             InvalidArgumentError: something else is given.
         """
-        self._generators: list[_Access] = [_access(generator) for generator in generators]
+        self._generators: dict[str, _Access] = {
+            str(number): _access(generator) for number, generator in enumerate(generators)
+        }
+
+    def _current_generators(self) -> dict[str, _Access]:
+        return self._generators or _global_generators()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the generators."""
-        if self._generators:
-            return {"generators": [read() for read, _ in self._generators]}
-        return {name: read() for name, (read, _) in _global_generators().items()}
+        states: dict[str, Any] = {}
+        for name, (read, _) in self._current_generators().items():
+            states[name] = read()
+        return states
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from such states.
@@ -150,26 +163,17 @@ class RandomState:
             CheckpointMismatchError: they are those of other generators, or of a package that is not
                 imported here.
         """
-        if not self._generators:
-            generators = _global_generators()
-            missing = [name for name in state if name not in generators]
-            if missing:
-                raise CheckpointMismatchError(
-                    f"the checkpoint has the random state of {', '.join(missing)}, and here"
-                    f" RandomState has {', '.join(generators)}; import what the program imported"
-                    " that saved it, and give RandomState the same generators",
-                )
-            for name, generator_state in state.items():
-                _, write = generators[name]
-                write(generator_state)
-            return
-        saved: Sequence[Any] = state.get("generators", ())
-        if len(saved) != len(self._generators):
+        generators = self._current_generators()
+        unknown = state.keys() - generators.keys()
+        not_saved = self._generators.keys() - state.keys()
+        if unknown or not_saved:
             raise CheckpointMismatchError(
-                f"the checkpoint has the states of {len(saved)} random generators, and RandomState"
-                f" has {len(self._generators)}; give it those that it had when it was saved",
+                f"the checkpoint has the random states {', '.join(state)}, and RandomState has"
+                f" {', '.join(generators)}; import what the program imported that saved it, and"
+                " give RandomState the same generators",
             )
-        for (_, write), generator_state in zip(self._generators, saved, strict=True):
+        for name, generator_state in state.items():
+            _, write = generators[name]
             write(generator_state)
 
 
@@ -179,9 +183,7 @@ def _access(generator: Any) -> _Access:
     numpy = getattr(generator, "bit_generator", None)
     if numpy is not None:
         return lambda: numpy.state, lambda state: setattr(numpy, "state", state)
-    if callable(getattr(generator, "get_state", None)) and callable(
-        getattr(generator, "set_state", None),
-    ):
+    if hasattr(generator, "get_state") and hasattr(generator, "set_state"):
         return generator.get_state, generator.set_state
     raise InvalidArgumentError(
         f"RandomState got {generator!r}; give instances of random.Random, numpy.random.Generator or"
@@ -191,10 +193,12 @@ def _access(generator: Any) -> _Access:
 
 def _global_generators() -> dict[str, _Access]:
     """Return those of the packages that the program has imported."""
-    generators: dict[str, _Access] = {"python": (random.getstate, random.setstate)}
+    generators: dict[str, _Access] = {}
+    generators["python"] = random.getstate, random.setstate
     numpy = cast("Any", sys.modules.get("numpy"))
     if numpy is not None:
-        generators["numpy"] = (lambda: numpy.random.get_state(legacy=False)), numpy.random.set_state
+        read = functools.partial(numpy.random.get_state, legacy=False)
+        generators["numpy"] = read, numpy.random.set_state
     torch = torch_support()
     if torch is not None:
         generators["torch"] = torch.random_state, torch.set_random_state

@@ -185,22 +185,14 @@ async def test_a_signal_ends_waits_before_the_server_ends(
 async def test_a_signal_while_a_worker_waits_for_its_chief(
     server: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The session of the worker ends, and with it the streams of its events: the server need not
-    wait for anything.
-    """
+    """The session of the worker ends, and with it the waits of its clients."""
     session = AsyncMonitoredSession(WorkerSessionCreator(Graph(), variables=Variables()))
     async with serving(opened=False, service=SessionService(session, FeedQueue().loop)) as one:
-        stream = await one.begin("/events")
-        await one.pass_time(0.5)
+        waiting = await one.begin("/steps/1")
         await receive()
         await until_true(lambda: server)
-        await one.pass_time(0.5)
-        await stream.task
-        report = stream.reply.events[-1][1]
-        assert (report["state"], report["stop_reason"]) == (
-            "finished",
-            "the server received SIGTERM",
-        )
+        await waiting.task
+        assert waiting.reply.json["message"] == f"{NO_MORE}the server received SIGTERM"
     assert caplog.records == []
 
 
@@ -217,20 +209,18 @@ class Stubborn(SlowToOpen):
 async def test_the_grace_period_begins_at_the_signal(
     server: list[int], hook_class: type[SlowToOpen], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A session that does not end holds up the streams, for which the server waits, for
-    `grace_secs` twice at the most.
+    """A session that does not end is cancelled after `grace_secs`, and given up after as long
+    again.
     """
     hook = hook_class()
     async with serving([hook], opened=False, grace_secs=7) as one:
-        stream = await one.begin("/events")
         await receive()
         await until_true(lambda: one.service.health().stop_reason)
         await one.pass_time(6.9)
-        assert not stream.task.done()
+        assert one.service.health().state == "stopping"
         for secs in (0.2, 7.0, 0.5):
             await one.pass_time(secs)
-        await stream.task
-        assert stream.reply.events[-1][0] == "end"
+        assert one.service.health().state == "failed"
         hook.released.set()
     assert one.service._runner is not None
     assert one.service._runner._task is not None
@@ -258,13 +248,6 @@ async def test_a_signal_ends_steps_that_compute(server: list[int]) -> None:
         await ticks(20)
     assert (steps, server) == (3, [signal.SIGTERM])
     assert one.service.health().stop_reason == "the server received SIGTERM"
-
-
-async def test_without_stop_on_signals(server: list[int]) -> None:
-    """With `stop_on_signals=False` the session continues until the server ends it."""
-    async with serving(stop_on_signals=False) as one:
-        await receive()
-        assert (one.service.health().state, server) == ("running", [signal.SIGTERM])
 
 
 class Draining:
@@ -375,6 +358,29 @@ async def test_handlers_of_others_are_left_alone(server: list[int]) -> None:
     assert signal.getsignal(signal.SIGINT) is other
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, mine)
+
+
+async def test_services_share_a_handler(server: list[int]) -> None:
+    """Services that begin and end in any order are each notified once, and leave no handler."""
+    installed = signal.getsignal(signal.SIGTERM)
+    received: list[str] = []
+
+    def service(name: str) -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        stack.enter_context(notify_on_signals(lambda number: received.append(f"{name} {number}")))
+        return stack
+
+    running = [service("0")]
+    for restart in range(1, 2000):
+        running.append(service(str(restart)))
+        running.pop(0).close()
+    running.append(service("last"))
+    await receive()
+    assert received == ["1999 SIGTERM", "last SIGTERM"]
+    assert server == [signal.SIGTERM]
+    for stack in running:
+        stack.close()
+    assert signal.getsignal(signal.SIGTERM) is installed
 
 
 async def test_signals_outside_the_main_thread() -> None:

@@ -235,19 +235,19 @@ class Point(tuple[int, int]):
 REFUSED: dict[str, tuple[Any, str]] = {
     "objects": (
         np.array([None, {}], object),
-        r"state\['a'\]\[0\] has the dtype object.*give a list",
+        r"state\['a'\]\[0\] has the dtype object.*or a list",
     ),
-    "fields": (np.zeros(2, [("x", "f4")]), "give a dict of its fields"),
-    "bare bytes": (np.zeros(2, "V2"), "or its bits"),
-    "a time without a unit": (np.zeros(2, "m8"), "give it a unit"),
+    "fields": (np.zeros(2, [("x", "f4")]), "or a list or dict of its items"),
+    "bare bytes": (np.zeros(2, "V2"), "or a list or dict of its items"),
+    "a time without a unit": (np.zeros(2, "m8"), "times with a unit"),
     "long doubles": (np.zeros(2, np.longdouble), "astype"),
     "a mask": (np.ma.masked_array([1, 2], [True, False]), "MaskedArray"),
     "a set": ({1, 2}, "give plain data"),
     "a bytearray": (bytearray(b"a"), "give plain data"),
     "a time": (datetime.datetime(2020, 1, 1), "give plain data"),
-    "an enum": (Colour.RED, r"give int\(\.\.\.\)"),
-    "a named tuple": (Point((1, 2)), r"give tuple\(\.\.\.\)"),
-    "text of numpy": (np.str_("a"), r"give str\(\.\.\.\)"),
+    "an enum": (Colour.RED, r"int\(\.\.\.\) of an enum"),
+    "a named tuple": (Point((1, 2)), "give plain data"),
+    "text of numpy": (np.str_("a"), "give plain data"),
     "an object": (object(), "state_dict"),
     "a function": (len, "state_dict"),
     "no text": ("\ud800", "give its bytes"),
@@ -275,7 +275,7 @@ def test_a_long_place_is_cut_in_a_message(length: int) -> None:
     place = "state['" + "a" * (length - 9) + "']"
     with pytest.raises(InvalidArgumentError) as caught:
         _encoding.encode({place[7:-2]: object()})
-    assert str(caught.value).startswith(f"{place} is" if length == 400 else f"{place[:400]}... is")
+    assert str(caught.value).startswith(f"{place[:400]} is")
 
 
 def test_a_state_is_a_mapping() -> None:
@@ -301,22 +301,6 @@ def test_the_depth_of_a_state_has_a_limit(wrap: Callable[[Any], Any]) -> None:
         match=r"a.*\.\.\. is nested deeper than 64 levels, or in itself; flatten it",
     ):
         _encoding.encode({"a": wrap(value)})
-
-
-@pytest.mark.parametrize("wrap", [lambda x: [x, x], lambda x: {"a": x, "b": x}, lambda x: (x, x)])
-def test_a_value_is_not_repeated_without_end(wrap: Callable[[Any], Any]) -> None:
-    """Containers that share containers, 40 levels deep, would be written a million million times:
-    they are rejected in little time, with their place. A value may be in the state many times.
-    """
-    state: dict[str, Any] = {"row": [[0] * 10] * 1000, "many": [((1,), (2,))] * 20_000}
-    assert there_and_back(state) == state
-    shared: Any = [1]
-    for _ in range(40):
-        shared = wrap(shared)
-    with pytest.raises(
-        InvalidArgumentError, match=r"^state\['a'\]\[.* again and again .*; give it"
-    ):
-        _encoding.encode({"a": shared})
 
 
 def test_a_restored_state_is_freed_when_it_is_dropped() -> None:

@@ -304,8 +304,6 @@ async def test_a_directory_that_is_another_one_is_an_error(
             ) as caught:
                 await call()
             assert caught.value.errno == errno.ESTALE
-        where = path.with_suffix(".old") if lose is rename else "deleted"
-        assert str(where) in str(caught.value)
     assert not list(tmp_path.rglob("step-*2.000002"))  # noqa: ASYNC240
     if not path.is_file():
         await saver.save({}, 3)

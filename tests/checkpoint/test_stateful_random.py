@@ -61,18 +61,18 @@ def test_other_generators_are_refused() -> None:
     )
     with pytest.raises(
         CheckpointMismatchError,
-        match="has the states of 2 random generators, and RandomState has 1",
+        match="has the random states 0, 1, and RandomState has 0;",
     ):
         one.load_state_dict(other.state_dict())
-    with pytest.raises(CheckpointMismatchError, match="has the states of 0"):
+    with pytest.raises(CheckpointMismatchError, match="has the random states python, "):
         one.load_state_dict(ah.checkpoint.RandomState().state_dict())
     before = random.getstate()
     with pytest.raises(
         CheckpointMismatchError,
-        match="has the random state of generators, and here RandomState has python",
+        match="has the random states 0, and RandomState has python",
     ):
         ah.checkpoint.RandomState().load_state_dict(one.state_dict())
-    with pytest.raises(CheckpointMismatchError, match="has the random state of jax"):
+    with pytest.raises(CheckpointMismatchError, match="has the random states python, jax, and"):
         ah.checkpoint.RandomState().load_state_dict(
             {"python": random.Random(5).getstate(), "jax": 1}
         )

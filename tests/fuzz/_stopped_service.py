@@ -334,7 +334,7 @@ PHASES: dict[str, Phase] = {
 def make_app(phase: Phase, hold: Hold, directory: str, grace_secs: float) -> Starlette:
     """Make the application around the service of a session."""
     session, loop = phase.make(hold, directory)
-    service = SessionService(session, loop, grace_secs=grace_secs, max_streams=BACKLOG)
+    service = SessionService(session, loop, grace_secs=grace_secs, max_waiters=BACKLOG)
 
     async def go(request: Request) -> JSONResponse:
         hold.enter()
@@ -347,9 +347,7 @@ def make_app(phase: Phase, hold: Hold, directory: str, grace_secs: float) -> Sta
 
     async def waiting(request: Request) -> JSONResponse:
         gc.collect()
-        return JSONResponse(
-            [service._waiters, service._streams, tracemalloc.get_traced_memory()[0]]
-        )
+        return JSONResponse([service._waiters, tracemalloc.get_traced_memory()[0]])
 
     routes = [Mount("/training", service), Route("/go", go), Route("/waiting", waiting)]
     return Starlette(routes=routes, lifespan=service.lifespan)

@@ -48,7 +48,6 @@ ENDPOINTS = (
     "health",
     "ready",
     "progress",
-    "events",
     "steps/0",
     "steps/1",
     "",
@@ -301,7 +300,7 @@ def _method(order: random.Random, base: str) -> Made:
 
 def _header(order: random.Random, base: str) -> Made:
     more = order.sample(HEADERS, order.randrange(1, 4))
-    data = _head("GET", base + order.choice([one for one in ENDPOINTS if one != "events"]), *more)
+    data = _head("GET", base + order.choice(ENDPOINTS), *more)
     # A header may announce a body, which is not sent: then the client leaves.
     return data, "leaves" if "Length" in "".join(more) else "reads"
 
@@ -356,7 +355,6 @@ MAKERS: dict[str, Callable[[random.Random, str], Made]] = {
         _head("GET", f"{base}steps/{order.randrange(10**9, 2**53)}"),
         order.choice(HASTY),
     ),
-    "follower": lambda order, base: (_head("GET", f"{base}events"), order.choice(HASTY)),
     "half": _half,
     "slow": lambda order, base: (_head("GET", f"{base}steps/0"), "sends slowly"),
     "pipelined": _pipelined,
@@ -415,12 +413,9 @@ class Attack(logging.Handler):
             self.runs += 1
             return 1 / self.runs
 
-        timing = ah.hooks.HookTimingHook(warn_secs=60)
         self.steps = ah.MemoryStepStore()
-        self.session = ah.AsyncMonitoredSession(
-            graph, [timing, ah.NanHook("step")], global_step=self.steps
-        )
-        self.open = SessionService(self.session, self._loop, timing=timing, refresh_secs=0.05)
+        self.session = ah.AsyncMonitoredSession(graph, [ah.NanHook("step")], global_step=self.steps)
+        self.open = SessionService(self.session, self._loop)
         self.closed = SessionService(self.session, token=self.token)
         routes = [Mount("/open", self.open), Mount("/closed", self.closed)]
         self.app = Starlette(routes=routes, lifespan=self.open.lifespan)
@@ -461,8 +456,6 @@ class Attack(logging.Handler):
             if request.behaviour == "stops halfway":
                 writer.write_eof()
                 return await reader.read()
-            if request.kind == "follower":
-                return await reader.read(200)
             if request.kind == "waiter":
                 await self._request_step(
                     port, 0
@@ -563,7 +556,7 @@ class Attack(logging.Handler):
             if time.monotonic() > until:
                 tasks = [repr(task.get_coro()) for task in asyncio.all_tasks()]
                 self.violations.append(
-                    f"tasks, waiters, streams, fds are {self._resources()}, were {before}: {tasks}"
+                    f"tasks, waits, waiters, fds are {self._resources()}, were {before}: {tasks}"
                 )
                 return
             await self.send_valid(port)
@@ -574,7 +567,7 @@ class Attack(logging.Handler):
         return (
             len(asyncio.all_tasks()),
             found.waiting + found.watching,
-            sum(one._waiters + one._streams for one in services),
+            sum(service._waiters for service in services),
             len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0,
         )
 

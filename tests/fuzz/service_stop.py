@@ -2,11 +2,10 @@
 
     python -m tests.fuzz.service_stop --clients 2000 --server uvicorn
 
-In each phase (`--phases` chooses some) most clients wait for a step, and one in twenty follows the
-events. Then the server gets SIGTERM. Every client must get a complete reply with the reason, those
-that wait for a step while the session is still in its phase, and the server must have ended within
-its limits. Printed are the times from the signal to the last reply to a client that waits for a
-step, and to the end of the process. With `--memory` the server traces what Python allocates
+In each phase (`--phases` chooses some) the clients wait for a step. Then the server gets SIGTERM.
+Every client must get a complete reply with the reason while the session is still in its phase, and
+the server must have ended within its limits. Printed are the times from the signal to the last
+reply, and to the end of the process. With `--memory` the server traces what Python allocates
 (tracemalloc), and what each client costs is printed as well.
 """
 
@@ -16,10 +15,8 @@ import argparse
 import asyncio
 import contextlib
 import json
-import math
 import os
 import platform
-import re
 import resource
 import signal
 import socket
@@ -38,7 +35,6 @@ STEP = 10**9
 """A step that is not reached."""
 GRACE_SECS = 2.0
 """The session's grace period; what limits the end of a service is a multiple of it."""
-CLIENTS_PER_STREAM = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class Stop:
     """How one service stopped.
 
     Attributes:
-        reply_secs: from the signal to the last reply to a client that waits for a step.
+        reply_secs: from the signal to the last reply.
         end_secs: from the signal to the end of the process.
         client_bytes: what a client costs, its connection and request included; 0 if that was not
             measured.
@@ -62,13 +58,12 @@ class Stop:
 class Clients:
     """The clients of one service."""
 
-    def __init__(self, port: int, waiters: int, streams: int) -> None:
+    def __init__(self, port: int, waiters: int) -> None:
         self._port = port
         self._unanswered = waiters
         self.answered: asyncio.Event = asyncio.Event()
-        """Set once all clients that wait for a step have got a reply, or an error."""
+        """Set once all clients have got a reply, or an error."""
         self.waiting = [asyncio.ensure_future(self._wait_for_step()) for _ in range(waiters)]
-        self.following = [asyncio.ensure_future(self._follow_events()) for _ in range(streams)]
 
     async def _send(
         self, path: str, headers: str = ""
@@ -89,23 +84,11 @@ class Clients:
         with contextlib.closing(writer):
             return reply + await reader.read()
 
-    async def _follow_events(self) -> bytes:
-        """Likewise for a stream of events."""
-        reader, writer = await self._send("/training/events")
-        with contextlib.closing(writer):
-            return await reader.read()
-
     async def violations(self, reason: str) -> list[str]:
         """Return what is wrong with the replies, once the server has closed all connections."""
         replies = await asyncio.gather(*self.waiting, return_exceptions=True)
-        streams = await asyncio.gather(*self.following, return_exceptions=True)
-        wrong = [
+        return [
             f"a wait for a step: {reply!r}" for reply in replies if not has_reason(reply, reason)
-        ]
-        return wrong + [
-            f"a stream: {repr(stream)[-500:]}"
-            for stream in streams
-            if not ends_with_reason(stream, reason)
         ]
 
 
@@ -130,19 +113,6 @@ def has_reason(reply: bytes | BaseException, reason: str) -> bool:
     )
 
 
-def ends_with_reason(stream: bytes | BaseException, reason: str) -> bool:
-    """Return whether a stream of events is complete and has the reason."""
-    found = (
-        None
-        if isinstance(stream, BaseException)
-        else re.search(rb"event: end\ndata: (.*)\n\n\r\n0\r\n\r\n$", stream)
-    )
-    if found is None:
-        return False
-    end = json.loads(found[1])
-    return reason.endswith(f": {end['failure' if reason == FAILED else 'stop_reason']}")
-
-
 async def stop_service(
     server: str, phase: str, count: int, grace_secs: float, *, memory: bool = False
 ) -> Stop:
@@ -150,7 +120,6 @@ async def stop_service(
     measure what they cost.
     """
     limit_secs = LIMIT_GRACES * grace_secs
-    streams = math.ceil(count / CLIENTS_PER_STREAM)
     with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
         command = [
             sys.executable,
@@ -172,8 +141,8 @@ async def stop_service(
         async with asyncio.timeout(HANG_SECS):
             for _ in range(50 if memory else 1):  # for what is allocated once
                 before = await ask(port, "/waiting")
-            clients = Clients(port, count - streams, streams)
-            while (now := await ask(port, "/waiting"))[:2] != [count - streams, streams]:
+            clients = Clients(port, count)
+            while (now := await ask(port, "/waiting"))[0] != count:
                 pass
             await ask(port, "/go")
             assert await asyncio.to_thread(process.stdout.readline) == "held\n"
@@ -205,7 +174,7 @@ async def stop_service(
         )
     if violations or "never retrieved" in errors or "Exception ignored" in errors:
         violations.append(f"its log: {errors[-2000:]!r}")
-    return Stop(answered - sent, ended - sent, (now[2] - before[2]) / count, violations)
+    return Stop(answered - sent, ended - sent, (now[1] - before[1]) / count, violations)
 
 
 @contextlib.contextmanager

@@ -26,17 +26,6 @@ class Reply:
         """The body, parsed as JSON as strictly as in browsers."""
         return json.loads(self.body, parse_constant=_refuse_constant)
 
-    @property
-    def events(self) -> list[tuple[str, Any]]:
-        """The server-sent events of the body: type and data."""
-        found: list[tuple[str, Any]] = []
-        for event in self.body.decode("ascii").split("\n\n")[:-1]:
-            kind, data = event.split("\n")
-            assert kind.startswith("event: ")
-            assert data.startswith("data: ")
-            found.append((kind[7:], json.loads(data[6:])))
-        return found
-
 
 def _refuse_constant(name: str) -> None:
     raise AssertionError(f"{name} is not JSON")

@@ -116,9 +116,8 @@ class Serving:
         return self.leaving
 
     async def waiting(self) -> int:
-        """Return how many waits the step store knows, for a step or for any."""
-        store = (await self.ask("/progress")).json["store"]
-        return int(store["waiting"] + store["watching"])
+        """Return how many waits for a step there are."""
+        return int((await self.ask("/progress")).json["store"]["waiting"])
 
 
 @contextlib.asynccontextmanager
@@ -144,12 +143,10 @@ async def serving(
 
 
 @contextlib.asynccontextmanager
-async def under_uvicorn(service: SessionService) -> AsyncIterator[str]:
-    """Serve a service over HTTP for the block, and yield its URL."""
+async def under_uvicorn(app: Any) -> AsyncIterator[str]:
+    """Serve an application over HTTP for the block, and yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(
-            service, log_config=None, access_log=False, timeout_graceful_shutdown=5
-        )
+        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve([listener]))
         await until_true(lambda: server.started)

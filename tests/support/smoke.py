@@ -201,16 +201,17 @@ async def opentelemetry() -> None:
 @program
 async def prometheus() -> None:
     """A session is in the exposition."""
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, generate_latest
 
     from aiohooks.adapters.prometheus import PrometheusHook
 
     seen: list[bytes] = []
-    hook = PrometheusHook(registry=CollectorRegistry())
+    registry = CollectorRegistry()
+    hook = PrometheusHook(registry=registry)
 
     class Scraper(ah.SessionRunHook):
         async def after_run(self, *_: object) -> None:
-            seen.append(hook.exposition()[0])
+            seen.append(generate_latest(registry))
 
     await train(hook, Scraper())
     assert b"aiohooks" in seen[-1]

@@ -15,125 +15,127 @@ from aiohooks.errors import InvalidArgumentError, printable
 
 @dataclass(frozen=True, slots=True)
 class JsonReply:
-    """A status and a JSON body; `retry` tells the client that asking again soon makes sense."""
+    """A status, a JSON body and headers."""
 
     status: int
     body: dict[str, Any] = field(default_factory=dict[str, Any])
-    retry: bool = False
+    headers: Mapping[str, str] | None = None
 
 
 def encode_json(report: dict[str, Any]) -> bytes:
     """Encode a report as one line of ASCII without characters that have a meaning in HTML."""
-    text = json.dumps(report, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return (
-        text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026").encode("ascii")
-    )
+    text = json.dumps(report, allow_nan=False, separators=(",", ":"))
+    for char in "<>&":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text.encode("ascii")
 
 
 def error_reply(
-    status: int, error: str, message: str, *, retry: bool = False, **more: Any
+    status: int,
+    error: str,
+    message: str,
+    headers: Mapping[str, str] | None = None,
 ) -> JsonReply:
     """Return a reply with an error code for programs and a message for people."""
-    return JsonReply(status, {"error": error, "message": message, **more}, retry)
+    return JsonReply(status, {"error": error, "message": message}, headers)
 
 
-_METHOD = error_reply(
-    405, "method_not_allowed", "use GET or HEAD; POST is for SessionService(controls=True)"
-)
-CONTROL_METHOD = error_reply(405, "method_not_allowed", "this changes the session: use POST")
-_TOKEN = error_reply(
-    401,
-    "token_needed",
-    "send the header Authorization: Bearer TOKEN; the page takes it from #TOKEN",
-)
+RETRY = {"retry-after": "1"}
+"""The header of a reply after which the client may ask again soon."""
 
 _HOST_HEADER = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _STRONG_TOKEN = re.compile(r"[!-~]{32,}")
 
-_OF_PROXIES = re.compile(
+_PROXY_HEADERS = re.compile(
     rb"forwarded|via|x-forwarded-.+|x-original-.+|x-envoy-.+"
     rb"|.*-client-ip|.*-connecting-ip|x-real-ip"
 )
-"""Headers that proxies and tunnels add. One that adds none cannot be known from a client on this
-machine.
+"""Headers that proxies and tunnels add. A proxy that adds none looks like a client on this machine.
 """
-_TEST_CLIENT = "testclient", "testserver"
-"""What the `TestClient` of Starlette and FastAPI says that its client and server are; no socket has
-such an address.
+_TEST_CLIENT = "testclient"
+_TEST_SERVER = "testserver"
+"""The client and the server of a request of the `TestClient` of Starlette and FastAPI. No socket
+has such an address.
 """
 
 
 class AccessPolicy:
-    """The access rules of one service. Each check returns the reply that refuses the request, or
-    None to let it pass.
+    """The access rules of one service.
+
+    Each check returns the reply that rejects the request, or None.
     """
 
     def __init__(
-        self, *, allowed_hosts: Iterable[str], token: str | None, allow_remote: bool
+        self,
+        *,
+        allowed_hosts: Iterable[str],
+        token: str | None,
+        allow_remote: bool,
     ) -> None:
-        names = [allowed_hosts] if isinstance(allowed_hosts, str) else list(allowed_hosts)
-        for name in names:
-            given: object = name
-            if not isinstance(given, str) or not _HOST_NAME.fullmatch(given):
+        hosts: list[object] = list(allowed_hosts)
+        if isinstance(allowed_hosts, str):
+            hosts = [allowed_hosts]
+        for host in hosts:
+            if not isinstance(host, str) or not _HOST_NAME.fullmatch(host):
                 raise InvalidArgumentError(
-                    f"allowed_hosts has {given!r}; give plain host names, without port or pattern"
+                    f"allowed_hosts has {host!r}; give plain host names, without port or pattern"
                 )
-        checked: object = token
-        if checked is not None and not (
-            isinstance(checked, str) and _STRONG_TOKEN.fullmatch(checked)
-        ):
+        if token is not None and not (isinstance(token, str) and _STRONG_TOKEN.fullmatch(token)):
             raise InvalidArgumentError(
                 "token is too easy to guess, or not valid in a header; give"
                 " secrets.token_urlsafe(32), or leave it out"
             )
-        self._hosts = frozenset(name.lower() for name in names)
+        self._hosts = {"localhost", *(str(host).lower() for host in hosts)}
         self._bearer = None if token is None else f"Bearer {token}".encode()
         self._allow_remote = allow_remote
 
     def check_request(
         self, scope: Mapping[str, Any], *, controls: bool = False
     ) -> JsonReply | None:
-        """Check method, host and origin: the rules for every path; `controls` is for one that
-        changes the session.
+        """Check method, host and origin: the rules for every path.
+
+        Args:
+            scope: the request.
+            controls: whether the path changes the session.
         """
-        allowed = ("POST",) if controls else ("GET", "HEAD")
-        if scope["method"] not in allowed:
-            return CONTROL_METHOD if controls else _METHOD
+        allowed = "POST" if controls else "GET, HEAD"
+        if scope["method"] not in allowed.split(", "):
+            message = f"this path has the methods {allowed}"
+            return error_reply(405, "method_not_allowed", message, {"allow": allowed})
         headers = _headers(scope)
         hosts = headers.get(b"host", [])
         own: bytes | None = None
-        # Some probes use HTTP/1.0, which has no Host. No browser does, so there is no page behind
-        # it.
+        # Some probes use HTTP/1.0, which has no Host. No browser does, so no page sent the request.
         if hosts or scope.get("http_version") != "1.0":
             if len(hosts) != 1 or not self._is_own_host(hosts[0].decode("latin-1"), scope):
                 return _host_reply([host.decode("latin-1") for host in hosts])
             own = scope.get("scheme", "http").encode() + b"://" + hosts[0].lower()
-        foreign = [
-            b"Origin: " + origin for origin in headers.get(b"origin", []) if origin.lower() != own
-        ]
-        sites = headers.get(b"sec-fetch-site", [])
-        foreign += [
-            b"Sec-Fetch-Site: " + site for site in sites if site not in (b"same-origin", b"none")
-        ]
-        if foreign:
-            shown = safe_text(foreign[0].decode("latin-1"), 200)
-            return error_reply(
-                403, "foreign_origin", f"the request comes from a page of another origin ({shown})"
-            )
+        for origin in headers.get(b"origin", []):
+            if origin.lower() != own:
+                return _origin_reply(b"Origin: " + origin)
+        for site in headers.get(b"sec-fetch-site", []):
+            if site not in (b"same-origin", b"none"):
+                return _origin_reply(b"Sec-Fetch-Site: " + site)
         return None
 
-    def _is_own_host(self, host: str, scope: Mapping[str, Any]) -> bool:
-        found = _HOST_HEADER.fullmatch(host)
-        if found is None:
+    def _is_own_host(
+        self,
+        host: str,
+        scope: Mapping[str, Any],
+    ) -> bool:
+        match = _HOST_HEADER.fullmatch(host)
+        if match is None:
             return False
-        name = found["name"].lower()
-        known = name == "localhost" or name in self._hosts or _parse_address(name) is not None
-        return known or (name == _TEST_CLIENT[1] and _is_test_client(scope))
+        name = match["name"].lower()
+        if name in self._hosts or _parse_address(name) is not None:
+            return True
+        return name == _TEST_SERVER and _name_of(scope, "client") == _TEST_CLIENT
 
     def check_connection(self, scope: Mapping[str, Any]) -> JsonReply | None:
-        """Check that the connection was made on this machine, by the client itself, or that remote
-        clients are allowed.
+        """Check that the connection was made on this machine, by the client itself.
+
+        Remote clients may be allowed.
         """
         if self._allow_remote or (self._bearer is not None and scope.get("scheme") == "https"):
             return None
@@ -148,45 +150,51 @@ class AccessPolicy:
 
     def check_client(self, scope: Mapping[str, Any]) -> JsonReply | None:
         """Check connection and token: the rules for details of the session."""
-        if self._bearer is not None:
-            given = _headers(scope).get(b"authorization", [])
-            if len(given) != 1 or not hmac.compare_digest(given[0], self._bearer):
-                return self.check_connection(scope) or _TOKEN
-        return self.check_connection(scope)
+        refusal = self.check_connection(scope)
+        if refusal is not None or self._bearer is None:
+            return refusal
+        credentials = _headers(scope).get(b"authorization", [])
+        if len(credentials) == 1 and hmac.compare_digest(credentials[0], self._bearer):
+            return None
+        return error_reply(
+            401,
+            "token_needed",
+            "send the header Authorization: Bearer TOKEN; the page takes it from #TOKEN",
+            {"www-authenticate": "Bearer"},
+        )
 
 
 def _headers(scope: Mapping[str, Any]) -> dict[bytes, list[bytes]]:
-    found: dict[bytes, list[bytes]] = {}
+    headers: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
-        found.setdefault(bytes(name).lower(), []).append(bytes(value))
-    return found
+        headers.setdefault(bytes(name).lower(), []).append(bytes(value))
+    return headers
 
 
 def _parse_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(name[1:-1] if name.startswith("[") else name)
+        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
         return None
 
 
 def _host_reply(hosts: list[str]) -> JsonReply:
-    """Refuse a request whose Host is not one of the service."""
-    name = hosts[0].rpartition(":")[0] or hosts[0] if len(hosts) == 1 else ""
-    cure = (
-        f"; to serve it, SessionService(..., allowed_hosts=[{name!r}])"
-        if _HOST_NAME.fullmatch(name)
-        else ""
-    )
-    given = safe_text(", ".join(hosts), 200) or "missing"
+    """Return the reply to a request whose Host is not one of the service."""
+    text = ", ".join(hosts)
+    value = safe_text(text, 200) or "missing"
     message = (
-        f"the Host header is {given}, which is neither localhost, an address nor in"
-        f" allowed_hosts{cure}"
+        f"the Host header is {value}, which is neither localhost, an address nor in allowed_hosts"
     )
+    name = text.partition(":")[0]
+    if _HOST_NAME.fullmatch(name):
+        message += f"; to serve it, SessionService(..., allowed_hosts=[{name!r}])"
     return error_reply(403, "host_not_allowed", message)
 
 
-def _is_test_client(scope: Mapping[str, Any]) -> bool:
-    return (_name_of(scope, "client"), _name_of(scope, "server")) == _TEST_CLIENT
+def _origin_reply(header: bytes) -> JsonReply:
+    text = safe_text(header.decode("latin-1"), 200)
+    message = f"the request comes from a page of another origin ({text})"
+    return error_reply(403, "foreign_origin", message)
 
 
 def _name_of(scope: Mapping[str, Any], side: str) -> str:
@@ -194,31 +202,33 @@ def _name_of(scope: Mapping[str, Any], side: str) -> str:
 
 
 def _reason_not_local(scope: Mapping[str, Any]) -> str | None:
-    """Return why the request may come from elsewhere, or None if both sides of the connection are
-    on this machine.
+    """Return why the request may come from elsewhere.
+
+    Return None if both sides of the connection are on this machine.
     """
-    forwarded = [name.decode("latin-1") for name in _headers(scope) if _OF_PROXIES.fullmatch(name)]
-    if forwarded:  # by a proxy, which may be on this machine, for a client anywhere
+    forwarded = [name.decode() for name in _headers(scope) if _PROXY_HEADERS.fullmatch(name)]
+    # The proxy may be on this machine, and the client anywhere.
+    if forwarded:
         return f"the request was forwarded (it has {safe_text(', '.join(forwarded), 200)})"
-    # The server's own side counts, and the client's as well: servers replace that by what a proxy
-    # says.
-    for side, in_process in (("server", ""), ("client", _TEST_CLIENT[0])):
+    local_names = {"", "localhost"}
+    if _name_of(scope, "client") == _TEST_CLIENT:
+        local_names |= {_TEST_CLIENT, _TEST_SERVER}
+    # Both sides count: servers replace the address of the client by that in a header.
+    for side in ("server", "client"):
         name = _name_of(scope, side)
-        if (
-            name not in ("", "localhost", in_process)
-            and not _is_loopback(name)
-            and not _is_test_client(scope)
-        ):
+        if name not in local_names and not _is_loopback(name):
             return f"the {side}'s address is {safe_text(name, 100)}"
     return None
 
 
 def _is_loopback(name: str) -> bool:
-    """Return whether this is the address of a loopback connection, or the path of a unix socket."""
+    """Return whether this is a loopback address, or the path of a unix socket."""
+    if name.startswith("/"):
+        return True
     address = _parse_address(name)
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
-    return name.startswith("/") or (address is not None and address.is_loopback)
+    return address is not None and address.is_loopback
 
 
 _MAX_LENGTH = 500
@@ -233,24 +243,24 @@ _SOURCE_LINE = re.compile(r" \([^()\n]*\.py:[0-9]+\)")
 
 
 def safe_text(text: str, max_length: int = _MAX_LENGTH) -> str:
-    """Return the text as one printable line of limited length, without passwords, for a reply or a
-    log line.
+    """Return text as one printable line of limited length, without passwords.
 
     Characters that are not printable (control and escape characters, line ends, bidirectional
     marks) are escaped. Source lines, which the message of a stall names, are left out, and so are
     the user info of URLs and values that are assigned to a name such as `password`. This catches
     accidents and is no guarantee: errors should be made without secrets.
     """
-    shown = _SECRET.sub(
-        r"\g<name>***", _USERINFO.sub("***@", _SOURCE_LINE.sub("", text[: 4 * max_length]))
-    )
+    shown = _SOURCE_LINE.sub("", text[: 4 * max_length])
+    shown = _USERINFO.sub("***@", shown)
+    shown = _SECRET.sub(r"\g<name>***", shown)
     return printable(shown, max_length)
 
 
 def safe_error(error: BaseException) -> str:
     """Return the error's class and message in one safe line, without traceback."""
+    name = type(error).__name__
     try:
         message = str(error)
     except Exception:  # an error whose own __str__ fails
         message = "(its message cannot be shown)"
-    return safe_text(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+    return safe_text(f"{name}: {message}".removesuffix(": "))

@@ -1,9 +1,9 @@
 """The metrics of a session in an experiment tracker, sent in the background.
 
-tracker        what a tracker is
-hook           `TrackerHook` sends the metrics of runs to one
+tracker        the contract of trackers
+hook           `TrackerHook`, which sends the metrics of runs to a tracker
 mlflow, wandb, tensorboard
-               ready trackers, each in a module of its own that needs the package
+               ready trackers; each module needs the package
 """
 
 from aiohooks.adapters.trackers.hook import TrackerHook, TrackerStatistics
@@ -11,5 +11,4 @@ from aiohooks.adapters.trackers.tracker import Tracker
 
 __all__ = ["Tracker", "TrackerHook", "TrackerStatistics"]
 
-for _name in __all__:
-    globals()[_name].__module__ = __name__
+Tracker.__module__ = TrackerHook.__module__ = TrackerStatistics.__module__ = __name__

@@ -1,6 +1,4 @@
-"""MLflow as a tracker: the one module that imports it; the slim package `mlflow-skinny` is
-enough.
-"""
+"""MLflow as a tracker. The slim package `mlflow-skinny` is enough."""
 
 from __future__ import annotations
 
@@ -23,12 +21,18 @@ _STEP_TAG = "aiohooks.step"
 class MLflowTracker:
     """A run of MLflow. It continues the run of its name in the experiment, or creates both.
 
-    The run has the tag `aiohooks.step`, its last step. MLflow removes no metrics: steps that are
-    there are not sent again. At the end the run is `FINISHED`, `FAILED`, or after a cancellation
+    The run has the tag `aiohooks.step`, its last step. MLflow removes no metrics, so existing steps
+    are not sent again. At the end the run is `FINISHED`, `FAILED`, or after a cancellation
     `KILLED`.
     """
 
-    def __init__(self, experiment: str, run_name: str, *, tracking_uri: str | None = None) -> None:
+    def __init__(
+        self,
+        experiment: str,
+        run_name: str,
+        *,
+        tracking_uri: str | None = None,
+    ) -> None:
         """Create the tracker; it connects when it is used.
 
         Args:
@@ -39,61 +43,83 @@ class MLflowTracker:
         Raises:
             InvalidArgumentError: a name is empty or has a quote.
         """
-        for what, name in (("experiment", experiment), ("run_name", run_name)):
+        for argument, name in {"experiment": experiment, "run_name": run_name}.items():
             if not isinstance(name, str) or not name or {"'", '"', "`"} & set(name):
                 raise InvalidArgumentError(
-                    f"{what} is {name!r}; give a non-empty str without quotes"
+                    f"{argument} is {name!r}; give a non-empty str without quotes"
                 )
         self.experiment: str = experiment
         self.run_name: str = run_name
         self.run_id: str | None = None
-        """The id of the run, when it is known."""
+        """The id of the run, once the tracker has connected."""
         self._uri = tracking_uri
         self._client: MlflowClient | None = None
-        self._last = -1
-        self._started = False
+        self._last_step = -1
+        self._is_running = False
 
     def start(self, step: int) -> int:
         """Mark the run as running, and return its last step."""
         client, run_id = self._connect()
         client.update_run(run_id, status="RUNNING")
-        self._started = True
-        return max(step, self._last)
+        self._is_running = True
+        return max(step, self._last_step)
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+    def log_metrics(
+        self,
+        metrics: Mapping[str, float],
+        step: int,
+        time: float,
+    ) -> None:
         """Log the metrics in one request."""
         client, run_id = self._connect()
-        last = max(step, self._last)
-        stamp = round(time * 1000)
-        found = [Metric(tag, value, stamp, step) for tag, value in metrics.items()]
-        client.log_batch(run_id, metrics=found, tags=[RunTag(_STEP_TAG, str(last))])
-        self._last = last
+        last_step = max(step, self._last_step)
+        milliseconds = round(time * 1000)
+        client.log_batch(
+            run_id,
+            metrics=[
+                Metric(
+                    name,
+                    value,
+                    milliseconds,
+                    step,
+                )
+                for name, value in metrics.items()
+            ],
+            tags=[RunTag(_STEP_TAG, str(last_step))],
+        )
+        self._last_step = last_step
 
     def close(self, error: BaseException | None) -> None:
         """Mark the run as ended, if `start` has marked it as running."""
-        if self._started and self._client is not None and self.run_id is not None:
-            killed = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
-            self._client.set_terminated(
-                self.run_id, "FINISHED" if error is None else "KILLED" if killed else "FAILED"
-            )
-        self._client, self._started = None, False
+        if self._is_running and self._client is not None and self.run_id is not None:
+            status = "FAILED"
+            if error is None:
+                status = "FINISHED"
+            elif isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
+                status = "KILLED"
+            self._client.set_terminated(self.run_id, status)
+        self._client = None
+        self._is_running = False
 
     def _connect(self) -> tuple[MlflowClient, str]:
+        """Return the client and the id of the run."""
         if self._client is None or self.run_id is None:
             client = MlflowClient(self._uri)
             experiment = client.get_experiment_by_name(self.experiment)
-            folder = (
-                client.create_experiment(self.experiment)
-                if experiment is None
-                else experiment.experiment_id
-            )
-            newest = ["attributes.start_time DESC"]
+            if experiment is None:
+                experiment_id = client.create_experiment(self.experiment)
+            else:
+                experiment_id = experiment.experiment_id
             runs = client.search_runs(
-                [folder], f"attributes.run_name = '{self.run_name}'", max_results=1, order_by=newest
+                [experiment_id],
+                f"attributes.run_name = '{self.run_name}'",
+                max_results=1,
+                order_by=["attributes.start_time DESC"],
             )
-            run = runs[0] if runs else client.create_run(folder, run_name=self.run_name)
-            self._last = int(run.data.tags.get(_STEP_TAG, -1))
-            self._client, self.run_id = client, run.info.run_id
+            run = runs[0] if runs else client.create_run(experiment_id, run_name=self.run_name)
+            self._last_step = int(run.data.tags.get(_STEP_TAG, -1))
+            self.run_id = run.info.run_id
+            self._client = client
         return self._client, self.run_id
 
     def __repr__(self) -> str:

@@ -1,5 +1,6 @@
-"""TensorBoard's event files as a tracker; `SummarySaverHook` writes them too, and makes the session
-wait for the disk.
+"""TensorBoard's event files as a tracker.
+
+`SummarySaverHook` writes them too, and makes the session wait for the disk.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ class TensorBoardTracker:
         self._file = EventFile(self.output_dir)
 
     def start(self, step: int) -> int:
-        """Note the step in the file: what is there of later steps is dropped."""
+        """Note the step in the file, which drops later steps."""
         self._file.open_at(step)
         return step
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+    def log_metrics(
+        self,
+        metrics: Mapping[str, float],
+        step: int,
+        time: float,
+    ) -> None:
         """Write the metrics, and sync the file."""
         self._file.write([Record(step, time, metrics)])
 

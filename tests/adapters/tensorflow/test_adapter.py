@@ -29,7 +29,7 @@ from aiohooks.adapters.tensorflow import (
 from aiohooks.testing import ManualClock, RecordingHook, check_hook, hook_checks
 from tests.support.checks import invalid
 from tests.support.sessions import NO_BACKOFF, doubling
-from tests.support.waiting import forever, parked, until_true
+from tests.support.waiting import forever, parked, ticks, until_true
 
 tf: Any = tensorflow.compat.v1
 
@@ -527,9 +527,7 @@ async def test_a_loss_that_is_nan_is_found_by_name(name: str) -> None:
 @pytest.mark.may_leak  # the server of TensorFlow cannot be closed
 @pytest.mark.parametrize("wait", ["hook", "wait_for", "changes", "timeout"])
 async def test_waits_follow_the_steps_of_other_sessions(wait: str) -> None:
-    """In a cluster the step that others make ends a wait, of a hook or a client; without waits
-    nothing is read.
-    """
+    """In a cluster the step that others make ends a wait, of a hook or a client."""
     step, server = tf.train.get_global_step(), tf.distribute.Server.create_local_server()
     advance = tf.assign_add(step, 3)
     hooks = [ah.GlobalStepWaiterHook(3)] if wait == "hook" else []
@@ -539,7 +537,6 @@ async def test_waits_follow_the_steps_of_other_sessions(wait: str) -> None:
             beside=hooks, creator=tf.train.WorkerSessionCreator(master=server.target)
         ) as session:
             store = session.global_step
-            assert clock.pending == 0
             changes = store.changes()
             await anext(changes)
             begin: dict[str, Callable[[], Any]] = {
@@ -549,7 +546,7 @@ async def test_waits_follow_the_steps_of_other_sessions(wait: str) -> None:
                 "timeout": lambda: store.wait_for(3, timeout=0.7),
             }
             waiting = asyncio.ensure_future(begin[wait]())
-            await until_true(lambda: clock.pending)
+            await until_true(lambda: store.statistics().waiting + store.statistics().watching)
             clock.advance(0.4)
             assert not waiting.done()
             if wait != "timeout":
@@ -561,6 +558,36 @@ async def test_waits_follow_the_steps_of_other_sessions(wait: str) -> None:
             else:
                 await waiting
                 assert store.latest == (1, 4 if wait == "hook" else 3)
+
+
+async def test_the_step_is_read_during_waits_only() -> None:
+    """Without a wait time passes without a read."""
+    reads: list[int] = []
+
+    class Creator(tf.train.ChiefSessionCreator):  # type: ignore[misc]
+        def create_session(self) -> Any:
+            session = super().create_session()
+            read = session.make_callable(tf.train.get_global_step())
+
+            def note_read() -> Any:
+                reads.append(int(read()))
+                return reads[-1]
+
+            session.make_callable = lambda _: note_read
+            return session
+
+    with ManualClock() as clock:
+        async with session_of(creator=Creator()) as session:
+            created = len(reads)
+            for _ in range(3):
+                clock.advance(0.5)
+                await ticks(5)
+            assert len(reads) == created
+            waiting = asyncio.ensure_future(session.global_step.wait_for(1))
+            await ticks(5)
+            clock.advance(0.5)
+            await until_true(lambda: len(reads) > created)
+            waiting.cancel()
 
 
 async def test_a_step_that_cannot_be_read_ends_the_waits() -> None:
@@ -587,8 +614,7 @@ async def test_a_step_that_cannot_be_read_ends_the_waits() -> None:
                 (tf.errors.InternalError(None, None, "broken"), ah.PublisherFailedError),
             ):
                 failures.append(functools.partial(fail, error))
-                waiting = asyncio.ensure_future(store.wait_for(1))
-                await until_true(lambda: clock.pending)
+                waiting = await parked(store.wait_for(1))
                 clock.advance(0.5)
                 with pytest.raises(kind):
                     await waiting

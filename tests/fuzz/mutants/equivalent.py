@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-_SIGN = 'sign = 1 if self.mode == "min" else -1'
-
 _EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImplemented"
-_READ = "return await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + {})"
+_READ = "data = await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + {})"
 _TRUNCATE = "self._fs.ftruncate(fd, {})"
 _WARNED = (
     'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning,'
@@ -19,23 +17,13 @@ _PAUSED = "return self.requests.pause_reason is not None or "
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
-        "aiohooks/checkpoint/policies.py",
-        "KeepBest.kept",
-        f"{_SIGN}  =>  {_SIGN.replace('1 if', '2 if')}",
-    ): "only its sign counts",
-    (
-        "aiohooks/checkpoint/policies.py",
-        "KeepBest.kept",
-        f"{_SIGN}  =>  {_SIGN.replace('-1', '-2')}",
-    ): "only its sign counts",
-    (
         "aiohooks/session/monitored.py",
         "AsyncMonitoredSession.__del__",
         f"{_WARNED.format(2)}  =>  {_WARNED.format(3)}",
     ): "whoever causes the collection is not the one to blame",
     (
         "aiohooks/checkpoint/_remote.py",
-        "RemoteDirectory._read_manifest_file",
+        "RemoteDirectory.read_manifest",
         f"{_READ.format(1)}  =>  {_READ.format(2)}",
     ): "what is longer is no manifest either way",
     (
