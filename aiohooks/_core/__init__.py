@@ -12,7 +12,7 @@ None of them knows of hooks.
     coroutines     whether a call may wait; results without a task
     cancel         cleanup that must finish, worker threads, new tasks
     clock          the clock, which tests can replace; timers and pauses
-    reports        the logger
+    reports        the logger, and how often repeated failures are logged
     validate       checks of arguments
     fork           locks, threads and connections when the process forks
     lazy           packages that import a public name when it is first used

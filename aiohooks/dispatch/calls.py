@@ -25,7 +25,7 @@ from aiohooks._core.activity import Awaited
 from aiohooks._core.calls import Calls, OwnContext, RunWaits
 from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.observers import Kind, Observer, observed_call
-from aiohooks._core.reports import logger
+from aiohooks._core.reports import is_logged, logger
 from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.hook import HookRegistration
@@ -193,14 +193,6 @@ class RegisteredHook:
     def __repr__(self) -> str:
         disabled = "" if self.disabled_since is None else ", disabled"
         return f"<{self.name}{disabled}>"
-
-
-def is_logged(count: int, more: int = 1) -> bool:
-    """Return whether to log that there are `count` failures, of which `more` are new.
-
-    The log has the first failure, the 10th, the 100th, ...
-    """
-    return count == more or len(str(count - more)) < len(str(count))
 
 
 def bound_method(registered: RegisteredHook, method: str) -> Method:
