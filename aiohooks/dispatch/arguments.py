@@ -109,12 +109,6 @@ class Parameters:
         left_out = range(min(self._count, max(given, default=0)))
         return [place for place in sorted({*given, *left_out}) if place != ignored]
 
-    def call_for_hooks(self, args: tuple[Any, ...], keywords: Keywords) -> Arguments:
-        """Return the arguments of a call of the object as those of a call of hooks."""
-        if not keywords:
-            return args, keywords
-        return self.for_hooks(self.values(args, keywords))
-
     def chosen_value(self, values: Values) -> Any:
         """Return the chosen argument, or its default, or None."""
         return {**self._defaults, **values}.get(self.chosen)

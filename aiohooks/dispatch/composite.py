@@ -19,15 +19,13 @@ from threading import get_ident
 from typing import Any, Literal, cast
 
 from aiohooks._core.cancel import running_loop
-from aiohooks._core.clock import wake
 from aiohooks._core.coroutines import result_now
 from aiohooks._core.scope import current_scope
-from aiohooks.dispatch.answers import Target, call_target, combined, make_target
-from aiohooks.dispatch.arguments import NO_ARGUMENTS, Keywords
+from aiohooks.dispatch.answers import Target
+from aiohooks.dispatch.arguments import Keywords
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import (
     HookStatus,
-    Method,
     OrderGroup,
     RegisteredHook,
     failed_in_turn,
@@ -35,7 +33,6 @@ from aiohooks.dispatch.calls import (
 from aiohooks.dispatch.hook import identity
 from aiohooks.dispatch.interface import NO_VALUE, Interface
 from aiohooks.dispatch.ways import Point
-from aiohooks.dispatch.wrapping import call_given
 from aiohooks.errors import HookGroupClosedError, InvalidHookError, WrongLoopError, safe_repr
 
 _COMPOSITE = "__aiohooks_composite__"
@@ -139,15 +136,15 @@ class Composite:
     async def call(
         self,
         target: Target,
-        own: Method,
+        instance: object,
         args: tuple[Any, ...],
         keywords: Keywords,
     ) -> Any:
         """Call the hooks of a method.
 
         Args:
-            target: what is called.
-            own: the method of the class itself, which is called if no hook has a result.
+            target: the hooks.
+            instance: the object that stands for the hooks.
             args: the positions of the call.
             keywords: the keywords of the call.
         """
@@ -156,15 +153,16 @@ class Composite:
         for registered in target.once:
             self.remove(registered)
         if not target.may_wait:
-            return await call_target(target, own, args, keywords)
+            return await target.call(instance, args, keywords)
         # Leaving the group waits for this call.
         ended = asyncio.get_running_loop().create_future()
         self.active.add(ended)
         try:
-            return await call_target(target, own, args, keywords)
+            return await target.call(instance, args, keywords)
         finally:
             self.active.remove(ended)
-            wake(ended)
+            if not ended.done():
+                ended.set_result(None)
 
     def check_usable(self) -> None:
         """Raise unless hooks can be called.
@@ -264,8 +262,9 @@ class CompositeMethod:
         """Return what a call calls; raise if the group cannot be used."""
         if self.current is None:
             self.composite.check_usable()
-            self.current = make_target(
+            self.current = Target(
                 self.point,
+                self.composite.kind,
                 self.hooks,
                 self.composite.grace_secs,
                 self.composite.background.bind,
@@ -304,8 +303,7 @@ def _calling(method: CompositeMethod) -> Callable[..., Any]:
         quick = target.quick
         scope = current_scope.get()
         if quick is None or keywords or (scope is not None and scope.observers):
-            own = functools.partial(_call_own, composite, point, self)
-            return await composite.call(target, own, args, keywords)
+            return await composite.call(target, self, args, keywords)
         # Now: a hook may change the group, which counts the calls that have begun.
         quick.uncounted += 1
         # The results that are not None, by the place of their calls; usually there are none.
@@ -323,7 +321,7 @@ def _calling(method: CompositeMethod) -> Callable[..., Any]:
                 failed_in_turn(quick, _place(quick, calls), None, error)
         if results is None:
             return None
-        return combined(target, [results.get(place) for place in range(len(quick.methods))])
+        return target.combined([results.get(place) for place in range(len(quick.methods))])
 
     def call_plain_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
         return result_now(call_method(self, *args, **keywords))
@@ -337,32 +335,6 @@ def _place(group: OrderGroup, remaining: Any) -> int:
     A counter would cost more than the calls themselves, and is seldom needed.
     """
     return len(group.methods) - operator.length_hint(remaining) - 1
-
-
-async def _call_own(
-    composite: Composite,
-    point: Point,
-    instance: object,
-    /,
-    *args: Any,
-    **keywords: Any,
-) -> Any:
-    """Call the interface's own method, as no hook has a result.
-
-    If its body does nothing, a chain returns its argument, a merge or a list of all results is
-    empty, and a wrapping method calls the function that its caller has given as the next.
-    """
-    if point.does_nothing and point.how in ("wrap", "chain", "merge", "all"):
-        values = point.parameters.values(args, keywords)
-        if point.how == "wrap":
-            return await call_given(point, values, NO_ARGUMENTS)
-        if point.how == "chain":
-            return point.parameters.chosen_value(values)
-        return point.empty()
-    result = _of_class(composite, instance, point.name)(*args, **keywords)
-    if point.is_async and inspect.isawaitable(result):
-        return await result
-    return result
 
 
 def _of_class(composite: Composite, owner: Any, name: str) -> Any:
