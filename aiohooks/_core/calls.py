@@ -33,7 +33,7 @@ import anyio
 from aiohooks._core import cancel
 from aiohooks._core.activity import ENTRIES, Awaited
 from aiohooks._core.cancel import retrieve_exception, running_loop, wait_done
-from aiohooks._core.clock import TimerHandle, call_later, current_clock, monotonic_now, wake
+from aiohooks._core.clock import TimerHandle, call_later, current_clock, monotonic_now
 from aiohooks._core.coroutines import as_coroutine, close_unawaited
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, current_scope
@@ -337,8 +337,10 @@ class Calls(abc.ABC):
 
     def _wake_if_ended(self) -> None:
         # The loop is closed if the coroutine of a call is collected after the program.
-        if not self.pending and self._idle is not None and not self._loop.is_closed():
-            wake(self._idle)
+        if self.pending or self._idle is None or self._loop.is_closed():
+            return
+        if not self._idle.done():
+            self._idle.set_result(None)
 
     def finish(self) -> None:
         """Complete calls that have all ended. Raises like `wait`."""
