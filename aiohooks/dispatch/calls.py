@@ -13,7 +13,9 @@ cannot wait is made in the caller's task, and a call that may wait in a task of 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
+import inspect
 import itertools
 import operator
 import time
@@ -21,17 +23,20 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
+import anyio.to_thread
+
 from aiohooks._core.activity import Awaited
-from aiohooks._core.calls import Calls, OwnContext, RunWaits
+from aiohooks._core.calls import Calls, OwnContext, RunWaits, copy_back
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.observers import Kind, Observer, observed_call
 from aiohooks._core.reports import is_logged, logger
 from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.dispatch.plain import plain_call, threaded
 from aiohooks.errors import (
     HookTimeoutError,
+    InvalidHookError,
     add_note,
     add_origin,
     hook_cancelled_error,
@@ -199,12 +204,56 @@ def bound_method(registered: RegisteredHook, method: str) -> Method:
     """Return a method of a hook as a coroutine function: a plain one is wrapped, and called in a
     worker thread if the registration says so.
     """
-    bound: Any = getattr(registered.hook, method)
-    if is_coroutine_function(bound):
-        return cast("Method", bound)
-    if registered.registration.thread:
-        return threaded(bound, registered.call_name(method))
-    return plain_call(bound, registered.call_name(method))
+    function: Any = getattr(registered.hook, method)
+    who = registered.call_name(method)
+
+    async def call_plain(*args: Any, **keywords: Any) -> Any:
+        return _plain_result(function(*args, **keywords), who)
+
+    async def call_threaded(*args: Any, **keywords: Any) -> Any:
+        return _plain_result(await call_in_thread(function, args, keywords), who)
+
+    if is_coroutine_function(function):
+        return cast("Method", function)
+    return call_threaded if registered.registration.thread else call_plain
+
+
+def _plain_result(result: Any, who: str) -> Any:
+    """Return the result of a plain function; raise if it is an awaitable."""
+    if not inspect.isawaitable(result):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()  # or Python warns that it was never awaited
+    raise InvalidHookError(
+        f"{who} is a plain function, and returned {result!r}; write it as `async def`"
+    )
+
+
+async def call_in_thread(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    *,
+    grace_secs: float = DEFAULT_GRACE_SECS,
+    on_cancel: Callable[[], object] | None = None,
+) -> Any:
+    """Call a function in a worker thread and return its result.
+
+    What the function leaves set in its context is set for the caller. A cancel calls `on_cancel`
+    and waits for the thread, which cannot be stopped, for at most `grace_secs`.
+    """
+    context = contextvars.copy_context()
+    before = context.copy()
+    call = anyio.to_thread.run_sync(functools.partial(context.run, function, *args, **keywords))
+    try:
+        return await shielded(
+            call,
+            grace_secs=grace_secs,
+            what=f"thread of {function!r}",
+            on_cancel=on_cancel,
+        )
+    finally:
+        copy_back([(before, context)])
 
 
 class HookCall:

@@ -20,13 +20,17 @@ from aiohooks._core.validate import check_mapping, is_coroutine_function
 from aiohooks.dispatch.arguments import without_annotations
 from aiohooks.dispatch.calls import RegisteredHook
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration, hook_name, registration_of
-from aiohooks.dispatch.plain import (
+from aiohooks.dispatch.ways import (
     ASYNC_GENERATOR,
+    PLAIN,
+    Combination,
+    How,
+    Point,
     annotations_of,
+    checked_how,
     function_kind,
     written_annotations,
 )
-from aiohooks.dispatch.ways import Combination, How, Point, checked_how
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean
 
 NO_VALUE: Any = object()
@@ -299,8 +303,6 @@ class Interface:
 
 _NO_FUNCTIONS = (functools.partialmethod, functools.singledispatchmethod)
 _HELPERS = (type, classmethod, staticmethod)
-PLAIN = ("a plain function", "a generator")
-"""The kinds of functions that are called and not awaited."""
 
 
 def _members(kind: type[Any]) -> dict[str, Any]:

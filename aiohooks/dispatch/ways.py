@@ -2,30 +2,29 @@
 
 point, chain, wrap   mark how the results of several hooks become one
 Point                a method of an interface
+annotations_of       the annotations of a function, evaluated
+function_kind        whether a function is a plain one, a coroutine function or a generator
 """
 
 from __future__ import annotations
 
+import builtins
 import collections.abc
+import contextlib
 import dis
+import functools
+import importlib
 import inspect
+import re
+import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
-from aiohooks._core.validate import check_choice, check_instance
+from aiohooks._core.validate import check_choice, check_instance, is_coroutine_function
 from aiohooks.dispatch.arguments import Parameters
-from aiohooks.dispatch.plain import (
-    ASYNC_GENERATOR,
-    annotations_of,
-    class_of,
-    function_kind,
-    returns_awaitable,
-    split_awaitables,
-    union_parts,
-)
 from aiohooks.errors import InvalidHookError, did_you_mean, safe_repr
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -129,7 +128,7 @@ def end_chain(value: T) -> T:
     """Return what a hook of a chain returns to end it: `value` is the result of the call, and the
     hooks behind this one are not called.
     """
-    return typing.cast("T", ChainEnd(value))
+    return cast("T", ChainEnd(value))
 
 
 def checked_how(how: How, what: str) -> Combination:
@@ -333,6 +332,82 @@ class _Annotations:
         return Any not in self.results and all(part in parts for part in self.results)
 
 
+# -- annotations
+
+
+class Unknown:
+    """Stands for a class that exists for type checkers only; each name has a subclass."""
+
+    def __class_getitem__(cls, parameters: object) -> Any:
+        return cls
+
+
+def annotations_of(function: Any, names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the evaluated annotations of a function, by parameter; `names` may not be global.
+
+    An annotation that cannot be evaluated stays as it is.
+    """
+    module = sys.modules.get(getattr(function, "__module__", ""), builtins)
+    # Before Python 3.13, `types.CoroutineType` takes no parameters.
+    known = {**vars(builtins), **vars(module), "CoroutineType": Coroutine, **names}
+    evaluated = written_annotations(function).copy()
+    for word in re.findall(r"[^\W\d]\w*", str(evaluated)):
+        if word not in known:
+            known[word] = type(word, (Unknown,), {})
+    for parameter, annotation in evaluated.items():
+        owner = types.SimpleNamespace(__annotations__={parameter: annotation})
+        with contextlib.suppress(Exception):
+            evaluated.update(typing.get_type_hints(owner, known))
+    return evaluated
+
+
+def written_annotations(owner: Any) -> dict[str, Any]:
+    """Return the annotations of a function or a class itself, by name; some may be texts."""
+    try:
+        annotations: Any = getattr(owner, "__annotations__", None)
+    except NameError:
+        # Python 3.14 evaluates annotations here, with names that exist for type checkers only.
+        annotationlib: Any = importlib.import_module("annotationlib")
+        annotations = annotationlib.get_annotations(owner, format=annotationlib.Format.STRING)
+    is_mock = type(annotations) is not dict
+    return {} if is_mock else cast("dict[str, Any]", annotations)
+
+
+def union_parts(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the annotation alone."""
+    annotation = getattr(annotation, "__value__", annotation)  # of `type Answer = ...`
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (types.NoneType if annotation is None else annotation,)
+
+
+def class_of(annotation: Any) -> type[Any]:
+    """Return the class of an annotation, without its parameters; `object` if it is no class."""
+    kind = typing.get_origin(annotation) or annotation
+    return kind if isinstance(kind, type) else object
+
+
+def split_awaitables(annotation: Any) -> tuple[list[Any], list[Any]]:
+    """Return the members of a union that are not awaitables, and the results of its awaitables."""
+    plain: list[Any] = []
+    awaited: list[Any] = []
+    for part in union_parts(annotation):
+        if issubclass(class_of(part), Awaitable):
+            result = (typing.get_args(part) or [Any])[-1]
+            awaited += union_parts(result)
+        else:
+            plain.append(part)
+    return plain, awaited
+
+
+def returns_awaitable(function: Any) -> bool:
+    """Return whether a function is annotated to return an awaitable, always or sometimes."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    _, awaited = split_awaitables(annotations_of(function, {}).get("return", Any))
+    return bool(awaited)
+
+
 _CALLABLE: Any = collections.abc.Callable
 
 
@@ -358,6 +433,29 @@ def _container(result: Iterable[Any]) -> type[Any]:
     if any(issubclass(kind, Mapping) for kind in kinds):
         return dict
     return tuple if tuple in kinds else list
+
+
+# -- kinds of functions
+
+ASYNC_GENERATOR = "an async generator"
+PLAIN = ("a plain function", "a generator")
+"""The kinds of functions that are called and not awaited."""
+
+
+def function_kind(function: Any) -> str:
+    """Return the kind of a function, for messages: "a plain function", "an async generator", ..."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    if type(getattr(code, "co_flags", 0)) is not int:
+        return "a plain function"  # a mock, whose attributes are mocks
+    if is_coroutine_function(function):
+        return "a coroutine function"
+    if code is None:  # an object with `__call__`
+        function = getattr(function, "__call__", None)  # noqa: B004
+    if inspect.isasyncgenfunction(function):
+        return ASYNC_GENERATOR
+    return "a generator" if inspect.isgeneratorfunction(function) else "a plain function"
 
 
 def _instructions(function: Callable[..., Any]) -> list[tuple[str, Any]]:
