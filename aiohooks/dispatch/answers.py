@@ -348,7 +348,7 @@ class WrapperCall(HookCalls):
             args, keywords = parameters.for_hooks(self._values)
             args = (self.call_next, *args)
         methods = self._group.methods_with(run_observers(), keywords)
-        (result,) = await self.call_together(methods, args)
+        (result,) = await self.call_together(methods, [args])
         return result
 
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:

@@ -23,11 +23,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
-import anyio.to_thread
-
 from aiohooks._core.activity import Awaited
 from aiohooks._core.calls import Calls, OwnContext, RunWaits, copy_back
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, shielded
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.observers import Kind, Observer, observed_call
 from aiohooks._core.reports import is_logged, logger
@@ -244,13 +242,14 @@ async def call_in_thread(
     """
     context = contextvars.copy_context()
     before = context.copy()
-    call = anyio.to_thread.run_sync(functools.partial(context.run, function, *args, **keywords))
+    call = functools.partial(function, *args, **keywords)
     try:
-        return await shielded(
+        return await to_thread(
+            context.run,
             call,
             grace_secs=grace_secs,
-            what=f"thread of {function!r}",
             on_cancel=on_cancel,
+            what=f"thread of {function!r}",
         )
     finally:
         copy_back([(before, context)])
@@ -464,8 +463,11 @@ async def call_groups(
             methods = group.methods_with(notified, keywords, contexts)
         second_args = None if seconds is None else next(seconds)
         if not group.in_turn:
+            arguments = [args] * len(methods)
+            if second_args is not None:
+                arguments = [(*args, second) for second in second_args]
             calls = HookCalls(group, step, waits)
-            results += await calls.call_together(methods, args, second_args, keywords, contexts)
+            results += await calls.call_together(methods, arguments, keywords, contexts)
             continue
         for registered in group.hooks:
             registered.calls += 1
@@ -475,7 +477,7 @@ async def call_groups(
             remaining = zip(methods, second_args, strict=True)
         while True:  # the loop continues behind a call whose error is only logged
             try:
-                # Two loops: a tuple of arguments for each call would cost a fifth of a run.
+                # Two loops: a tuple of arguments for each call would cost a sixth of a run.
                 if second_args is None:
                     for method in remaining:
                         results.append(await method(*args))
@@ -557,8 +559,7 @@ class HookCalls(Calls):
     async def call_together(
         self,
         methods: Sequence[Method],
-        args: tuple[Any, ...],
-        second_args: Sequence[Any] | None = None,
+        arguments: Sequence[tuple[Any, ...]],
         keywords: Mapping[str, Any] = NO_KEYWORDS,
         contexts: Sequence[OwnContext | None] | None = None,
     ) -> list[Any]:
@@ -566,8 +567,7 @@ class HookCalls(Calls):
 
         Args:
             methods: the method of each call, bound to its keyword arguments.
-            args: the arguments of each call.
-            second_args: a further argument of its own for each call.
+            arguments: the arguments of each call.
             keywords: the keyword arguments, for the conditions of calls.
             contexts: the context of each call, if it is shared with other calls.
         """
@@ -575,7 +575,7 @@ class HookCalls(Calls):
         for number, call in enumerate(self._group.calls):
             method = methods[number]
             try:
-                given = args if second_args is None else (*args, second_args[number])
+                given = arguments[number]
                 if not call.may_wait:
                     hooks[number].calls += 1
                     # Now: one whose error is only logged may have changed the context, too.
@@ -601,7 +601,20 @@ class HookCalls(Calls):
         return self._group.hooks[number].hook
 
     def timeout_error(self, number: int, task: asyncio.Task[Any]) -> HookTimeoutError:
-        return hook_timeout_error(self.describe(number), self._group.calls[number].secs, task)
+        # Seldom needed, and slow to import.
+        from aiohooks._why.builder import why
+        from aiohooks._why.tasks import describe_suspension
+
+        who = self.describe(number)
+        secs = self._group.calls[number].secs
+        error = HookTimeoutError(
+            f"{who} took longer than its timeout of {secs} s; give it more with"
+            " configure(hook, timeout=...)"
+        )
+        place = describe_suspension(task)
+        chain = why(Awaited("hook", who, key=task))
+        add_note(error, f"{place}; {chain}" if chain else place)
+        return error
 
     def add_origin(self, number: int, error: BaseException) -> None:
         # What a full queue raises is the error of an earlier call, which names its origin already.
@@ -614,24 +627,3 @@ class HookCalls(Calls):
             # The error of an earlier call was counted when it occurred.
             return False
         return registered.suppresses(self.describe(number), error)
-
-
-def hook_timeout_error(
-    who: str,
-    secs: float | None,
-    task: asyncio.Task[Any],
-    advice: str = "give it more with configure(hook, timeout=...)",
-) -> HookTimeoutError:
-    """Return the error for a call of `who` that took longer than its time limit.
-
-    A note says where the task of the call is suspended, and for what it waits if that is known.
-    """
-    # Seldom needed, and slow to import.
-    from aiohooks._why.builder import why
-    from aiohooks._why.tasks import describe_suspension
-
-    error = HookTimeoutError(f"{who} took longer than its timeout of {secs} s; {advice}")
-    place = describe_suspension(task)
-    chain = why(Awaited("hook", who, key=task))
-    add_note(error, f"{place}; {chain}" if chain else place)
-    return error
