@@ -22,7 +22,6 @@ from aiohooks.dispatch.calls import (
     bound_method,
     call_groups,
     order_groups,
-    run_observers,
 )
 from aiohooks.dispatch.ways import ChainEnd, Point
 from aiohooks.errors import (
@@ -133,7 +132,7 @@ class Target:
         if place == len(self._wrappers):
             # The class's own method would need the arguments of the call, which were not passed.
             if point.how == "wrap" and point.does_nothing:
-                return await _call_given(point, values, passed)
+                return await _call_innermost(point, values, passed)
             return await self._call_wrapped(instance, *point.parameters.for_hooks(values))
         group = self._wrappers[place]
         call_rest = functools.partial(self._call_wrapper, place + 1, instance)
@@ -291,8 +290,8 @@ def _plain(registered: RegisteredHook, method: str) -> Method:
 # -- hooks that wrap
 
 
-async def _call_given(point: Point, values: Values, passed: Arguments) -> Any:
-    """Call what the caller has given as the next.
+async def _call_innermost(point: Point, values: Values, passed: Arguments) -> Any:
+    """Call the function that the caller of the method has passed as the next one.
 
     It gets the positions that the last hook passes, or else those of the call, as many as it takes;
     and the keywords of the call.
@@ -300,17 +299,17 @@ async def _call_given(point: Point, values: Values, passed: Arguments) -> Any:
     Raises:
         InvalidArgumentError: it cannot be called.
     """
-    given = point.parameters.chosen_value(values)
-    if not callable(given):
+    innermost = point.parameters.chosen_value(values)
+    if not callable(innermost):
         raise InvalidArgumentError(
-            f"{point.name} got {safe_repr(given)} as the next; give what the last hook calls"
+            f"{point.name} got {safe_repr(innermost)} as the next; give what the last hook calls"
         )
-    args, keywords = point.parameters.for_function(values, given)
+    args, keywords = point.parameters.for_function(values, innermost)
     passed_args, passed_keywords = passed
     if passed_args:
         args = passed_args
         keywords = {**keywords, **passed_keywords}
-    result = given(*args, **keywords)
+    result = innermost(*args, **keywords)
     return await result if inspect.isawaitable(result) else result
 
 
@@ -347,7 +346,7 @@ class WrapperCall(HookCalls):
         else:
             args, keywords = parameters.for_hooks(self._values)
             args = (self.call_next, *args)
-        methods = self._group.methods_with(run_observers(), keywords)
+        methods = self._group.methods_with((), keywords)
         (result,) = await self.call_together(methods, [args])
         return result
 

@@ -143,8 +143,7 @@ class CallQueue(Queue["QueuedCall"]):
             HookGroupClosedError: the group was left after the call of which this is a part had
                 begun.
         """
-        if self.has_to_wait(group, *args, **keywords):
-            await self.put(QueuedCall(self, group, args, keywords))
+        await self.put(QueuedCall(self, group, args, keywords))
 
     def check(self) -> None:
         super().check()

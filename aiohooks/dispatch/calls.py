@@ -29,7 +29,6 @@ from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.observers import Kind, Observer, observed_call
 from aiohooks._core.reports import is_logged, logger
-from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
@@ -373,12 +372,6 @@ class OrderGroup:
         return methods
 
 
-def run_observers() -> Sequence[Observer]:
-    """Return the observers of the run that the current code is part of."""
-    scope = current_scope.get()
-    return () if scope is None else scope.observers
-
-
 def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
     """Return a method that is not called while its hook is disabled.
 
@@ -440,14 +433,14 @@ async def call_groups(
         seconds: a second argument of its own for each method, by group; `args` has the first one.
         step: the step for the notes of errors.
         waits: the waits of the run that the calls are part of.
-        observers: the observers of the calls; by default those of the run.
+        observers: the observers of the calls; by default those of the run that waits.
         own: the context of the calls, shared with other calls.
 
     Raises:
         BaseException: the failure of a hook, several as one group, or the cancel of the caller.
     """
     results: list[Any] = []
-    scope = current_scope.get() if waits is None else waits.scope
+    scope = None if waits is None else waits.scope
     for group in groups:
         notified = observers
         if scope is not None and not observers:
@@ -575,17 +568,17 @@ class HookCalls(Calls):
         for number, call in enumerate(self._group.calls):
             method = methods[number]
             try:
-                given = arguments[number]
+                call_args = arguments[number]
                 if not call.may_wait:
                     hooks[number].calls += 1
                     # Now: one whose error is only logged may have changed the context, too.
                     self.caller_context_changed()
-                    self.results[number] = await method(*given)
-                elif call.condition is None or call.condition(*given, **keywords):
+                    self.results[number] = await method(*call_args)
+                elif call.condition is None or call.condition(*call_args, **keywords):
                     if not call.queued:
                         hooks[number].calls += 1
                     context = None if contexts is None else contexts[number]
-                    self.start(number, method, given, call.name, call.secs, context)
+                    self.start(number, method, call_args, call.name, call.secs, context)
             except BaseException as error:
                 self.failed(number, error)
             if self.cancelling:

@@ -19,7 +19,6 @@ from threading import get_ident
 from typing import Any, Literal, cast
 
 from aiohooks._core.coroutines import result_now
-from aiohooks._core.scope import current_scope
 from aiohooks.dispatch.answers import Target
 from aiohooks.dispatch.arguments import Keywords
 from aiohooks.dispatch.background import BackgroundCalls
@@ -303,8 +302,7 @@ def _calling(method: CompositeMethod) -> Callable[..., Any]:
         if get_ident() != composite.thread:
             composite.check_loop()
         quick = target.quick
-        scope = current_scope.get()
-        if quick is None or keywords or (scope is not None and scope.observers):
+        if quick is None or keywords:
             return await composite.call(target, self, args, keywords)
         # Now: a hook may change the group, which counts the calls that have begun.
         quick.uncounted += 1
@@ -438,29 +436,29 @@ def _composite_class(composite: Composite) -> type[Any]:
         namespace["_is_protocol"] = False
     fill = operator.methodcaller("update", namespace)
     try:
-        made = types.new_class(kind.__name__, (_NoRegistration, kind), {}, fill)
+        composed = types.new_class(kind.__name__, (_NoRegistration, kind), {}, fill)
     except Exception as error:
         raise InvalidHookError(
             f"{kind.__name__} cannot be a hook interface, as no class can be derived from it"
             f" without arguments: {error}; derive one that can, and give that"
         ) from error
-    if inspect.isabstract(made):  # its methods are set later
-        made.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
-    return made
+    if inspect.isabstract(composed):  # its methods are set later
+        composed.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    return composed
 
 
-def _instance_of(made: type[Any], init: Mapping[str, Any]) -> Any:
+def _instance_of(composed: type[Any], init: Mapping[str, Any]) -> Any:
     """Return an object of the class, made with these arguments."""
     try:
-        instance = made(**init)
+        instance = composed(**init)
     except Exception as error:
         raise InvalidHookError(
-            f"{made.__name__} cannot be a hook interface: its __init__ failed with"
+            f"{composed.__name__} cannot be a hook interface: its __init__ failed with"
             f" init={safe_repr(init)}: {safe_repr(error)}; give what it needs as init={{...}}"
         ) from error
-    if type(instance) is not made:
+    if type(instance) is not composed:
         raise InvalidHookError(
-            f"{made.__name__} cannot be a hook interface: its __new__ returns"
+            f"{composed.__name__} cannot be a hook interface: its __new__ returns"
             f" {safe_repr(instance)}, and no new object, which could stand for the hooks"
         )
     return instance

@@ -155,8 +155,9 @@ class HookGroup(Generic[K]):
             InvalidArgumentError: it is not a hook of the group.
             WrongLoopError: a hook that was entered is removed outside of the group's event loop.
         """
-        given = hook.hook if isinstance(hook, HookRegistration) else hook
-        registrations = self._composite.find(given)
+        if isinstance(hook, HookRegistration):
+            hook = hook.hook
+        registrations = self._composite.find(hook)
         if method is not None:
             point = self._point_of(method)
             registrations = [
@@ -401,8 +402,7 @@ class HookGroup(Generic[K]):
         def bind(_registered: RegisteredHook, _method: str) -> Method:
             return function
 
-        given: HookRegistration = registered.registration
-        registration = given._replace(on_error=on_error, disable_after=None)
+        registration = registered.registration._replace(on_error=on_error, disable_after=None)
         group = OrderGroup(
             method,
             [RegisteredHook(registered.name, registration)],

@@ -39,7 +39,7 @@ NO_VALUE: Any = object()
 
 # -- a class
 
-_known: WeakKeyDictionary[type[Any], tuple[dict[Any, Point], WeakSet[type[Any]]]] = (
+_seen: WeakKeyDictionary[type[Any], tuple[dict[Any, Point], WeakSet[type[Any]]]] = (
     WeakKeyDictionary()
 )
 """The points of a class since its first group, and the checked classes of hooks. Nothing in it
@@ -88,7 +88,7 @@ class Interface:
         self.attributes: dict[str, Any] = {}
         """The public data of the class, and its properties."""
         self._unsupported: dict[str, str] = {}  # members that hooks cannot implement, and why
-        self._checked: WeakSet[type[Any]] = _known.setdefault(origin, ({}, WeakSet()))[1]
+        self._checked: WeakSet[type[Any]] = _seen.setdefault(origin, ({}, WeakSet()))[1]
         self._read_members(results)
         if not self.points:
             raise InvalidHookError(
@@ -97,21 +97,21 @@ class Interface:
 
     def _read_members(self, results: Mapping[str, How] | How | None) -> None:
         by_name: dict[str, Combination] = {}
-        default: Combination | None = None
+        common_way: Combination | None = None
         if isinstance(results, (str, Combination)):
-            default = checked_how(results, "results")
+            common_way = checked_how(results, "results")
         elif results is not None:
             check_mapping(results, "results")
             for name, how in results.items():
                 by_name[name] = checked_how(how, f"results[{name!r}]")
         for name in sorted(self.members):
             if not name.startswith("_"):
-                self._add(name, by_name.get(name), default)
+                self._add(name, by_name.get(name), common_way)
         if inspect.isfunction(self.members.get("__call__")):
             if self.points:
                 self._unsupported["__call__"] = f"{self.kind.__name__} has other methods"
             else:
-                self._add("__call__", by_name.get("__call__"), default)
+                self._add("__call__", by_name.get("__call__"), common_way)
         for name in by_name:
             if name not in self.points:
                 raise InvalidArgumentError(
@@ -122,8 +122,8 @@ class Interface:
     def _add(
         self,
         name: str,
-        given: Combination | None,
-        default: Combination | None,
+        own_way: Combination | None,
+        common_way: Combination | None,
     ) -> None:
         """Add a member to the methods, to the data, or to the members that hooks cannot implement.
 
@@ -131,10 +131,10 @@ class Interface:
         """
         member = self.members[name]
         if _is_method(member):
-            points = _known[self.kind][0]
-            key = name, given, default, self._in_group
+            points = _seen[self.kind][0]
+            key = name, own_way, common_way, self._in_group
             if key not in points:
-                points[key] = Point(self.kind, name, member, given, default)
+                points[key] = Point(self.kind, name, member, own_way, common_way)
             self.points[name] = points[key]
         elif isinstance(member, _HELPERS):
             return
@@ -292,12 +292,12 @@ class Interface:
             is_helper = not plain and not is_coroutine_function(function)
             if is_helper or name in self.points or name.startswith("_"):
                 continue
-            for known in self.points:
-                if _is_misspelt(name, known):
+            for point_name in self.points:
+                if _is_misspelt(name, point_name):
                     raise InvalidHookError(
                         f"{registered.name}.{name} is not a method of {self.kind.__name__} and"
-                        f" would never be called; did you mean {known!r}? A helper's name begins"
-                        " with an underscore"
+                        f" would never be called; did you mean {point_name!r}? A helper's name"
+                        " begins with an underscore"
                     )
 
 
@@ -338,14 +338,14 @@ def _is_method(member: Any) -> bool:
     return callable(member)  # not a property of a library, around a function
 
 
-def _is_misspelt(name: str, known: str) -> bool:
-    """Return whether one edit makes `known` of `name`: a letter more, less, changed or moved."""
+def _is_misspelt(name: str, meant: str) -> bool:
+    """Return whether one edit makes `meant` of `name`: a letter more, less, changed or moved."""
     import difflib  # seldom needed
 
-    if len(known) <= 3 and name[0] != known[0]:
+    if len(meant) <= 3 and name[0] != meant[0]:
         return False  # `send` is not a misspelt `end`
-    blocks = difflib.SequenceMatcher(None, name, known).get_matching_blocks()
-    return sum(block.size for block in blocks) >= max(len(name), len(known)) - 1
+    blocks = difflib.SequenceMatcher(None, name, meant).get_matching_blocks()
+    return sum(block.size for block in blocks) >= max(len(name), len(meant)) - 1
 
 
 # -- registrations
@@ -363,27 +363,14 @@ def registered_hooks(
         InvalidHookError: a hook is a class, is listed twice, or has `once=True` and is not a
             function.
     """
-    registrations = _registrations(hooks)
+    registrations = [registration_of(hook) for hook in hooks]
     occurrences = Counter(map(_name_of, registrations))
     if numbers is None:
         numbers = Counter()
-    registered: list[RegisteredHook] = []
+    registered: dict[int, RegisteredHook] = {}
     for registration in registrations:
-        name = _name_of(registration)
-        numbers[name] += 1
-        if occurrences[name] > 1 or numbers[name] > 1:
-            name = f"{name}#{numbers[name]}"
-        registered.append(RegisteredHook(name, registration))
-    return tuple(registered)
-
-
-def _registrations(hooks: Iterable[object]) -> list[HookRegistration]:
-    """Return the registrations of hooks of which none is listed twice."""
-    registrations: dict[int, HookRegistration] = {}
-    for given in hooks:
-        registration = registration_of(given)
         hook = registration.hook
-        if id(hook) in registrations:
+        if id(hook) in registered:
             raise InvalidHookError(
                 f"hooks has {hook!r} twice; make two objects of it if both are meant"
             )
@@ -391,8 +378,12 @@ def _registrations(hooks: Iterable[object]) -> list[HookRegistration]:
             raise InvalidHookError(
                 f"{hook!r} has once=True, which is for functions; remove the hook"
             )
-        registrations[id(hook)] = registration
-    return list(registrations.values())
+        name = _name_of(registration)
+        numbers[name] += 1
+        if occurrences[name] > 1 or numbers[name] > 1:
+            name = f"{name}#{numbers[name]}"
+        registered[id(hook)] = RegisteredHook(name, registration)
+    return tuple(registered.values())
 
 
 def _name_of(registration: HookRegistration) -> str:

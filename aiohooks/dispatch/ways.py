@@ -349,15 +349,15 @@ def annotations_of(function: Any, names: Mapping[str, Any]) -> dict[str, Any]:
     """
     module = sys.modules.get(getattr(function, "__module__", ""), builtins)
     # Before Python 3.13, `types.CoroutineType` takes no parameters.
-    known = {**vars(builtins), **vars(module), "CoroutineType": Coroutine, **names}
+    namespace = {**vars(builtins), **vars(module), "CoroutineType": Coroutine, **names}
     evaluated = written_annotations(function).copy()
     for word in re.findall(r"[^\W\d]\w*", str(evaluated)):
-        if word not in known:
-            known[word] = type(word, (Unknown,), {})
+        if word not in namespace:
+            namespace[word] = type(word, (Unknown,), {})
     for parameter, annotation in evaluated.items():
         owner = types.SimpleNamespace(__annotations__={parameter: annotation})
         with contextlib.suppress(Exception):
-            evaluated.update(typing.get_type_hints(owner, known))
+            evaluated.update(typing.get_type_hints(owner, namespace))
     return evaluated
 
 
