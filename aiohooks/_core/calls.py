@@ -691,7 +691,9 @@ def changes(before: Context, after: Context) -> list[tuple[ContextVar[Any], Any]
 
     The value is `_MISSING` for a variable that is unset.
     """
-    # Asked for each hook of each run, so it is written out.
+    # Written out, for each call of each run: usually no variable is set, or none has changed.
+    if not before and not after:
+        return []
     if (
         len(before) == len(after)
         and all(map(is_, before.values(), after.values()))
@@ -706,17 +708,6 @@ def changes(before: Context, after: Context) -> list[tuple[ContextVar[Any], Any]
     changed += [(variable, _MISSING) for variable in before if variable not in after]
     # A run that a call has begun is part of that call alone.
     return [change for change in changed if change[0] is not current_scope]
-
-
-def is_unchanged(before: Context, after: Context) -> bool:
-    """Return whether a copy of the context `before` still has its values.
-
-    A copy never loses a variable, so equal values belong to the same variables.
-    """
-    if len(before) != len(after):
-        return False
-    # Without variables, which is usual outside of runs, `all` would cost the most.
-    return not before or all(map(is_, before.values(), after.values()))
 
 
 class OwnContext:
@@ -843,8 +834,6 @@ def copy_back(call_contexts: Iterable[CallContext]) -> None:
             call_context.copy_back(merged=merged)
             continue
         before, after = call_context
-        if is_unchanged(before, after):
-            continue
         for variable, value in changes(before, after):
             if not _is_set_later(variable, before, merged):
                 variable.set(value)

@@ -5,9 +5,9 @@ Hooks may use other names, so that they get by position what may be given so.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,18 +35,23 @@ class Parameters:
         if not isinstance(member, staticmethod):
             del parameters[0]
         self.signature: inspect.Signature = inspect.Signature(parameters)
-        kinds = [parameter.kind for parameter in parameters]
-        self._takes_more_positions = inspect.Parameter.VAR_POSITIONAL in kinds
-        self._takes_more_keywords = inspect.Parameter.VAR_KEYWORD in kinds
-        self._count = sum(kind in _POSITIONAL for kind in kinds)
         self.keys: dict[str, Key] = {}
         """The key of each parameter, but not of those that take any others."""
+        self._count = 0  # of the positions
         self._by_name: dict[str, Key] = {}  # of those that may be given by name
         self._defaults: Values = {}
+        self._others: Values = {}  # an argument for each parameter that takes any others
         for place, parameter in enumerate(parameters):
-            key: Key = place if parameter.kind in _POSITIONAL else parameter.name
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                self._others[place] = None
                 continue
+            if parameter.kind is parameter.VAR_KEYWORD:
+                self._others["any_other"] = None
+                continue
+            key: Key = parameter.name
+            if parameter.kind is not parameter.KEYWORD_ONLY:
+                key = place
+                self._count += 1
             self.keys[parameter.name] = key
             if parameter.kind is not parameter.POSITIONAL_ONLY:
                 self._by_name[parameter.name] = key
@@ -60,12 +65,9 @@ class Parameters:
 
         The longest and the shortest call are tried; the text is empty if it takes both.
         """
-        longest: Values = dict.fromkeys(self.keys.values())
-        shortest: Values = dict.fromkeys(longest.keys() - self._defaults.keys())
-        if self._takes_more_positions:
-            longest[self._count] = None
-        if self._takes_more_keywords:
-            longest["any_other"] = None
+        named: Values = dict.fromkeys(self.keys.values())
+        longest = {**named, **self._others}
+        shortest: Values = dict.fromkeys(named.keys() - self._defaults.keys())
         try:
             for values in (longest, shortest):
                 args, keywords = self.for_hooks(values)
@@ -85,7 +87,7 @@ class Parameters:
         """
         if keywords or len(args) != self._count:
             named = keywords
-            if self._takes_more_keywords:
+            if "any_other" in self._others:
                 # Before Python 3.13, `bind` rejects the name of a positional-only parameter.
                 named = {name: keywords[name] for name in self._by_name if name in keywords}
             self.signature.bind(*args, **named)
@@ -100,14 +102,18 @@ class Parameters:
         that is left out before another one has its default.
         """
         values_or_defaults = {**self._defaults, **values}
-        args = tuple(values_or_defaults[place] for place in self._places(values))
-        return args, {key: values[key] for key in values if isinstance(key, str)}
+        args = [values_or_defaults[place] for place in self._places(values)]
+        keywords: dict[str, Any] = {}
+        for key in values:
+            if isinstance(key, str):
+                keywords[key] = values[key]
+        return tuple(args), keywords
 
     def _places(self, values: Values, ignored: Key = None) -> list[int]:
         """Return the places up to the last one that has a value, apart from an ignored one."""
-        given = [key for key in values if isinstance(key, int) and key != ignored]
-        left_out = range(min(self._count, max(given, default=0)))
-        return [place for place in sorted({*given, *left_out}) if place != ignored]
+        filled = [key for key in values if isinstance(key, int) and key != ignored]
+        places = range(max(filled, default=-1) + 1)
+        return [place for place in places if place != ignored]
 
     def chosen_value(self, values: Values) -> Any:
         """Return the chosen argument, or its default, or None."""
@@ -122,10 +128,12 @@ class Parameters:
         no others.
         """
         keys: list[Key] = [*self._places(values, self.chosen)]
-        has_places = any(place != self.chosen for place in range(self._count))
-        if isinstance(self.chosen, str) or not (has_places or self._takes_more_positions):
-            keys += [key for key in self.keys.values() if isinstance(key, str) and key in values]
-        return [key for key in keys if key != self.chosen]
+        positions = {*range(self._count)} - {self.chosen}
+        takes_positions = positions or self._count in self._others
+        if takes_positions and not isinstance(self.chosen, str):
+            return keys
+        named = [key for key in self.keys.values() if isinstance(key, str) and key in values]
+        return keys + [key for key in named if key != self.chosen]
 
     def changed(self, values: Values, args: tuple[Any, ...], keywords: Keywords) -> Values:
         """Return the values with the changes that a hook makes when it calls the next one.
@@ -159,12 +167,13 @@ class Parameters:
         passed_keys = self._passed_keys(values)
         values_or_defaults = {**self._defaults, **values}
         args = tuple(values_or_defaults[key] for key in passed_keys)
+        while args and not _takes(function, args):
+            args = args[1:]
         keywords: dict[str, Any] = {}
         for key in values:
             if isinstance(key, str) and key not in (self.chosen, *passed_keys):
                 keywords[key] = values[key]
-        first = max(0, len(args) - _most_positions(function))
-        return args[first:], keywords
+        return args, keywords
 
 
 def without_annotations(signature: inspect.Signature) -> inspect.Signature:
@@ -177,16 +186,11 @@ def without_annotations(signature: inspect.Signature) -> inspect.Signature:
     )
 
 
-def _most_positions(function: Callable[..., Any]) -> int:
-    """Return how many positions a function takes; any number if that is not known."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C
-        return sys.maxsize
-    kinds = [parameter.kind for parameter in parameters]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return sys.maxsize
-    return sum(kind in _POSITIONAL for kind in kinds)
-
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+def _takes(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Return whether a function takes so many positions, as far as that is known."""
+    with contextlib.suppress(ValueError):  # written in C
+        try:
+            inspect.signature(function).bind_partial(*args)
+        except TypeError:
+            return False
+    return True
