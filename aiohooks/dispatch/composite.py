@@ -133,7 +133,7 @@ class Composite:
 
     async def call(
         self,
-        target: Target,
+        method: CompositeMethod,
         instance: object,
         args: tuple[Any, ...],
         keywords: Keywords,
@@ -141,11 +141,12 @@ class Composite:
         """Call the hooks of a method.
 
         Args:
-            target: the hooks.
+            method: the method.
             instance: the object that stands for the hooks.
             args: the positions of the call.
             keywords: the keywords of the call.
         """
+        target = method.target()
         self.check_loop(may_wait=target.may_wait)
         # Before the call: another one that runs meanwhile must not call them again.
         for registered in target.once:
@@ -237,6 +238,8 @@ class CompositeMethod:
         """The hooks that implement the method, in registration order."""
         self.current: Target | None = None
         """The target of the next call; None if the hooks have changed since it was made."""
+        self.quick: OrderGroup | None = None
+        """All calls of the target, if they are made here; see `Target.quick`."""
         declared = composite.interface.members[point.name]
         self._function = functools.update_wrapper(_calling(self), inspect.unwrap(declared))
         self.reset()
@@ -251,13 +254,14 @@ class CompositeMethod:
         """Find the hooks anew at the next call."""
         self.count_calls()
         self.current = None
+        self.quick = None
         attribute = self._function if self.hooks else self
         setattr(self.composite.kind, self.point.name, attribute)
 
     def count_calls(self) -> None:
         """Add the number of quick calls to the counts of the hooks."""
-        if self.current is not None and self.current.quick is not None:
-            self.current.quick.count_calls()
+        if self.quick is not None:
+            self.quick.count_calls()
 
     def target(self) -> Target:
         """Return what a call calls; raise if the group cannot be used."""
@@ -270,6 +274,7 @@ class CompositeMethod:
                 self.composite.grace_secs,
                 self.composite.background.bind,
             )
+            self.quick = self.current.quick
         return self.current
 
     def check_results(self, added: RegisteredHook) -> None:
@@ -298,12 +303,10 @@ def _calling(method: CompositeMethod) -> Callable[..., Any]:
     point = method.point
 
     async def call_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
-        target = method.current or method.target()
-        if get_ident() != composite.thread:
-            composite.check_loop()
-        quick = target.quick
-        if quick is None or keywords:
-            return await composite.call(target, self, args, keywords)
+        target = method.current
+        quick = method.quick
+        if target is None or quick is None or keywords or get_ident() != composite.thread:
+            return await composite.call(method, self, args, keywords)
         # Now: a hook may change the group, which counts the calls that have begun.
         quick.uncounted += 1
         # The results that are not None, by the place of their calls; usually there are none.
