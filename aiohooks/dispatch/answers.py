@@ -169,7 +169,8 @@ class Target:
         if point.how == "first":
             result = await self._first_result(args_of_hooks)
         else:
-            result = self.combined(await call_groups(self._groups, *args_of_hooks))
+            results = await call_groups(self._groups, *args_of_hooks)
+            result = combined(point, results, self._groups)
         # None is a result, too, of a hook that calls the next one itself.
         is_answered = point.how == "none" or point.does_nothing or point.calls_next
         if result is None and not is_answered:
@@ -218,63 +219,67 @@ class Target:
             return await result
         return result
 
-    # -- results
 
-    def combined(self, results: Iterable[Any]) -> Any:
-        """Return the result of a call whose hooks have all been called.
+# -- results
 
-        Raises:
-            InvalidHookError: there are several hooks and a result, and nothing says what that
-                means; or the results cannot be merged.
-        """
-        point = self._point
-        if point.how == "none":
-            return None
-        values = [point.value_of(result) for result in results]
-        if point.how == "all":
-            return values
-        if point.how == "merge":
-            return self._merged(values)
-        first = next((value for value in values if value is not None), None)
-        # Only where the interface does not say whether the method returns something.
-        if point.how != "together" and len(values) > 1 and first is not None:
+
+def combined(point: Point, results: Iterable[Any], groups: Iterable[OrderGroup] = ()) -> Any:
+    """Return the result of a call of a method whose hooks have all been called.
+
+    Args:
+        point: the method.
+        results: the results of the hooks.
+        groups: the calls of the hooks, which name them in messages.
+
+    Raises:
+        InvalidHookError: there are several hooks and a result, and nothing says what that means; or
+            the results cannot be merged.
+    """
+    if point.how == "none":
+        return None
+    values = [point.value_of(result) for result in results]
+    if point.how == "all":
+        return values
+    if point.how == "merge":
+        merged = _merged(values, [call.name for group in groups for call in group.calls])
+        return point.empty() if merged is None and point.does_nothing else merged
+    first = next((value for value in values if value is not None), None)
+    # Only where the interface does not say whether the method returns something.
+    if point.how != "together" and len(values) > 1 and first is not None:
+        raise InvalidHookError(
+            f"{point.label} got the results {safe_repr(values)}; say which one counts:"
+            f" {point.advice}"
+        )
+    return first
+
+
+def _merged(results: Iterable[Any], names: Iterable[str]) -> Any:
+    """Join the results of hooks of these names in a new list, tuple or dict.
+
+    Raises:
+        InvalidHookError: the results have different types, or a key comes from two hooks.
+    """
+    merged: Any = None
+    for name, result in zip(names, results, strict=True):
+        if result is None:
+            continue
+        kind = type(result)
+        if merged is None and kind in _MERGEABLE:
+            merged = kind()
+        if type(merged) is not kind:
             raise InvalidHookError(
-                f"{point.label} got the results {safe_repr(values)}; say which one counts:"
-                f" {point.advice}"
+                f"{name} returned {safe_repr(result)}, which cannot be merged; return lists,"
+                " tuples or dicts, all of one type, or None"
             )
-        return first
-
-    def _merged(self, results: Iterable[Any]) -> Any:
-        """Join results in a new list, tuple or dict.
-
-        Raises:
-            InvalidHookError: the results have different types, or a key comes from two hooks.
-        """
-        merged: Any = None
-        names = [call.name for group in self._groups for call in group.calls]
-        for name, result in zip(names, results, strict=True):
-            if result is None:
-                continue
-            kind = type(result)
-            if merged is None and kind in _MERGEABLE:
-                merged = kind()
-            if type(merged) is not kind:
-                raise InvalidHookError(
-                    f"{name} returned {safe_repr(result)}, which cannot be merged; return lists,"
-                    " tuples or dicts, all of one type, or None"
-                )
-            if kind is not dict:
-                merged += result
-                continue
-            for key in merged.keys() & result.keys():
-                raise InvalidHookError(
-                    f"{name} returned {key!r} as another hook did; each key may come from one"
-                    " hook only"
-                )
-            merged.update(result)
-        if merged is None and self._point.does_nothing:
-            return self._point.empty()
-        return merged
+        if kind is not dict:
+            merged += result
+            continue
+        for key in merged.keys() & result.keys():
+            raise InvalidHookError(
+                f"{name} returned {key!r} as another hook did; each key may come from one hook only"
+            )
+        merged.update(result)
+    return merged
 
 
 def _plain(registered: RegisteredHook, method: str) -> Method:

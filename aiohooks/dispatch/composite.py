@@ -19,7 +19,7 @@ from threading import get_ident
 from typing import Any, Literal, cast
 
 from aiohooks._core.coroutines import result_now
-from aiohooks.dispatch.answers import Target
+from aiohooks.dispatch.answers import Target, combined
 from aiohooks.dispatch.arguments import Keywords
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import (
@@ -303,9 +303,8 @@ def _calling(method: CompositeMethod) -> Callable[..., Any]:
     point = method.point
 
     async def call_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
-        target = method.current
         quick = method.quick
-        if target is None or quick is None or keywords or get_ident() != composite.thread:
+        if quick is None or keywords or get_ident() != composite.thread:
             return await composite.call(method, self, args, keywords)
         # Now: a hook may change the group, which counts the calls that have begun.
         quick.uncounted += 1
@@ -324,7 +323,7 @@ def _calling(method: CompositeMethod) -> Callable[..., Any]:
                 failed_in_turn(quick, _place(quick, calls), None, error)
         if results is None:
             return None
-        return target.combined([results.get(place) for place in range(len(quick.methods))])
+        return combined(point, [results.get(place) for place in range(len(quick.methods))])
 
     def call_plain_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
         return result_now(call_method(self, *args, **keywords))
