@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
-from aiohooks.dispatch.arguments import NO_ARGUMENTS, Arguments, Keywords, Values
+from aiohooks.dispatch.arguments import NO_ARGUMENTS, Args, Arguments, Keywords, Values
 from aiohooks.dispatch.calls import (
     HookCalls,
     Method,
@@ -94,7 +94,12 @@ class Target:
             in_order = [registered for group in self._groups for registered in group.hooks]
             self.quick = OrderGroup(point.name, in_order, grace_secs, bind=bind)
 
-    async def call(self, instance: object, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    async def call(
+        self,
+        instance: object,
+        args: Args,
+        keywords: Keywords,
+    ) -> Any:
         """Call the hooks, and return the result of the call.
 
         Args:
@@ -133,7 +138,8 @@ class Target:
             # The class's own method would need the arguments of the call, which were not passed.
             if point.how == "wrap" and point.does_nothing:
                 return await _call_innermost(point, values, passed)
-            return await self._call_wrapped(instance, *point.parameters.for_hooks(values))
+            args, keywords = point.parameters.for_hooks(values)
+            return await self._call_wrapped(instance, args, keywords)
         group = self._wrappers[place]
         call_rest = functools.partial(self._call_wrapper, place + 1, instance)
         if not group.hooks[0].may_be_called():
@@ -154,7 +160,7 @@ class Target:
     async def _call_wrapped(
         self,
         instance: object,
-        args: tuple[Any, ...],
+        args: Args,
         keywords: Keywords,
     ) -> Any:
         """Call the hooks that do not wrap, or the class's own method if they have no result."""
@@ -165,7 +171,8 @@ class Target:
             return await self._call_own(instance, args, keywords)
         args_of_hooks: Arguments = args, keywords
         if keywords:
-            args_of_hooks = point.parameters.for_hooks(point.parameters.values(args, keywords))
+            values = point.parameters.values(args, keywords)
+            args_of_hooks = point.parameters.for_hooks(values)
         if point.how == "first":
             result = await self._first_result(args_of_hooks)
         else:
@@ -177,13 +184,19 @@ class Target:
             return await self._call_own(instance, args, keywords)
         return result
 
-    async def _chained(self, instance: object, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    async def _chained(
+        self,
+        instance: object,
+        args: Args,
+        keywords: Keywords,
+    ) -> Any:
         """Call the hooks of a chain, or the class's own method if they have no result."""
         parameters = self._point.parameters
         values = parameters.values(args, keywords)
         has_result = False
         for group in self._groups:
-            (result,) = await call_groups((group,), *parameters.for_hooks(values))
+            args_of_hooks = parameters.for_hooks(values)
+            (result,) = await call_groups((group,), *args_of_hooks)
             if isinstance(result, ChainEnd):
                 return result.value
             if result is not None:
@@ -201,7 +214,12 @@ class Target:
                 return self._point.value_of(result)
         return None
 
-    async def _call_own(self, instance: object, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    async def _call_own(
+        self,
+        instance: object,
+        args: Args,
+        keywords: Keywords,
+    ) -> Any:
         """Call the class's own method, as no hook has a result.
 
         If its body does nothing, a chain returns its argument, and a merge or a list of all results
@@ -213,7 +231,8 @@ class Target:
             if point.how == "chain":
                 return point.parameters.chosen_value(values)
             return point.empty()
-        own_method = getattr(cast("Any", super(self._kind, instance)), point.name)
+        own: Any = super(self._kind, instance)
+        own_method = getattr(own, point.name)
         result = own_method(*args, **keywords)
         if point.is_async and inspect.isawaitable(result):
             return await result
@@ -241,8 +260,11 @@ def combined(point: Point, results: Iterable[Any], groups: Iterable[OrderGroup] 
     if point.how == "all":
         return values
     if point.how == "merge":
-        merged = _merged(values, [call.name for group in groups for call in group.calls])
-        return point.empty() if merged is None and point.does_nothing else merged
+        names = [call.name for group in groups for call in group.calls]
+        merged = _merged(values, names)
+        if merged is None and point.does_nothing:
+            return point.empty()
+        return merged
     first = next((value for value in values if value is not None), None)
     # Only where the interface does not say whether the method returns something.
     if point.how != "together" and len(values) > 1 and first is not None:

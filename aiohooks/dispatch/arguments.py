@@ -11,10 +11,12 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+Args = tuple[Any, ...]
 Keywords = Mapping[str, Any]
-Arguments = tuple[tuple[Any, ...], Keywords]
+NO_KEYWORDS: Keywords = {}
+Arguments = tuple[Args, Keywords]
 """What a call passes by position, and by name."""
-NO_ARGUMENTS: Arguments = ((), {})
+NO_ARGUMENTS: Arguments = ((), NO_KEYWORDS)
 Key = int | str | None
 """The place of an argument that may be given by position, or the name of another one; None for no
 argument.
@@ -78,7 +80,7 @@ class Parameters:
 
     # -- a call
 
-    def values(self, args: tuple[Any, ...], keywords: Keywords) -> Values:
+    def values(self, args: Args, keywords: Keywords) -> Values:
         """Return the arguments of a call by their keys.
 
         Raises:
@@ -135,7 +137,12 @@ class Parameters:
         named = [key for key in self.keys.values() if isinstance(key, str) and key in values]
         return keys + [key for key in named if key != self.chosen]
 
-    def changed(self, values: Values, args: tuple[Any, ...], keywords: Keywords) -> Values:
+    def changed(
+        self,
+        values: Values,
+        args: Args,
+        keywords: Keywords,
+    ) -> Values:
         """Return the values with the changes that a hook makes when it calls the next one.
 
         What is passed by name replaces the value of that name, and what is passed by position the
@@ -186,7 +193,7 @@ def without_annotations(signature: inspect.Signature) -> inspect.Signature:
     )
 
 
-def _takes(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+def _takes(function: Callable[..., Any], args: Args) -> bool:
     """Return whether a function takes so many positions, as far as that is known."""
     with contextlib.suppress(ValueError):  # written in C
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from aiohooks._core.observers import Observer
 from aiohooks._core.queue import Queue
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import leave_run
+from aiohooks.dispatch.arguments import Args, Keywords
 from aiohooks.dispatch.calls import (
     CONDITION,
     HookStatus,
@@ -78,7 +79,8 @@ class BackgroundCalls:
 
         The queue of the call of which this is a part is left out.
         """
-        for queue in [self._queues.get(registered) for registered in hooks]:
+        for registered in hooks:
+            queue = self._queues.get(registered)
             if queue is not None and queue is not _current_queue.get():
                 await queue.drain()
 
@@ -118,7 +120,13 @@ class CallQueue(Queue["QueuedCall"]):
         # Whether calls are refused, because nothing would wait for them any more.
         self._is_closed = False
 
-    def has_to_wait(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> bool:
+    def has_to_wait(
+        self,
+        group: OrderGroup,
+        /,
+        *args: Any,
+        **keywords: Any,
+    ) -> bool:
         """Return whether the caller has to wait for a place; if not, queue the call, or drop it.
 
         Raises:
@@ -135,7 +143,13 @@ class CallQueue(Queue["QueuedCall"]):
             group.hooks[0].overflowed(group.calls[0].name)
         return not self._drops
 
-    async def call(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> None:
+    async def call(
+        self,
+        group: OrderGroup,
+        /,
+        *args: Any,
+        **keywords: Any,
+    ) -> None:
         """Queue a call; wait while the queue is full.
 
         Raises:
@@ -177,7 +191,8 @@ class CallQueue(Queue["QueuedCall"]):
 
     def _start(self, call: QueuedCall) -> None:
         # It begins later, also if tasks are eager: a call is not made inside of another one.
-        call.task = new_task(call.make(), call.group.calls[0].name, call.context)
+        name = call.group.calls[0].name
+        call.task = new_task(call.make(), name, call.context)
         call.task.add_done_callback(self._call_ended)
 
     def _call_ended(self, task: asyncio.Task[None]) -> None:
@@ -194,8 +209,8 @@ class QueuedCall:
 
     queue: CallQueue
     group: OrderGroup
-    args: tuple[Any, ...]
-    keywords: Mapping[str, Any]
+    args: Args
+    keywords: Keywords
     context: Context = field(default_factory=copy_context)
     task: asyncio.Task[None] | None = None
     """The task that makes the call; None before."""

@@ -19,7 +19,7 @@ import inspect
 import itertools
 import operator
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -30,6 +30,7 @@ from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.observers import Kind, Observer, observed_call
 from aiohooks._core.reports import is_logged, logger
 from aiohooks._core.validate import is_coroutine_function
+from aiohooks.dispatch.arguments import NO_KEYWORDS, Args, Keywords
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
     HookTimeoutError,
@@ -45,7 +46,6 @@ from aiohooks.errors import (
 F = TypeVar("F", bound=Callable[..., Any])
 
 Method = Callable[..., Awaitable[Any]]
-NO_KEYWORDS: Mapping[str, Any] = {}
 CONDITION = "__aiohooks_only_if__"
 """The attribute of a method that need not always be called.
 
@@ -228,8 +228,8 @@ def _plain_result(result: Any, who: str) -> Any:
 
 async def call_in_thread(
     function: Callable[..., Any],
-    args: tuple[Any, ...],
-    keywords: Mapping[str, Any],
+    args: Args,
+    keywords: Keywords,
     *,
     grace_secs: float = DEFAULT_GRACE_SECS,
     on_cancel: Callable[[], object] | None = None,
@@ -319,9 +319,10 @@ class OrderGroup:
         self.kind: Kind = kind
         self.grace_secs: float = grace_secs
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
-        self.calls: Sequence[HookCall] = [
-            HookCall(registered, method, bind(registered, method), timeout) for registered in hooks
-        ]
+        self.calls: list[HookCall] = []
+        for registered in hooks:
+            bound = bind(registered, method)
+            self.calls.append(HookCall(registered, method, bound, timeout))
         self.methods: Sequence[Method] = [call.method for call in self.calls]
         self.in_turn: bool = not any(call.may_wait for call in self.calls)
         """Whether no call may wait, so that they are made one after the other."""
@@ -347,7 +348,7 @@ class OrderGroup:
     def methods_with(
         self,
         observers: Sequence[Observer],
-        keywords: Mapping[str, Any] = NO_KEYWORDS,
+        keywords: Keywords = NO_KEYWORDS,
         contexts: Sequence[OwnContext | None] | None = None,
     ) -> Sequence[Method]:
         """Return the methods of the calls, each wrapped as this call of the group needs it.
@@ -403,17 +404,18 @@ def order_groups(
     """
     order = operator.attrgetter("registration.order")
     in_order = sorted(hooks, key=order)
-    batches = [[registered] for registered in in_order]
-    if not one_by_one:
-        batches = [[*batch] for _, batch in itertools.groupby(in_order, order)]
-    return tuple(OrderGroup(method, batch, grace_secs, bind=bind) for batch in batches)
+    key = id if one_by_one else order
+    groups: list[OrderGroup] = []
+    for _, batch in itertools.groupby(in_order, key):
+        groups.append(OrderGroup(method, [*batch], grace_secs, bind=bind))
+    return tuple(groups)
 
 
 # What a session gives in addition is given by name: each call would make an object for it.
 async def call_groups(
     groups: tuple[OrderGroup, ...],
-    args: tuple[Any, ...],
-    keywords: Mapping[str, Any] = NO_KEYWORDS,
+    args: Args,
+    keywords: Keywords = NO_KEYWORDS,
     *,
     seconds: Iterator[Sequence[Any]] | None = None,
     step: int | None = None,
@@ -545,15 +547,16 @@ class HookCalls(Calls):
             step: the step for the notes of errors.
             waits: the waits of the run that the calls are part of.
         """
-        super().__init__([None] * len(group.calls), group.grace_secs, waits)
+        results: list[Any] = [None] * len(group.calls)
+        super().__init__(results, group.grace_secs, waits)
         self._group = group
         self._step = step
 
     async def call_together(
         self,
         methods: Sequence[Method],
-        arguments: Sequence[tuple[Any, ...]],
-        keywords: Mapping[str, Any] = NO_KEYWORDS,
+        arguments: Sequence[Args],
+        keywords: Keywords = NO_KEYWORDS,
         contexts: Sequence[OwnContext | None] | None = None,
     ) -> list[Any]:
         """Make the calls, wait for them, and return their results.

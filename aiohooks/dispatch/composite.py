@@ -16,11 +16,11 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from aiohooks._core.coroutines import result_now
 from aiohooks.dispatch.answers import Target, combined
-from aiohooks.dispatch.arguments import Keywords
+from aiohooks.dispatch.arguments import Args, Keywords
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import (
     HookStatus,
@@ -84,7 +84,8 @@ class Composite:
 
     def insert(self, registered: RegisteredHook, points: Sequence[Point]) -> None:
         """Add a hook that implements these methods; this applies from the next call."""
-        self._by_identity.setdefault(identity(registered.hook), []).append(registered)
+        key = identity(registered.hook)
+        self._by_identity.setdefault(key, []).append(registered)
         self.hooks[registered] = points
         for point in points:
             method = self.methods[point.name]
@@ -135,7 +136,7 @@ class Composite:
         self,
         method: CompositeMethod,
         instance: object,
-        args: tuple[Any, ...],
+        args: Args,
         keywords: Keywords,
     ) -> Any:
         """Call the hooks of a method.
@@ -241,7 +242,8 @@ class CompositeMethod:
         self.quick: OrderGroup | None = None
         """All calls of the target, if they are made here; see `Target.quick`."""
         declared = composite.interface.members[point.name]
-        self._function = functools.update_wrapper(_calling(self), inspect.unwrap(declared))
+        self._function = _calling(self)
+        functools.update_wrapper(self._function, inspect.unwrap(declared))
         self.reset()
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
@@ -323,7 +325,8 @@ def _calling(method: CompositeMethod) -> Callable[..., Any]:
                 failed_in_turn(quick, _place(quick, calls), None, error)
         if results is None:
             return None
-        return combined(point, [results.get(place) for place in range(len(quick.methods))])
+        places = range(len(quick.methods))
+        return combined(point, [results.get(place) for place in places])
 
     def call_plain_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
         return result_now(call_method(self, *args, **keywords))
@@ -341,7 +344,8 @@ def _place(group: OrderGroup, remaining: Any) -> int:
 
 def _of_class(composite: Composite, owner: Any, name: str) -> Any:
     """Return an attribute of the object, or of its class, as the interface has it."""
-    return getattr(cast("Any", super(composite.kind, owner)), name)
+    own: Any = super(composite.kind, owner)
+    return getattr(own, name)
 
 
 # -- data
@@ -377,7 +381,12 @@ class _Attribute:
         return self.composite.interface.has_data_of(hook)
 
 
-def _set_data(composite: Composite, instance: object, name: str, value: Any) -> None:
+def _set_data(
+    composite: Composite,
+    instance: object,
+    name: str,
+    value: Any,
+) -> None:
     """Set an attribute of the object; set public data on the hooks that have it, too."""
     interface = composite.interface
     kind: Any = interface.kind

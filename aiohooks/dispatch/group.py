@@ -21,6 +21,7 @@ from aiohooks._core.calls import OwnContext
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, shielded, wait_done
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_mapping, check_secs
+from aiohooks.dispatch.arguments import Args
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import Composite, is_context
 from aiohooks.dispatch.hook import FunctionHook, HookOptions, HookRegistration, OnError, configure
@@ -369,7 +370,7 @@ class HookGroup(Generic[K]):
         Raise nothing: a failure, also a cancel, is added to the failures, as the other hooks have
         to be exited all the same.
         """
-        details: tuple[Any, ...] = (None, None, None)
+        details: Args = (None, None, None)
         if error is not None:
             details = (type(error), error, error.__traceback__)
         try:
@@ -394,7 +395,7 @@ class HookGroup(Generic[K]):
         method: str,
         function: Method,
         on_error: OnError,
-        args: tuple[Any, ...] = (),
+        args: Args = (),
         secs: float | None = None,
     ) -> None:
         """Call a method of a hook, also of a disabled one, in the context of all these calls."""

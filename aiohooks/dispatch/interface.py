@@ -155,12 +155,15 @@ class Interface:
     def overrides(self, hook: object, name: str) -> bool:
         """Return whether `hook` has a method `name` of its own, and not the one of the class."""
         function = _function_of(getattr(hook, name, None))
+        if function is None:
+            return False
         inherited = [vars(base).get(name) for base in self.kind.__mro__]
-        return not any(function is _function_of(own) for own in (None, *inherited))
+        return not any(function is _function_of(method) for method in inherited)
 
     def implemented(self, hook: object) -> list[Point]:
         """Return the methods that `hook` implements."""
-        return [point for point in self.points.values() if self.overrides(hook, point.name)]
+        points = self.points.values()
+        return [point for point in points if self.overrides(hook, point.name)]
 
     def check(self, registered: RegisteredHook) -> list[Point]:
         """Return the methods that a hook implements; raise unless it can be called as the interface
@@ -235,7 +238,9 @@ class Interface:
                 f"is a generator in {self.kind.__name__}, which a group cannot stand for; use this"
                 " hook beside the group"
             )
-        if kind == "a generator" and (plain or not point.is_async) and point.how in ("none", "any"):
+        ignores_result = point.how in ("none", "any")
+        is_plain_call = plain or not point.is_async
+        if kind == "a generator" and is_plain_call and ignores_result:
             return "is a generator, and no one would iterate over it; write it without `yield`"
         if point.is_async:
             return self._coroutine_problem(method, point, plain=plain)
@@ -401,13 +406,14 @@ def check_options(registered: RegisteredHook, points: Sequence[Point]) -> None:
         problem = _option_problem(registered, point)
         if problem:
             raise InvalidHookError(f"{registered.call_name(point.name)} {problem}")
-    functions = [getattr(registered.hook, point.name) for point in points]
-    if options.thread and not any(function_kind(function) in PLAIN for function in functions):
+    kinds = [function_kind(getattr(registered.hook, point.name)) for point in points]
+    if options.thread and not any(kind in PLAIN for kind in kinds):
         raise InvalidHookError(
             f"{registered.name} is to be called in a thread, but has no plain method for a"
             " coroutine method"
         )
-    if options.background and not any(point.is_async and point.how == "none" for point in points):
+    queued = [point for point in points if point.is_async and point.how == "none"]
+    if options.background and not queued:
         raise InvalidHookError(
             f"{registered.name} has background=True, but none of its methods can be queued: "
             "only coroutine methods can that are annotated to return None"

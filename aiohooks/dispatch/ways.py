@@ -234,8 +234,9 @@ class Point:
             return "one"
         if returns_none:
             return "none"
-        is_unknown = annotations.results == [Any] and self.does_nothing and common_way is None
-        return "any" if is_unknown else "one"
+        if common_way is None and annotations.results == [Any] and self.does_nothing:
+            return "any"
+        return "one"
 
     def _choose_argument(self, way: Combination, annotations: _Annotations) -> str:
         """Choose the argument that a way is about; return why the way cannot hold, or no text."""
@@ -303,8 +304,11 @@ class _Annotations:
         function: types.FunctionType,
         names: Iterable[str],
     ) -> None:
-        annotations = annotations_of(function, {base.__name__: base for base in kind.__mro__})
-        self.arguments: dict[str, Any] = {name: annotations.get(name, Any) for name in names}
+        bases = {base.__name__: base for base in kind.__mro__}
+        annotations = annotations_of(function, bases)
+        self.arguments: dict[str, Any] = {}
+        for name in names:
+            self.arguments[name] = annotations.get(name, Any)
         self.nexts: list[str] = [
             name for name, annotation in self.arguments.items() if calls_next(annotation)
         ]
@@ -321,15 +325,18 @@ class _Annotations:
         if way.way == "wrap":
             if self.nexts or not way.may_be_last:
                 return self.nexts
-            return [name for name in [*self.arguments][-1:] if self.arguments[name] is Any]
+            *_, last = self.arguments or [""]
+            return [last] if self.arguments.get(last) is Any else []
         if len(self.arguments) == 1:
             return [*self.arguments]
         return [name for name in self.arguments if self._takes_results(name)]
 
     def _takes_results(self, name: str) -> bool:
         """Return whether an argument takes every result, apart from None."""
+        if Any in self.results:
+            return False
         parts = (*union_parts(self.arguments[name]), types.NoneType)
-        return Any not in self.results and all(part in parts for part in self.results)
+        return all(part in parts for part in self.results)
 
 
 # -- annotations
