@@ -691,9 +691,7 @@ def changes(before: Context, after: Context) -> list[tuple[ContextVar[Any], Any]
 
     The value is `_MISSING` for a variable that is unset.
     """
-    # Written out, for each call of each run: usually no variable is set, or none has changed.
-    if not before and not after:
-        return []
+    # Written out, for each call of each run.
     if (
         len(before) == len(after)
         and all(map(is_, before.values(), after.values()))
@@ -834,6 +832,9 @@ def copy_back(call_contexts: Iterable[CallContext]) -> None:
             call_context.copy_back(merged=merged)
             continue
         before, after = call_context
+        # A context never loses a variable, and usually none is set.
+        if not after:
+            continue
         for variable, value in changes(before, after):
             if not _is_set_later(variable, before, merged):
                 variable.set(value)

@@ -93,8 +93,15 @@ class Parameters:
                 # Before Python 3.13, `bind` rejects the name of a positional-only parameter.
                 named = {name: keywords[name] for name in self._by_name if name in keywords}
             self.signature.bind(*args, **named)
-        values = {self._by_name.get(name, name): value for name, value in keywords.items()}
+        values = self._by_key(keywords)
         values.update(enumerate(args))
+        return values
+
+    def _by_key(self, keywords: Keywords) -> Values:
+        values: Values = {}
+        for name, value in keywords.items():
+            key = self._by_name.get(name, name)
+            values[key] = value
         return values
 
     def for_hooks(self, values: Values) -> Arguments:
@@ -153,7 +160,7 @@ class Parameters:
             args: what the hook passes by position.
             keywords: what the hook passes by name.
         """
-        by_key = {self._by_name.get(name, name): value for name, value in keywords.items()}
+        by_key = self._by_key(keywords)
         replaced_keys = [key for key in self._passed_keys(values) if key not in by_key]
         extended = dict(values)
         places = itertools.count()
@@ -163,7 +170,8 @@ class Parameters:
             if place != self.chosen:
                 extended.setdefault(place, None)
             replaced_keys = [key for key in self._passed_keys(extended) if key not in by_key]
-        by_key.update(zip(reversed(replaced_keys), reversed(args), strict=False))
+        last_keys = reversed(replaced_keys)
+        by_key.update(zip(last_keys, reversed(args), strict=False))
         return {**values, **by_key}
 
     def for_function(self, values: Values, function: Callable[..., Any]) -> Arguments:

@@ -62,7 +62,8 @@ class BackgroundCalls:
             queue = self._queues[registered] = CallQueue(registered, self)
         group = OrderGroup(method, [registered], self.grace_secs, kind="background")
         call = functools.partial(queue.call, group)
-        setattr(call, CONDITION, functools.partial(queue.has_to_wait, group))
+        condition = functools.partial(queue.has_to_wait, group)
+        setattr(call, CONDITION, condition)
         return call
 
     def pending(self, registered: RegisteredHook) -> int:
@@ -72,7 +73,11 @@ class BackgroundCalls:
 
     def status(self, hooks: Iterable[RegisteredHook]) -> list[HookStatus]:
         """Return the status of hooks."""
-        return [registered.status(self.pending(registered)) for registered in hooks]
+        status: list[HookStatus] = []
+        for registered in hooks:
+            pending = self.pending(registered)
+            status.append(registered.status(pending))
+        return status
 
     async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
         """Wait until the queues of hooks are empty; their failures are raised by the next call.
@@ -88,12 +93,14 @@ class BackgroundCalls:
         """Wait until all queues are empty, at most `secs`, and drop the calls that are left."""
         queues = [*self._queues.values()]
         try:
-            await wait_done([queue.when_empty() for queue in queues], secs)
+            empty = [queue.when_empty() for queue in queues]
+            await wait_done(empty, secs)
         finally:  # also if this is cancelled
             for queue in queues:
                 queue.drop()
         # The active calls are cancelled now, and have the grace period to end.
-        await wait_done([queue.when_empty() for queue in queues], None)
+        empty = [queue.when_empty() for queue in queues]
+        await wait_done(empty, None)
 
     async def end(self, secs: float) -> list[BaseException]:
         """Close all queues, finish them, and return the failures that no call has raised."""
@@ -140,7 +147,8 @@ class CallQueue(Queue["QueuedCall"]):
             self.add(QueuedCall(self, group, args, keywords))
             return False
         if self._drops:
-            group.hooks[0].overflowed(group.calls[0].name)
+            name = group.calls[0].name
+            group.hooks[0].overflowed(name)
         return not self._drops
 
     async def call(

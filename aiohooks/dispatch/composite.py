@@ -73,11 +73,12 @@ class Composite:
         self.active: set[asyncio.Future[None]] = set()
         """Futures of the calls that have not ended."""
         self.kind: type[Any] = _composite_class(self)
-        self.methods: dict[str, CompositeMethod] = {
-            name: CompositeMethod(self, point) for name, point in interface.points.items()
-        }
+        self.methods: dict[str, CompositeMethod] = {}
+        for name, point in interface.points.items():
+            self.methods[name] = CompositeMethod(self, point)
         for name, default in interface.attributes.items():
-            setattr(self.kind, name, _Attribute(self, name, default))
+            attribute = _Attribute(self, name, default)
+            setattr(self.kind, name, attribute)
         self.object: Any = _instance_of(self.kind, init)
 
     # -- the hooks
@@ -218,7 +219,8 @@ class Composite:
 
 def is_context(hook: object) -> bool:
     """Return whether a hook is an async context manager."""
-    return hasattr(type(hook), "__aenter__") and hasattr(type(hook), "__aexit__")
+    kind = type(hook)
+    return hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__")
 
 
 # -- methods

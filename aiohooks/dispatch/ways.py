@@ -254,7 +254,8 @@ class Point:
                 f"it is not clear which argument {does}; annotate it, or name it with"
                 f" ah.{way.way}(argument=...): {', '.join(arguments) or 'it has none'}"
             )
-        self.parameters.chosen = self.parameters.keys[candidates[0]]
+        (argument,) = candidates
+        self.parameters.chosen = self.parameters.keys[argument]
         return ""
 
     @property
@@ -271,7 +272,8 @@ class Point:
 
     def wraps(self, hook: object) -> bool:
         """Return whether the method of a hook wraps the calls of the other hooks."""
-        return self.how == "wrap" or function_kind(getattr(hook, self.name)) == ASYNC_GENERATOR
+        method = getattr(hook, self.name)
+        return self.how == "wrap" or function_kind(method) == ASYNC_GENERATOR
 
     def value_of(self, result: Any) -> Any:
         """Return the result of a hook, without the mark that it ends a chain.
@@ -354,7 +356,8 @@ def annotations_of(function: Any, names: Mapping[str, Any]) -> dict[str, Any]:
 
     An annotation that cannot be evaluated stays as it is.
     """
-    module = sys.modules.get(getattr(function, "__module__", ""), builtins)
+    module_name = getattr(function, "__module__", "")
+    module = sys.modules.get(module_name, builtins)
     # Before Python 3.13, `types.CoroutineType` takes no parameters.
     namespace = {**vars(builtins), **vars(module), "CoroutineType": Coroutine, **names}
     evaluated = written_annotations(function).copy()
@@ -383,7 +386,8 @@ def written_annotations(owner: Any) -> dict[str, Any]:
 def union_parts(annotation: Any) -> tuple[Any, ...]:
     """Return the members of a union, or the annotation alone."""
     annotation = getattr(annotation, "__value__", annotation)  # of `type Answer = ...`
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
         return typing.get_args(annotation)
     return (types.NoneType if annotation is None else annotation,)
 
@@ -400,7 +404,7 @@ def split_awaitables(annotation: Any) -> tuple[list[Any], list[Any]]:
     awaited: list[Any] = []
     for part in union_parts(annotation):
         if issubclass(class_of(part), Awaitable):
-            result = (typing.get_args(part) or [Any])[-1]
+            *_, result = typing.get_args(part) or [Any]
             awaited += union_parts(result)
         else:
             plain.append(part)
@@ -411,7 +415,8 @@ def returns_awaitable(function: Any) -> bool:
     """Return whether a function is annotated to return an awaitable, always or sometimes."""
     while isinstance(function, functools.partial):
         function = function.func
-    _, awaited = split_awaitables(annotations_of(function, {}).get("return", Any))
+    annotation = annotations_of(function, {}).get("return", Any)
+    _, awaited = split_awaitables(annotation)
     return bool(awaited)
 
 
@@ -424,7 +429,8 @@ def calls_next(annotation: Any) -> bool:
         kind = class_of(part)
         call = getattr(kind, "__call__", None)  # noqa: B004
         if kind is _CALLABLE:
-            _, awaited = split_awaitables((typing.get_args(part) or [Any])[-1])
+            *_, result = typing.get_args(part) or [Any]
+            _, awaited = split_awaitables(result)
             if awaited:
                 return True
         elif inspect.isfunction(call) and (
@@ -466,7 +472,8 @@ def function_kind(function: Any) -> str:
 
 
 def _instructions(function: Callable[..., Any]) -> list[tuple[str, Any]]:
-    return [(step.opname, step.argval) for step in dis.get_instructions(function)]
+    instructions = dis.get_instructions(function)
+    return [(instruction.opname, instruction.argval) for instruction in instructions]
 
 
 async def _empty_coroutine() -> None: ...
