@@ -7,7 +7,7 @@ the caller waits for a future of this module, so a `CancelledError` that reaches
     Wait        one awaitable, which can be ended with an error
     RunWaits    the calls that a run waits for, and the error that ends the run
     OwnContext  a context that consecutive calls share
-    copy_back   applies what calls have set in their contexts to the caller's
+    copy_back   applies the changes of the contexts of calls to the caller's
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Target:
             [registered for registered in hooks if not point.wraps(registered.hook)],
             grace_secs,
             bind,
-            # Where a result decides what is called next.
+            # A result decides whether the next hook is called, or with which argument.
             one_by_one=point.how in ("first", "chain"),
         )
         self.once: list[RegisteredHook] = [
@@ -121,8 +121,8 @@ class Target:
         values: Values,
         passed: Arguments,
     ) -> Any:
-        """Call a wrapping hook, which gets a function that calls the next one; or, behind the last
-        one, what is wrapped.
+        """Call a wrapping hook, which gets a function that calls the next one. Behind the last one,
+        make the wrapped call.
 
         If the error of a hook is only logged, the result of the next one is that of the call. It is
         called now if the hook has not called it.
@@ -131,7 +131,7 @@ class Target:
             place: the place of the hook.
             instance: the object that stands for the hooks.
             values: the arguments of the call.
-            passed: what the last hook before has passed.
+            passed: the arguments that the hook before this one has passed.
         """
         point = self._point
         if place == len(self._wrappers):
@@ -251,8 +251,8 @@ def combined(point: Point, results: Iterable[Any], groups: Iterable[OrderGroup] 
         groups: the calls of the hooks, which name them in messages.
 
     Raises:
-        InvalidHookError: there are several hooks and a result, and nothing says what that means; or
-            the results cannot be merged.
+        InvalidHookError: several hooks were called, there is a result, and nothing says which one
+            counts; or the results cannot be merged.
     """
     if point.how == "none":
         return None

@@ -1,6 +1,6 @@
 """The arguments of a call, by the parameters of the method of the hook interface.
 
-Hooks may use other names, so that they get by position what may be given so.
+Hooks may use other names, so they get all arguments by position that may be given so.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Parameters:
     def for_hooks(self, values: Values) -> Arguments:
         """Return the positions and the keywords of a call with these values.
 
-        Hooks may use other names for what can be passed by position, so all of that is. A parameter
+        Hooks may use other names, so all arguments are passed by position that can be. A parameter
         that is left out before another one has its default.
         """
         values_or_defaults = {**self._defaults, **values}
@@ -152,20 +152,20 @@ class Parameters:
     ) -> Values:
         """Return the values with the changes that a hook makes when it calls the next one.
 
-        What is passed by name replaces the value of that name, and what is passed by position the
-        last positions, apart from the chosen argument.
+        An argument that is passed by name replaces the value of that name. Those that are passed by
+        position replace the last positions, apart from the chosen argument.
 
         Args:
             values: the values that the hook was called with.
-            args: what the hook passes by position.
-            keywords: what the hook passes by name.
+            args: the positions that the hook passes.
+            keywords: the keywords that the hook passes.
         """
         by_key = self._by_key(keywords)
         replaced_keys = [key for key in self._passed_keys(values) if key not in by_key]
         extended = dict(values)
         places = itertools.count()
         while len(replaced_keys) < len(args):
-            # The hook passes what its own caller has left out, or more than the method takes.
+            # The hook passes arguments that its caller has left out, or that the method lacks.
             place = next(places)
             if place != self.chosen:
                 extended.setdefault(place, None)

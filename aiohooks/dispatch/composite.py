@@ -268,7 +268,7 @@ class CompositeMethod:
             self.quick.count_calls()
 
     def target(self) -> Target:
-        """Return what a call calls; raise if the group cannot be used."""
+        """Return the target of the next call; raise if the group cannot be used."""
         if self.current is None:
             self.composite.check_usable()
             self.current = Target(

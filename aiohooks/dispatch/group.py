@@ -85,7 +85,7 @@ class HookGroup(Generic[K]):
             grace_secs: how long cancelled calls, background calls and the end of the hooks may
                 take.
             init: the arguments of the `__init__` of `kind`, by name, which runs before the hooks
-                are there, so that what it calls is its own.
+                are there, so that it calls its own methods.
 
         Raises:
             InvalidHookError: `kind` is not a class, or no object of it can be made; a hook does not
@@ -304,7 +304,8 @@ class HookGroup(Generic[K]):
             keep_errors(cancelled, self._exit_failures)
             raise
         finally:
-            # Hooks are exited in another task, and what they leave set is set for the caller.
+            # Hooks are exited in another task. Variables that they leave set are set for the
+            # caller.
             self._own_context.copy_back(self._before_exits)
         if error is None:
             raise_failures(self._exit_failures, f"failures at the end of {self!r}")
@@ -445,7 +446,7 @@ def compose(
     return group.hooks
 
 
-# -- what is given for methods and hooks
+# -- checks
 
 _BLOCKING_HINT = ", or, if it has to block, give configure(hook, thread=True)"
 

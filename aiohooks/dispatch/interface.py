@@ -66,7 +66,7 @@ class Interface:
                 return something.
             in_group: whether hooks may implement a coroutine method as an async generator, which
                 wraps it, and have further ones.
-            hint: what to do with a hook whose methods are plain functions.
+            hint: advice for a hook whose methods are plain functions.
 
         Raises:
             InvalidHookError: `kind` is not a class, or has no public methods.

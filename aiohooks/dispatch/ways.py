@@ -57,7 +57,7 @@ def point(how: How) -> Callable[[F], F]:
     while it is disabled, a hook has no result, and the others decide.
 
     Args:
-        how: a way, or what `chain` or `wrap` returns.
+        how: a way, or the result of `chain` or `wrap`.
 
             `"first"`: the hooks are called one after another, and the first result that is not None
             wins; the rest are not called.
@@ -125,7 +125,7 @@ class ChainEnd:
 
 
 def end_chain(value: T) -> T:
-    """Return what a hook of a chain returns to end it: `value` is the result of the call, and the
+    """Return a result with which a hook ends its chain: `value` is the result of the call, and the
     hooks behind this one are not called.
     """
     return cast("T", ChainEnd(value))
