@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from aiohooks.dispatch.arguments import NO_ARGUMENTS, Args, Arguments, Keywords, Values
 from aiohooks.dispatch.calls import (
@@ -231,7 +231,7 @@ class Target:
             if point.how == "chain":
                 return point.parameters.chosen_value(values)
             return point.empty()
-        own: Any = super(self._kind, instance)
+        own = cast("Any", super(self._kind, instance))
         own_method = getattr(own, point.name)
         result = own_method(*args, **keywords)
         if point.is_async and inspect.isawaitable(result):
@@ -285,7 +285,7 @@ def _merged(results: Iterable[Any], names: Iterable[str]) -> Any:
     for name, result in zip(names, results, strict=True):
         if result is None:
             continue
-        kind = type(result)
+        kind: Any = type(cast("object", result))
         if merged is None and kind in _MERGEABLE:
             merged = kind()
         if type(merged) is not kind:
@@ -296,11 +296,12 @@ def _merged(results: Iterable[Any], names: Iterable[str]) -> Any:
         if kind is not dict:
             merged += result
             continue
-        for key in merged.keys() & result.keys():
+        joined = cast("Any", merged)
+        for key in joined.keys() & result.keys():
             raise InvalidHookError(
                 f"{name} returned {key!r} as another hook did; each key may come from one hook only"
             )
-        merged.update(result)
+        joined.update(result)
     return merged
 
 

@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from aiohooks._core.coroutines import result_now
 from aiohooks.dispatch.answers import Target, combined
@@ -346,7 +346,7 @@ def _place(group: OrderGroup, remaining: Any) -> int:
 
 def _of_class(composite: Composite, owner: Any, name: str) -> Any:
     """Return an attribute of the object, or of its class, as the interface has it."""
-    own: Any = super(composite.kind, owner)
+    own = cast("Any", super(composite.kind, owner))
     return getattr(own, name)
 
 
