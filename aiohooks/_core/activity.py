@@ -115,7 +115,7 @@ def entries() -> list[Entry]:
     Entries whose object has died are removed.
     """
     parked: list[Parked] = []
-    found: list[Entry] = []
+    others: list[Entry] = []
     # A copy, as other threads and dying objects change the registry meanwhile. `copy` is atomic;
     # a list of the items is not, as the garbage collector may run for each of its tuples.
     for key, reference in ENTRIES.copy().items():
@@ -124,10 +124,10 @@ def entries() -> list[Entry]:
         if hasattr(entry, "parked"):
             parked += entry.parked()
         elif entry is not None:
-            found.append(entry)
+            others.append(entry)
         elif ENTRIES.get(key) is reference:  # of a block that was never left
             ENTRIES.pop(key, None)
-    return [*parked, *found]
+    return [*parked, *others]
 
 
 class active:

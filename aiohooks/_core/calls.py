@@ -7,7 +7,7 @@ the caller waits for a future of this module, so a `CancelledError` that reaches
     Wait        one awaitable, which can be ended with an error
     RunWaits    the calls that a run waits for, and the error that ends the run
     OwnContext  a context that consecutive calls share
-    copy_back   applies what calls have set in their contexts to the caller's
+    copy_back   applies the changes of the contexts of calls to the caller's
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import anyio
 from aiohooks._core import cancel
 from aiohooks._core.activity import ENTRIES, Awaited
 from aiohooks._core.cancel import retrieve_exception, running_loop, wait_done
-from aiohooks._core.clock import TimerHandle, call_later, current_clock, monotonic_now, wake
+from aiohooks._core.clock import TimerHandle, call_later, current_clock, monotonic_now
 from aiohooks._core.coroutines import as_coroutine, close_unawaited
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, current_scope
@@ -337,8 +337,10 @@ class Calls(abc.ABC):
 
     def _wake_if_ended(self) -> None:
         # The loop is closed if the coroutine of a call is collected after the program.
-        if not self.pending and self._idle is not None and not self._loop.is_closed():
-            wake(self._idle)
+        if self.pending or self._idle is None or self._loop.is_closed():
+            return
+        if not self._idle.done():
+            self._idle.set_result(None)
 
     def finish(self) -> None:
         """Complete calls that have all ended. Raises like `wait`."""
@@ -689,7 +691,7 @@ def changes(before: Context, after: Context) -> list[tuple[ContextVar[Any], Any]
 
     The value is `_MISSING` for a variable that is unset.
     """
-    # Asked for each hook of each run, so it is written out.
+    # Written out, for each call of each run.
     if (
         len(before) == len(after)
         and all(map(is_, before.values(), after.values()))
@@ -704,17 +706,6 @@ def changes(before: Context, after: Context) -> list[tuple[ContextVar[Any], Any]
     changed += [(variable, _MISSING) for variable in before if variable not in after]
     # A run that a call has begun is part of that call alone.
     return [change for change in changed if change[0] is not current_scope]
-
-
-def is_unchanged(before: Context, after: Context) -> bool:
-    """Return whether a copy of the context `before` still has its values.
-
-    A copy never loses a variable, so equal values belong to the same variables.
-    """
-    if len(before) != len(after):
-        return False
-    # Without variables, which is usual outside of runs, `all` would cost the most.
-    return not before or all(map(is_, before.values(), after.values()))
 
 
 class OwnContext:
@@ -841,7 +832,8 @@ def copy_back(call_contexts: Iterable[CallContext]) -> None:
             call_context.copy_back(merged=merged)
             continue
         before, after = call_context
-        if is_unchanged(before, after):
+        # A context never loses a variable, and usually none is set.
+        if not after:
             continue
         for variable, value in changes(before, after):
             if not _is_set_later(variable, before, merged):

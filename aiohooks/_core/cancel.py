@@ -183,16 +183,17 @@ async def to_thread(
     *args: Any,
     grace_secs: float = _THREAD_GRACE_SECS,
     on_cancel: Callable[[], object] | None = None,
+    what: str | None = None,
 ) -> T:
     """Call a blocking function in a worker thread.
 
     A thread cannot be stopped. A cancel calls `on_cancel`, which may make the function end, and
-    waits for the thread for at most `grace_secs`.
+    waits for the thread, `what` in messages, for at most `grace_secs`.
     """
     return await shielded(
         anyio.to_thread.run_sync(functools.partial(fn, *args)),
         grace_secs=grace_secs,
-        what=f"thread of {fn!r}",
+        what=what or f"thread of {fn!r}",
         on_cancel=on_cancel,
     )
 

@@ -66,8 +66,8 @@ def observed_call(
     error: BaseException | None = None
     try:
         coro: Any = call(*args, **keywords)
-        made: Any = type(coro)  # pyright: ignore[reportUnknownVariableType]
-        if made is not types.CoroutineType:
+        kind_of_coro: Any = type(coro)  # pyright: ignore[reportUnknownVariableType]
+        if kind_of_coro is not types.CoroutineType:
             coro = as_coroutine(coro)
         return (yield from _resumed_by_hand(coro, observations))
     except BaseException as raised:

@@ -1,16 +1,13 @@
 """Calling several hooks as one, with or without a session.
 
 hook        registrations of hooks: order, time limit, error handling, background calls
-plain       plain functions where coroutine functions are called, and annotations
 arguments   the arguments of a call, by the names of the interface
 ways        a method of an interface, and how the results of several hooks become one
+interface   hook interfaces: the methods of a class that hooks can implement, and checks of hooks
 calls       calls in order groups: those that cannot wait in turn, the others concurrently
 background  calls that are queued and run alongside the code that follows
-wrapping    hooks that wrap others
-interface   hook interfaces: the methods of a class that hooks can implement, and checks of hooks
-answers     one result of several hooks, for each kind of method
+answers     the calls of a method for all its hooks, and their one result
 composite   the object that stands for the hooks of a group
-entering    hooks that are entered and exited with a group
 group       HookGroup and compose: one object that stands for several hooks
 functions   compose_functions: one function that stands for several functions
 """

@@ -1,8 +1,7 @@
-"""One result of several hooks, for each way (`ways.Point.how`).
+"""The calls of a method for all hooks that implement it, and the one result of them.
 
-Target        what a call of a method calls
-call_target   calls the hooks, and returns the one result: the only one, the first, the last of a
-              chain, or all as one
+Target        calls the hooks of a method, and returns one result (`ways.Point.how`)
+WrapperCall   the call of a hook that wraps others
 
 A plain function is called as a coroutine function that cannot wait.
 """
@@ -10,11 +9,13 @@ A plain function is called as a coroutine function that cannot wait.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple, cast
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from typing import Any, NoReturn, cast
 
-from aiohooks.dispatch.arguments import NO_ARGUMENTS, Arguments, Keywords
+from aiohooks.dispatch.arguments import NO_ARGUMENTS, Args, Arguments, Keywords, Values
 from aiohooks.dispatch.calls import (
+    HookCalls,
     Method,
     OrderGroup,
     RegisteredHook,
@@ -23,79 +24,285 @@ from aiohooks.dispatch.calls import (
     order_groups,
 )
 from aiohooks.dispatch.ways import ChainEnd, Point
-from aiohooks.dispatch.wrapping import generator_call, wrapped
-from aiohooks.errors import InvalidHookError, safe_repr
+from aiohooks.errors import (
+    HookCancelledError,
+    InvalidArgumentError,
+    InvalidHookError,
+    raise_unchanged,
+    safe_repr,
+)
 
-Bind = Callable[[RegisteredHook, str], Method]
-
-
-class Target(NamedTuple):
-    """What a call of a method calls; nothing, if no hook implements it."""
-
-    point: Point
-    groups: tuple[OrderGroup, ...]
-    """The calls of the hooks that do not wrap; of one hook each, where a result decides what is
-    called next.
-    """
-    wrappers: tuple[OrderGroup, ...]
-    """The calls of hooks that wrap the others, of one hook each."""
-    once: tuple[RegisteredHook, ...]
-    """The hooks that are removed by this call."""
-    may_wait: bool
-    quick: OrderGroup | None
-    """All calls, if none may wait and nothing else has to be done; otherwise None. This is the path
-    that has to cost almost nothing.
-    """
+_MERGEABLE: tuple[Any, ...] = (list, tuple, dict)
 
 
-def make_target(
-    point: Point,
-    hooks: Collection[RegisteredHook],
-    grace_secs: float,
-    bind: Bind,
-) -> Target:
-    """Return what a call of a method calls.
+class Target:
+    """The hooks that implement a method, sorted for its calls."""
+
+    def __init__(
+        self,
+        point: Point,
+        kind: type[Any],
+        hooks: Collection[RegisteredHook],
+        grace_secs: float,
+        bind: Callable[[RegisteredHook, str], Method],
+    ) -> None:
+        """Sort the hooks.
+
+        Args:
+            point: the method.
+            kind: the class of the object that stands for the hooks.
+            hooks: the hooks that implement the method, in registration order.
+            grace_secs: how long cancelled calls may take to end.
+            bind: returns the function that is called for a hook, which may queue the call.
+        """
+        self._point = point
+        self._kind = kind
+        if not point.is_async:
+            bind = _plain
+        elif point.how != "none":
+            bind = bound_method
+        wrapping = [registered for registered in hooks if point.wraps(registered.hook)]
+        self._wrappers = order_groups(
+            point.name,
+            wrapping,
+            grace_secs,
+            bound_method if point.how == "wrap" else generator_call,
+            one_by_one=True,
+        )
+        self._groups = order_groups(
+            point.name,
+            [registered for registered in hooks if not point.wraps(registered.hook)],
+            grace_secs,
+            bind,
+            # A result decides whether the next hook is called, or with which argument.
+            one_by_one=point.how in ("first", "chain"),
+        )
+        self.once: list[RegisteredHook] = [
+            registered for registered in hooks if registered.registration.once
+        ]
+        """The hooks that are removed by this call."""
+        groups = (*self._groups, *self._wrappers)
+        self.may_wait: bool = not all(group.in_turn for group in groups)
+        self.quick: OrderGroup | None = None
+        """All calls, if none may wait and nothing else has to be done. This is the path that has to
+        cost almost nothing.
+        """
+        is_simple = point.how == "none" or (
+            point.how in ("any", "one", "together") and point.does_nothing
+        )
+        if self._groups and is_simple and not (wrapping or self.once or self.may_wait):
+            in_order = [registered for group in self._groups for registered in group.hooks]
+            self.quick = OrderGroup(point.name, in_order, grace_secs, bind=bind)
+
+    async def call(
+        self,
+        instance: object,
+        args: Args,
+        keywords: Keywords,
+    ) -> Any:
+        """Call the hooks, and return the result of the call.
+
+        Args:
+            instance: the object that stands for the hooks.
+            args: the positions of the call.
+            keywords: the keywords of the call.
+        """
+        if self._wrappers or self._point.how == "wrap":
+            values = self._point.parameters.values(args, keywords)
+            return await self._call_wrapper(0, instance, values, NO_ARGUMENTS)
+        return await self._call_wrapped(instance, args, keywords)
+
+    # -- hooks that wrap
+
+    async def _call_wrapper(
+        self,
+        place: int,
+        instance: object,
+        values: Values,
+        passed: Arguments,
+    ) -> Any:
+        """Call a wrapping hook, which gets a function that calls the next one. Behind the last one,
+        make the wrapped call.
+
+        If the error of a hook is only logged, the result of the next one is that of the call. It is
+        called now if the hook has not called it.
+
+        Args:
+            place: the place of the hook.
+            instance: the object that stands for the hooks.
+            values: the arguments of the call.
+            passed: the arguments that the hook before this one has passed.
+        """
+        point = self._point
+        if place == len(self._wrappers):
+            # The class's own method would need the arguments of the call, which were not passed.
+            if point.how == "wrap" and point.does_nothing:
+                return await _call_innermost(point, values, passed)
+            args, keywords = point.parameters.for_hooks(values)
+            return await self._call_wrapped(instance, args, keywords)
+        group = self._wrappers[place]
+        call_rest = functools.partial(self._call_wrapper, place + 1, instance)
+        if not group.hooks[0].may_be_called():
+            return await call_rest(values, passed)
+        wrapper = WrapperCall(group, point, call_rest, values, passed)
+        try:
+            result = await wrapper.make()
+        finally:
+            wrapper.errors.clear()  # their tracebacks refer to it
+        if not wrapper.is_logged:
+            return point.value_of(result)
+        if wrapper.answers:
+            return wrapper.answers[0]
+        return await call_rest(values, passed)
+
+    # -- the others
+
+    async def _call_wrapped(
+        self,
+        instance: object,
+        args: Args,
+        keywords: Keywords,
+    ) -> Any:
+        """Call the hooks that do not wrap, or the class's own method if they have no result."""
+        point = self._point
+        if point.how == "chain":
+            return await self._chained(instance, args, keywords)
+        if not self._groups:
+            return await self._call_own(instance, args, keywords)
+        args_of_hooks: Arguments = args, keywords
+        if keywords:
+            values = point.parameters.values(args, keywords)
+            args_of_hooks = point.parameters.for_hooks(values)
+        if point.how == "first":
+            result = await self._first_result(args_of_hooks)
+        else:
+            results = await call_groups(self._groups, *args_of_hooks)
+            result = combined(point, results, self._groups)
+        # None is a result, too, of a hook that calls the next one itself.
+        is_answered = point.how == "none" or point.does_nothing or point.calls_next
+        if result is None and not is_answered:
+            return await self._call_own(instance, args, keywords)
+        return result
+
+    async def _chained(
+        self,
+        instance: object,
+        args: Args,
+        keywords: Keywords,
+    ) -> Any:
+        """Call the hooks of a chain, or the class's own method if they have no result."""
+        parameters = self._point.parameters
+        values = parameters.values(args, keywords)
+        has_result = False
+        for group in self._groups:
+            args_of_hooks = parameters.for_hooks(values)
+            (result,) = await call_groups((group,), *args_of_hooks)
+            if isinstance(result, ChainEnd):
+                return result.value
+            if result is not None:
+                values[parameters.chosen] = result
+                has_result = True
+        if has_result:
+            return parameters.chosen_value(values)
+        return await self._call_own(instance, args, keywords)
+
+    async def _first_result(self, arguments: Arguments) -> Any:
+        """Call the hooks in order, and return the first result that is not None."""
+        for group in self._groups:
+            (result,) = await call_groups((group,), *arguments)
+            if result is not None:
+                return self._point.value_of(result)
+        return None
+
+    async def _call_own(
+        self,
+        instance: object,
+        args: Args,
+        keywords: Keywords,
+    ) -> Any:
+        """Call the class's own method, as no hook has a result.
+
+        If its body does nothing, a chain returns its argument, and a merge or a list of all results
+        is empty.
+        """
+        point = self._point
+        if point.does_nothing and point.how in ("chain", "merge", "all"):
+            values = point.parameters.values(args, keywords)
+            if point.how == "chain":
+                return point.parameters.chosen_value(values)
+            return point.empty()
+        own = cast("Any", super(self._kind, instance))
+        own_method = getattr(own, point.name)
+        result = own_method(*args, **keywords)
+        if point.is_async and inspect.isawaitable(result):
+            return await result
+        return result
+
+
+# -- results
+
+
+def combined(point: Point, results: Iterable[Any], groups: Iterable[OrderGroup] = ()) -> Any:
+    """Return the result of a call of a method whose hooks have all been called.
 
     Args:
         point: the method.
-        hooks: the hooks that implement it, in registration order.
-        grace_secs: how long cancelled calls may take to end.
-        bind: returns the function that is called for a hook, which may queue the call.
+        results: the results of the hooks.
+        groups: the calls of the hooks, which name them in messages.
+
+    Raises:
+        InvalidHookError: several hooks were called, there is a result, and nothing says which one
+            counts; or the results cannot be merged.
     """
-    wrapping = [registered for registered in hooks if point.wraps(registered.hook)]
-    callees = [registered for registered in hooks if not point.wraps(registered.hook)]
-    if not point.is_async:
-        bind = _plain
-    elif point.how != "none":
-        bind = bound_method
-    bind_wrapper = bound_method if point.how == "wrap" else generator_call
-    groups = order_groups(
-        point.name,
-        callees,
-        grace_secs,
-        bind,
-        # Where a result decides what is called next.
-        one_by_one=point.how in ("first", "chain"),
-    )
-    wrappers = order_groups(
-        point.name,
-        wrapping,
-        grace_secs,
-        bind_wrapper,
-        one_by_one=True,
-    )
-    once = tuple(registered for registered in hooks if registered.registration.once)
-    may_wait = not all(group.in_turn for group in (*groups, *wrappers))
-    quick: OrderGroup | None = None
-    if groups and _is_simple(point) and not (wrappers or once or may_wait):
-        in_order = [registered for group in groups for registered in group.hooks]
-        quick = OrderGroup(point.name, in_order, grace_secs, bind=bind)
-    return Target(point, groups, wrappers, once, may_wait, quick)
+    if point.how == "none":
+        return None
+    values = [point.value_of(result) for result in results]
+    if point.how == "all":
+        return values
+    if point.how == "merge":
+        names = [call.name for group in groups for call in group.calls]
+        merged = _merged(values, names)
+        if merged is None and point.does_nothing:
+            return point.empty()
+        return merged
+    first = next((value for value in values if value is not None), None)
+    # Only where the interface does not say whether the method returns something.
+    if point.how != "together" and len(values) > 1 and first is not None:
+        raise InvalidHookError(
+            f"{point.label} got the results {safe_repr(values)}; say which one counts:"
+            f" {point.advice}"
+        )
+    return first
 
 
-def _is_simple(point: Point) -> bool:
-    """Return whether results need neither the class's own method nor another call."""
-    return point.how == "none" or (point.how in ("any", "one", "together") and point.does_nothing)
+def _merged(results: Iterable[Any], names: Iterable[str]) -> Any:
+    """Join the results of hooks of these names in a new list, tuple or dict.
+
+    Raises:
+        InvalidHookError: the results have different types, or a key comes from two hooks.
+    """
+    merged: Any = None
+    for name, result in zip(names, results, strict=True):
+        if result is None:
+            continue
+        kind: Any = type(cast("object", result))
+        if merged is None and kind in _MERGEABLE:
+            merged = kind()
+        if type(merged) is not kind:
+            raise InvalidHookError(
+                f"{name} returned {safe_repr(result)}, which cannot be merged; return lists,"
+                " tuples or dicts, all of one type, or None"
+            )
+        if kind is not dict:
+            merged += result
+            continue
+        joined = cast("Any", merged)
+        for key in joined.keys() & result.keys():
+            raise InvalidHookError(
+                f"{name} returned {key!r} as another hook did; each key may come from one hook only"
+            )
+        joined.update(result)
+    return merged
 
 
 def _plain(registered: RegisteredHook, method: str) -> Method:
@@ -108,141 +315,157 @@ def _plain(registered: RegisteredHook, method: str) -> Method:
     return call
 
 
-# -- results
-
-_MERGEABLE: tuple[Any, ...] = (list, tuple, dict)
+# -- hooks that wrap
 
 
-async def call_target(
-    target: Target,
-    own: Method,
-    args: tuple[Any, ...],
-    keywords: Keywords,
-) -> Any:
-    """Call the hooks of a method, and return the result of the call.
+async def _call_innermost(point: Point, values: Values, passed: Arguments) -> Any:
+    """Call the function that the caller of the method has passed as the next one.
 
-    Args:
-        target: what is called.
-        own: the method of the class itself, which is called if no hook has a result.
-        args: the positions of the call.
-        keywords: the keywords of the call.
-    """
-    if not target.wrappers:
-        return await _answer(target, own, args, keywords)
-    innermost = functools.partial(_answer, target, own)
-    call_wrapped = wrapped(target.point, target.wrappers, innermost)
-    return await call_wrapped(target.point.parameters.values(args, keywords), NO_ARGUMENTS)
-
-
-async def _answer(
-    target: Target,
-    own: Method,
-    args: tuple[Any, ...],
-    keywords: Keywords,
-) -> Any:
-    """Call the hooks that do not wrap, and return the result of the call."""
-    point = target.point
-    if not target.groups:
-        return await own(*args, **keywords)
-    if point.how == "chain":
-        return await _chained(target, own, args, keywords)
-    args_for_hooks = point.parameters.call_for_hooks(args, keywords)
-    if point.how == "first":
-        result = await _first_result(target, args_for_hooks)
-    else:
-        result = combined(target, await call_groups(target.groups, *args_for_hooks))
-    # None is a result, too, of a hook that calls the next one itself.
-    is_answered = point.how == "none" or point.does_nothing or point.calls_next
-    if result is None and not is_answered:
-        return await own(*args, **keywords)
-    return result
-
-
-async def _chained(
-    target: Target,
-    own: Method,
-    args: tuple[Any, ...],
-    keywords: Keywords,
-) -> Any:
-    """Call the hooks of a chain; if none has a result, call `own`, the method of the class."""
-    parameters = target.point.parameters
-    values = parameters.values(args, keywords)
-    has_result = False
-    for group in target.groups:
-        (result,) = await call_groups((group,), *parameters.for_hooks(values))
-        if isinstance(result, ChainEnd):
-            return result.value
-        if result is not None:
-            values[parameters.chosen] = result
-            has_result = True
-    if not has_result:
-        return await own(*args, **keywords)
-    return parameters.chosen_value(values)
-
-
-async def _first_result(target: Target, arguments: Arguments) -> Any:
-    """Call the hooks in order, and return the first result that is not None."""
-    for group in target.groups:
-        (result,) = await call_groups((group,), *arguments)
-        if result is not None:
-            return target.point.value_of(result)
-    return None
-
-
-def combined(target: Target, results: Iterable[Any]) -> Any:
-    """Return the result of a call whose hooks have all been called, in the way of its method.
+    It gets the positions that the last hook passes, or else those of the call, as many as it takes;
+    and the keywords of the call.
 
     Raises:
-        InvalidHookError: there are several hooks and a result, and nothing says what that means; or
-            the results cannot be merged.
+        InvalidArgumentError: it cannot be called.
     """
-    point = target.point
-    if point.how == "none":
-        return None
-    values = [point.value_of(result) for result in results]
-    if point.how == "all":
-        return values
-    if point.how == "merge":
-        return _merged(target, values)
-    first = next((value for value in values if value is not None), None)
-    # Only where the interface does not say whether the method returns something.
-    if point.how != "together" and len(values) > 1 and first is not None:
-        raise InvalidHookError(
-            f"{point.label} got the results {safe_repr(values)}; say which one counts:"
-            f" {point.advice}"
+    innermost = point.parameters.chosen_value(values)
+    if not callable(innermost):
+        raise InvalidArgumentError(
+            f"{point.name} got {safe_repr(innermost)} as the next; give what the last hook calls"
         )
-    return first
+    args, keywords = point.parameters.for_function(values, innermost)
+    passed_args, passed_keywords = passed
+    if passed_args:
+        args = passed_args
+        keywords = {**keywords, **passed_keywords}
+    result = innermost(*args, **keywords)
+    return await result if inspect.isawaitable(result) else result
 
 
-def _merged(target: Target, results: Iterable[Any]) -> Any:
-    """Join results in a new list, tuple or dict.
+class WrapperCall(HookCalls):
+    """The call of a hook that wraps others, which are called the rest here."""
 
-    Raises:
-        InvalidHookError: the results have different types, or a key comes from two hooks.
-    """
-    merged: Any = None
-    calls = [call for group in target.groups for call in group.calls]
-    for call, result in zip(calls, results, strict=True):
-        if result is None:
-            continue
-        kind = cast("Any", type(cast("object", result)))
-        if merged is None:
-            merged = kind() if kind in _MERGEABLE else result
-        if kind not in _MERGEABLE or kind is not type(merged):
-            raise InvalidHookError(
-                f"{call.name} returned {safe_repr(result)}, which cannot be merged; return lists,"
-                " tuples or dicts, all of one type, or None"
+    def __init__(
+        self,
+        group: OrderGroup,
+        point: Point,
+        rest: Callable[[Values, Arguments], Awaitable[Any]],
+        values: Values,
+        passed: Arguments,
+    ) -> None:
+        super().__init__(group)
+        self._point = point
+        self._rest = rest
+        self._values = values
+        self._passed = passed
+        self._calls_rest = False  # whether the hook has called the rest
+        self.answers: list[Any] = []
+        """The last result of the rest, if there is any."""
+        self.errors: list[BaseException] = []
+        """The errors of the rest."""
+        self.is_logged: bool = False
+        """Whether the hook has failed with an error that is only logged."""
+
+    async def make(self) -> Any:
+        """Make the call, and return the result of the hook."""
+        parameters = self._point.parameters
+        if self._point.how == "wrap":
+            values = {**self._values, parameters.chosen: self.call_next}
+            args, keywords = parameters.for_hooks(values)
+        else:
+            args, keywords = parameters.for_hooks(self._values)
+            args = (self.call_next, *args)
+        methods = self._group.methods_with((), keywords)
+        (result,) = await self.call_together(methods, [args])
+        return result
+
+    async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
+        """Call the rest with the arguments of the call, of which some may be changed."""
+        if self.is_logged or self.is_left_behind(0):
+            raise HookCancelledError(
+                f"{self.describe(0)} has failed before this: it cannot call the next hook any more"
             )
-        if kind is not dict:
-            merged += result
-            continue
-        for key in result:
-            if key in merged:
-                raise InvalidHookError(
-                    f"{call.name} returned {key!r} as another hook did; each key may come from one"
-                    " hook only"
-                )
-        merged.update(result)
-    if merged is None and target.point.does_nothing:
-        return target.point.empty()
-    return merged
+        # Without changes, what the hook before has passed stands.
+        values = self._values
+        passed = self._passed
+        if args or keywords:
+            values = self._point.parameters.changed(values, args, keywords)
+            passed = args, keywords
+        self._calls_rest = True
+        try:
+            result = await self._rest(values, passed)
+        except BaseException as error:
+            self.errors.append(error)
+            raise
+        self.answers = [result]
+        return result
+
+    def _passes(self, error: BaseException) -> bool:
+        """Return whether an error of the rest passes through the hook."""
+        return any(error is passed for passed in self.errors)
+
+    def suppresses(self, number: int, error: BaseException) -> bool:
+        if self._passes(error):
+            return False
+        if self._calls_rest and not self.answers:
+            self._group.hooks[0].count_failure(error)
+            return False  # there would be no result
+        self.is_logged = super().suppresses(number, error)
+        return self.is_logged
+
+    def add_origin(self, number: int, error: BaseException) -> None:
+        if not self._passes(error):
+            super().add_origin(number, error)
+
+
+def generator_call(registered: RegisteredHook, method: str) -> Method:
+    """Return a method of a hook, an async generator, as a function that gets `call_next`.
+
+    The part before the `yield` runs before `call_next` is called, the rest afterwards.
+
+    `contextlib.asynccontextmanager` would set attributes of exceptions that pass through, which
+    some exceptions do not allow, and drop the result of the wrapped call.
+    """
+    function = getattr(registered.hook, method)
+    who = registered.call_name(method)
+
+    async def call(call_next: Callable[[], Awaitable[Any]], /, *args: Any, **keywords: Any) -> Any:
+        generator = function(*args, **keywords)
+        has_yielded = True
+        try:
+            await anext(generator)
+        except StopAsyncIteration:
+            has_yielded = False
+        if not has_yielded:
+            # It wraps nothing. Not in the `except`: an error would have the other as its context.
+            return await call_next()
+        try:
+            result = await call_next()
+        except BaseException as error:
+            await _throw(generator, error, who)
+            return None
+        try:
+            await generator.asend(result)
+        except StopAsyncIteration:
+            return result
+        return await _reject_second_yield(generator, who)
+
+    return call
+
+
+async def _throw(generator: AsyncGenerator[Any, Any], error: BaseException, who: str) -> None:
+    """Raise the error of a wrapped call at the `yield`; return if the generator swallows it."""
+    try:
+        await generator.athrow(error)
+    except StopAsyncIteration:
+        return
+    except RuntimeError as raised:
+        # Python makes a RuntimeError of a StopAsyncIteration that leaves a generator.
+        if isinstance(error, StopAsyncIteration) and raised.__cause__ is error:
+            raise_unchanged(error)
+        raise
+    await _reject_second_yield(generator, who)
+
+
+async def _reject_second_yield(generator: AsyncGenerator[Any, Any], who: str) -> NoReturn:
+    await generator.aclose()
+    raise InvalidHookError(f"{who} has yielded twice; a generator that wraps has one `yield`")

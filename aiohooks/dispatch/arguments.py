@@ -1,20 +1,22 @@
 """The arguments of a call, by the parameters of the method of the hook interface.
 
-Hooks may use other names, so that they get by position what may be given so.
+Hooks may use other names, so they get all arguments by position that may be given so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+Args = tuple[Any, ...]
 Keywords = Mapping[str, Any]
-Arguments = tuple[tuple[Any, ...], Keywords]
+NO_KEYWORDS: Keywords = {}
+Arguments = tuple[Args, Keywords]
 """What a call passes by position, and by name."""
-NO_ARGUMENTS: Arguments = ((), {})
+NO_ARGUMENTS: Arguments = ((), NO_KEYWORDS)
 Key = int | str | None
 """The place of an argument that may be given by position, or the name of another one; None for no
 argument.
@@ -35,18 +37,23 @@ class Parameters:
         if not isinstance(member, staticmethod):
             del parameters[0]
         self.signature: inspect.Signature = inspect.Signature(parameters)
-        kinds = [parameter.kind for parameter in parameters]
-        self._takes_more_positions = inspect.Parameter.VAR_POSITIONAL in kinds
-        self._takes_more_keywords = inspect.Parameter.VAR_KEYWORD in kinds
-        self._count = sum(kind in _POSITIONAL for kind in kinds)
         self.keys: dict[str, Key] = {}
         """The key of each parameter, but not of those that take any others."""
+        self._count = 0  # of the positions
         self._by_name: dict[str, Key] = {}  # of those that may be given by name
         self._defaults: Values = {}
+        self._others: Values = {}  # an argument for each parameter that takes any others
         for place, parameter in enumerate(parameters):
-            key: Key = place if parameter.kind in _POSITIONAL else parameter.name
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                self._others[place] = None
                 continue
+            if parameter.kind is parameter.VAR_KEYWORD:
+                self._others["any_other"] = None
+                continue
+            key: Key = parameter.name
+            if parameter.kind is not parameter.KEYWORD_ONLY:
+                key = place
+                self._count += 1
             self.keys[parameter.name] = key
             if parameter.kind is not parameter.POSITIONAL_ONLY:
                 self._by_name[parameter.name] = key
@@ -60,12 +67,9 @@ class Parameters:
 
         The longest and the shortest call are tried; the text is empty if it takes both.
         """
-        longest: Values = dict.fromkeys(self.keys.values())
-        shortest: Values = dict.fromkeys(longest.keys() - self._defaults.keys())
-        if self._takes_more_positions:
-            longest[self._count] = None
-        if self._takes_more_keywords:
-            longest["any_other"] = None
+        named: Values = dict.fromkeys(self.keys.values())
+        longest = {**named, **self._others}
+        shortest: Values = dict.fromkeys(named.keys() - self._defaults.keys())
         try:
             for values in (longest, shortest):
                 args, keywords = self.for_hooks(values)
@@ -76,7 +80,7 @@ class Parameters:
 
     # -- a call
 
-    def values(self, args: tuple[Any, ...], keywords: Keywords) -> Values:
+    def values(self, args: Args, keywords: Keywords) -> Values:
         """Return the arguments of a call by their keys.
 
         Raises:
@@ -85,35 +89,40 @@ class Parameters:
         """
         if keywords or len(args) != self._count:
             named = keywords
-            if self._takes_more_keywords:
+            if "any_other" in self._others:
                 # Before Python 3.13, `bind` rejects the name of a positional-only parameter.
                 named = {name: keywords[name] for name in self._by_name if name in keywords}
             self.signature.bind(*args, **named)
-        values = {self._by_name.get(name, name): value for name, value in keywords.items()}
+        values = self._by_key(keywords)
         values.update(enumerate(args))
+        return values
+
+    def _by_key(self, keywords: Keywords) -> Values:
+        values: Values = {}
+        for name, value in keywords.items():
+            key = self._by_name.get(name, name)
+            values[key] = value
         return values
 
     def for_hooks(self, values: Values) -> Arguments:
         """Return the positions and the keywords of a call with these values.
 
-        Hooks may use other names for what can be passed by position, so all of that is. A parameter
+        Hooks may use other names, so all arguments are passed by position that can be. A parameter
         that is left out before another one has its default.
         """
         values_or_defaults = {**self._defaults, **values}
-        args = tuple(values_or_defaults[place] for place in self._places(values))
-        return args, {key: values[key] for key in values if isinstance(key, str)}
+        args = [values_or_defaults[place] for place in self._places(values)]
+        keywords: dict[str, Any] = {}
+        for key in values:
+            if isinstance(key, str):
+                keywords[key] = values[key]
+        return tuple(args), keywords
 
     def _places(self, values: Values, ignored: Key = None) -> list[int]:
         """Return the places up to the last one that has a value, apart from an ignored one."""
-        given = [key for key in values if isinstance(key, int) and key != ignored]
-        left_out = range(min(self._count, max(given, default=0)))
-        return [place for place in sorted({*given, *left_out}) if place != ignored]
-
-    def call_for_hooks(self, args: tuple[Any, ...], keywords: Keywords) -> Arguments:
-        """Return the arguments of a call of the object as those of a call of hooks."""
-        if not keywords:
-            return args, keywords
-        return self.for_hooks(self.values(args, keywords))
+        filled = [key for key in values if isinstance(key, int) and key != ignored]
+        places = range(max(filled, default=-1) + 1)
+        return [place for place in places if place != ignored]
 
     def chosen_value(self, values: Values) -> Any:
         """Return the chosen argument, or its default, or None."""
@@ -128,33 +137,41 @@ class Parameters:
         no others.
         """
         keys: list[Key] = [*self._places(values, self.chosen)]
-        has_places = any(place != self.chosen for place in range(self._count))
-        if isinstance(self.chosen, str) or not (has_places or self._takes_more_positions):
-            keys += [key for key in self.keys.values() if isinstance(key, str) and key in values]
-        return [key for key in keys if key != self.chosen]
+        positions = {*range(self._count)} - {self.chosen}
+        takes_positions = positions or self._count in self._others
+        if takes_positions and not isinstance(self.chosen, str):
+            return keys
+        named = [key for key in self.keys.values() if isinstance(key, str) and key in values]
+        return keys + [key for key in named if key != self.chosen]
 
-    def changed(self, values: Values, args: tuple[Any, ...], keywords: Keywords) -> Values:
+    def changed(
+        self,
+        values: Values,
+        args: Args,
+        keywords: Keywords,
+    ) -> Values:
         """Return the values with the changes that a hook makes when it calls the next one.
 
-        What is passed by name replaces the value of that name, and what is passed by position the
-        last positions, apart from the chosen argument.
+        An argument that is passed by name replaces the value of that name. Those that are passed by
+        position replace the last positions, apart from the chosen argument.
 
         Args:
             values: the values that the hook was called with.
-            args: what the hook passes by position.
-            keywords: what the hook passes by name.
+            args: the positions that the hook passes.
+            keywords: the keywords that the hook passes.
         """
-        by_key = {self._by_name.get(name, name): value for name, value in keywords.items()}
+        by_key = self._by_key(keywords)
         replaced_keys = [key for key in self._passed_keys(values) if key not in by_key]
         extended = dict(values)
         places = itertools.count()
         while len(replaced_keys) < len(args):
-            # The hook passes what its own caller has left out, or more than the method takes.
+            # The hook passes arguments that its caller has left out, or that the method lacks.
             place = next(places)
             if place != self.chosen:
                 extended.setdefault(place, None)
             replaced_keys = [key for key in self._passed_keys(extended) if key not in by_key]
-        by_key.update(zip(reversed(replaced_keys), reversed(args), strict=False))
+        last_keys = reversed(replaced_keys)
+        by_key.update(zip(last_keys, reversed(args), strict=False))
         return {**values, **by_key}
 
     def for_function(self, values: Values, function: Callable[..., Any]) -> Arguments:
@@ -165,12 +182,13 @@ class Parameters:
         passed_keys = self._passed_keys(values)
         values_or_defaults = {**self._defaults, **values}
         args = tuple(values_or_defaults[key] for key in passed_keys)
+        while args and not _takes(function, args):
+            args = args[1:]
         keywords: dict[str, Any] = {}
         for key in values:
             if isinstance(key, str) and key not in (self.chosen, *passed_keys):
                 keywords[key] = values[key]
-        first = max(0, len(args) - _most_positions(function))
-        return args[first:], keywords
+        return args, keywords
 
 
 def without_annotations(signature: inspect.Signature) -> inspect.Signature:
@@ -183,16 +201,11 @@ def without_annotations(signature: inspect.Signature) -> inspect.Signature:
     )
 
 
-def _most_positions(function: Callable[..., Any]) -> int:
-    """Return how many positions a function takes; any number if that is not known."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C
-        return sys.maxsize
-    kinds = [parameter.kind for parameter in parameters]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return sys.maxsize
-    return sum(kind in _POSITIONAL for kind in kinds)
-
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+def _takes(function: Callable[..., Any], args: Args) -> bool:
+    """Return whether a function takes so many positions, as far as that is known."""
+    with contextlib.suppress(ValueError):  # written in C
+        try:
+            inspect.signature(function).bind_partial(*args)
+        except TypeError:
+            return False
+    return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from aiohooks._core.observers import Observer
 from aiohooks._core.queue import Queue
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import leave_run
+from aiohooks.dispatch.arguments import Args, Keywords
 from aiohooks.dispatch.calls import (
     CONDITION,
     HookStatus,
@@ -61,7 +62,8 @@ class BackgroundCalls:
             queue = self._queues[registered] = CallQueue(registered, self)
         group = OrderGroup(method, [registered], self.grace_secs, kind="background")
         call = functools.partial(queue.call, group)
-        setattr(call, CONDITION, functools.partial(queue.has_to_wait, group))
+        condition = functools.partial(queue.has_to_wait, group)
+        setattr(call, CONDITION, condition)
         return call
 
     def pending(self, registered: RegisteredHook) -> int:
@@ -71,14 +73,19 @@ class BackgroundCalls:
 
     def status(self, hooks: Iterable[RegisteredHook]) -> list[HookStatus]:
         """Return the status of hooks."""
-        return [registered.status(self.pending(registered)) for registered in hooks]
+        status: list[HookStatus] = []
+        for registered in hooks:
+            pending = self.pending(registered)
+            status.append(registered.status(pending))
+        return status
 
     async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
         """Wait until the queues of hooks are empty; their failures are raised by the next call.
 
         The queue of the call of which this is a part is left out.
         """
-        for queue in [self._queues.get(registered) for registered in hooks]:
+        for registered in hooks:
+            queue = self._queues.get(registered)
             if queue is not None and queue is not _current_queue.get():
                 await queue.drain()
 
@@ -86,12 +93,14 @@ class BackgroundCalls:
         """Wait until all queues are empty, at most `secs`, and drop the calls that are left."""
         queues = [*self._queues.values()]
         try:
-            await wait_done([queue.when_empty() for queue in queues], secs)
+            empty = [queue.when_empty() for queue in queues]
+            await wait_done(empty, secs)
         finally:  # also if this is cancelled
             for queue in queues:
                 queue.drop()
         # The active calls are cancelled now, and have the grace period to end.
-        await wait_done([queue.when_empty() for queue in queues], None)
+        empty = [queue.when_empty() for queue in queues]
+        await wait_done(empty, None)
 
     async def end(self, secs: float) -> list[BaseException]:
         """Close all queues, finish them, and return the failures that no call has raised."""
@@ -118,7 +127,13 @@ class CallQueue(Queue["QueuedCall"]):
         # Whether calls are refused, because nothing would wait for them any more.
         self._is_closed = False
 
-    def has_to_wait(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> bool:
+    def has_to_wait(
+        self,
+        group: OrderGroup,
+        /,
+        *args: Any,
+        **keywords: Any,
+    ) -> bool:
         """Return whether the caller has to wait for a place; if not, queue the call, or drop it.
 
         Raises:
@@ -132,10 +147,17 @@ class CallQueue(Queue["QueuedCall"]):
             self.add(QueuedCall(self, group, args, keywords))
             return False
         if self._drops:
-            group.hooks[0].overflowed(group.calls[0].name)
+            name = group.calls[0].name
+            group.hooks[0].overflowed(name)
         return not self._drops
 
-    async def call(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> None:
+    async def call(
+        self,
+        group: OrderGroup,
+        /,
+        *args: Any,
+        **keywords: Any,
+    ) -> None:
         """Queue a call; wait while the queue is full.
 
         Raises:
@@ -143,8 +165,7 @@ class CallQueue(Queue["QueuedCall"]):
             HookGroupClosedError: the group was left after the call of which this is a part had
                 begun.
         """
-        if self.has_to_wait(group, *args, **keywords):
-            await self.put(QueuedCall(self, group, args, keywords))
+        await self.put(QueuedCall(self, group, args, keywords))
 
     def check(self) -> None:
         super().check()
@@ -178,7 +199,8 @@ class CallQueue(Queue["QueuedCall"]):
 
     def _start(self, call: QueuedCall) -> None:
         # It begins later, also if tasks are eager: a call is not made inside of another one.
-        call.task = new_task(call.make(), call.group.calls[0].name, call.context)
+        name = call.group.calls[0].name
+        call.task = new_task(call.make(), name, call.context)
         call.task.add_done_callback(self._call_ended)
 
     def _call_ended(self, task: asyncio.Task[None]) -> None:
@@ -195,8 +217,8 @@ class QueuedCall:
 
     queue: CallQueue
     group: OrderGroup
-    args: tuple[Any, ...]
-    keywords: Mapping[str, Any]
+    args: Args
+    keywords: Keywords
     context: Context = field(default_factory=copy_context)
     task: asyncio.Task[None] | None = None
     """The task that makes the call; None before."""

@@ -13,25 +13,28 @@ cannot wait is made in the caller's task, and a call that may wait in a task of 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
+import inspect
 import itertools
 import operator
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
 from aiohooks._core.activity import Awaited
-from aiohooks._core.calls import Calls, OwnContext, RunWaits
+from aiohooks._core.calls import Calls, OwnContext, RunWaits, copy_back
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.observers import Kind, Observer, observed_call
-from aiohooks._core.reports import logger
-from aiohooks._core.scope import current_scope
+from aiohooks._core.reports import is_logged, logger
 from aiohooks._core.validate import is_coroutine_function
+from aiohooks.dispatch.arguments import NO_KEYWORDS, Args, Keywords
 from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.dispatch.plain import plain_call, threaded
 from aiohooks.errors import (
     HookTimeoutError,
+    InvalidHookError,
     add_note,
     add_origin,
     hook_cancelled_error,
@@ -43,7 +46,6 @@ from aiohooks.errors import (
 F = TypeVar("F", bound=Callable[..., Any])
 
 Method = Callable[..., Awaitable[Any]]
-NO_KEYWORDS: Mapping[str, Any] = {}
 CONDITION = "__aiohooks_only_if__"
 """The attribute of a method that need not always be called.
 
@@ -195,24 +197,61 @@ class RegisteredHook:
         return f"<{self.name}{disabled}>"
 
 
-def is_logged(count: int, more: int = 1) -> bool:
-    """Return whether to log that there are `count` failures, of which `more` are new.
-
-    The log has the first failure, the 10th, the 100th, ...
-    """
-    return count == more or len(str(count - more)) < len(str(count))
-
-
 def bound_method(registered: RegisteredHook, method: str) -> Method:
     """Return a method of a hook as a coroutine function: a plain one is wrapped, and called in a
     worker thread if the registration says so.
     """
-    bound: Any = getattr(registered.hook, method)
-    if is_coroutine_function(bound):
-        return cast("Method", bound)
-    if registered.registration.thread:
-        return threaded(bound, registered.call_name(method))
-    return plain_call(bound, registered.call_name(method))
+    function: Any = getattr(registered.hook, method)
+    who = registered.call_name(method)
+
+    async def call_plain(*args: Any, **keywords: Any) -> Any:
+        return _plain_result(function(*args, **keywords), who)
+
+    async def call_threaded(*args: Any, **keywords: Any) -> Any:
+        return _plain_result(await call_in_thread(function, args, keywords), who)
+
+    if is_coroutine_function(function):
+        return cast("Method", function)
+    return call_threaded if registered.registration.thread else call_plain
+
+
+def _plain_result(result: Any, who: str) -> Any:
+    """Return the result of a plain function; raise if it is an awaitable."""
+    if not inspect.isawaitable(result):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()  # or Python warns that it was never awaited
+    raise InvalidHookError(
+        f"{who} is a plain function, and returned {result!r}; write it as `async def`"
+    )
+
+
+async def call_in_thread(
+    function: Callable[..., Any],
+    args: Args,
+    keywords: Keywords,
+    *,
+    grace_secs: float = DEFAULT_GRACE_SECS,
+    on_cancel: Callable[[], object] | None = None,
+) -> Any:
+    """Call a function in a worker thread and return its result.
+
+    What the function leaves set in its context is set for the caller. A cancel calls `on_cancel`
+    and waits for the thread, which cannot be stopped, for at most `grace_secs`.
+    """
+    context = contextvars.copy_context()
+    before = context.copy()
+    call = functools.partial(function, *args, **keywords)
+    try:
+        return await to_thread(
+            context.run,
+            call,
+            grace_secs=grace_secs,
+            on_cancel=on_cancel,
+            what=f"thread of {function!r}",
+        )
+    finally:
+        copy_back([(before, context)])
 
 
 class HookCall:
@@ -280,9 +319,10 @@ class OrderGroup:
         self.kind: Kind = kind
         self.grace_secs: float = grace_secs
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
-        self.calls: Sequence[HookCall] = [
-            HookCall(registered, method, bind(registered, method), timeout) for registered in hooks
-        ]
+        self.calls: list[HookCall] = []
+        for registered in hooks:
+            bound = bind(registered, method)
+            self.calls.append(HookCall(registered, method, bound, timeout))
         self.methods: Sequence[Method] = [call.method for call in self.calls]
         self.in_turn: bool = not any(call.may_wait for call in self.calls)
         """Whether no call may wait, so that they are made one after the other."""
@@ -308,7 +348,7 @@ class OrderGroup:
     def methods_with(
         self,
         observers: Sequence[Observer],
-        keywords: Mapping[str, Any] = NO_KEYWORDS,
+        keywords: Keywords = NO_KEYWORDS,
         contexts: Sequence[OwnContext | None] | None = None,
     ) -> Sequence[Method]:
         """Return the methods of the calls, each wrapped as this call of the group needs it.
@@ -331,12 +371,6 @@ class OrderGroup:
                 method = functools.partial(_call_in_context, context, method)
             methods.append(method)
         return methods
-
-
-def run_observers() -> Sequence[Observer]:
-    """Return the observers of the run that the current code is part of."""
-    scope = current_scope.get()
-    return () if scope is None else scope.observers
 
 
 def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
@@ -370,17 +404,18 @@ def order_groups(
     """
     order = operator.attrgetter("registration.order")
     in_order = sorted(hooks, key=order)
-    batches = [[registered] for registered in in_order]
-    if not one_by_one:
-        batches = [[*batch] for _, batch in itertools.groupby(in_order, order)]
-    return tuple(OrderGroup(method, batch, grace_secs, bind=bind) for batch in batches)
+    key = id if one_by_one else order
+    groups: list[OrderGroup] = []
+    for _, batch in itertools.groupby(in_order, key):
+        groups.append(OrderGroup(method, [*batch], grace_secs, bind=bind))
+    return tuple(groups)
 
 
 # What a session gives in addition is given by name: each call would make an object for it.
 async def call_groups(
     groups: tuple[OrderGroup, ...],
-    args: tuple[Any, ...],
-    keywords: Mapping[str, Any] = NO_KEYWORDS,
+    args: Args,
+    keywords: Keywords = NO_KEYWORDS,
     *,
     seconds: Iterator[Sequence[Any]] | None = None,
     step: int | None = None,
@@ -400,14 +435,14 @@ async def call_groups(
         seconds: a second argument of its own for each method, by group; `args` has the first one.
         step: the step for the notes of errors.
         waits: the waits of the run that the calls are part of.
-        observers: the observers of the calls; by default those of the run.
+        observers: the observers of the calls; by default those of the run that waits.
         own: the context of the calls, shared with other calls.
 
     Raises:
         BaseException: the failure of a hook, several as one group, or the cancel of the caller.
     """
     results: list[Any] = []
-    scope = current_scope.get() if waits is None else waits.scope
+    scope = None if waits is None else waits.scope
     for group in groups:
         notified = observers
         if scope is not None and not observers:
@@ -423,8 +458,11 @@ async def call_groups(
             methods = group.methods_with(notified, keywords, contexts)
         second_args = None if seconds is None else next(seconds)
         if not group.in_turn:
+            arguments = [args] * len(methods)
+            if second_args is not None:
+                arguments = [(*args, second) for second in second_args]
             calls = HookCalls(group, step, waits)
-            results += await calls.call_together(methods, args, second_args, keywords, contexts)
+            results += await calls.call_together(methods, arguments, keywords, contexts)
             continue
         for registered in group.hooks:
             registered.calls += 1
@@ -434,7 +472,7 @@ async def call_groups(
             remaining = zip(methods, second_args, strict=True)
         while True:  # the loop continues behind a call whose error is only logged
             try:
-                # Two loops: a tuple of arguments for each call would cost a fifth of a run.
+                # Two loops: a tuple of arguments for each call would cost a sixth of a run.
                 if second_args is None:
                     for method in remaining:
                         results.append(await method(*args))
@@ -509,24 +547,23 @@ class HookCalls(Calls):
             step: the step for the notes of errors.
             waits: the waits of the run that the calls are part of.
         """
-        super().__init__([None] * len(group.calls), group.grace_secs, waits)
+        results: list[Any] = [None] * len(group.calls)
+        super().__init__(results, group.grace_secs, waits)
         self._group = group
         self._step = step
 
     async def call_together(
         self,
         methods: Sequence[Method],
-        args: tuple[Any, ...],
-        second_args: Sequence[Any] | None = None,
-        keywords: Mapping[str, Any] = NO_KEYWORDS,
+        arguments: Sequence[Args],
+        keywords: Keywords = NO_KEYWORDS,
         contexts: Sequence[OwnContext | None] | None = None,
     ) -> list[Any]:
         """Make the calls, wait for them, and return their results.
 
         Args:
             methods: the method of each call, bound to its keyword arguments.
-            args: the arguments of each call.
-            second_args: a further argument of its own for each call.
+            arguments: the arguments of each call.
             keywords: the keyword arguments, for the conditions of calls.
             contexts: the context of each call, if it is shared with other calls.
         """
@@ -534,17 +571,17 @@ class HookCalls(Calls):
         for number, call in enumerate(self._group.calls):
             method = methods[number]
             try:
-                given = args if second_args is None else (*args, second_args[number])
+                call_args = arguments[number]
                 if not call.may_wait:
                     hooks[number].calls += 1
                     # Now: one whose error is only logged may have changed the context, too.
                     self.caller_context_changed()
-                    self.results[number] = await method(*given)
-                elif call.condition is None or call.condition(*given, **keywords):
+                    self.results[number] = await method(*call_args)
+                elif call.condition is None or call.condition(*call_args, **keywords):
                     if not call.queued:
                         hooks[number].calls += 1
                     context = None if contexts is None else contexts[number]
-                    self.start(number, method, given, call.name, call.secs, context)
+                    self.start(number, method, call_args, call.name, call.secs, context)
             except BaseException as error:
                 self.failed(number, error)
             if self.cancelling:
@@ -560,7 +597,20 @@ class HookCalls(Calls):
         return self._group.hooks[number].hook
 
     def timeout_error(self, number: int, task: asyncio.Task[Any]) -> HookTimeoutError:
-        return hook_timeout_error(self.describe(number), self._group.calls[number].secs, task)
+        # Seldom needed, and slow to import.
+        from aiohooks._why.builder import why
+        from aiohooks._why.tasks import describe_suspension
+
+        who = self.describe(number)
+        secs = self._group.calls[number].secs
+        error = HookTimeoutError(
+            f"{who} took longer than its timeout of {secs} s; give it more with"
+            " configure(hook, timeout=...)"
+        )
+        place = describe_suspension(task)
+        chain = why(Awaited("hook", who, key=task))
+        add_note(error, f"{place}; {chain}" if chain else place)
+        return error
 
     def add_origin(self, number: int, error: BaseException) -> None:
         # What a full queue raises is the error of an earlier call, which names its origin already.
@@ -573,24 +623,3 @@ class HookCalls(Calls):
             # The error of an earlier call was counted when it occurred.
             return False
         return registered.suppresses(self.describe(number), error)
-
-
-def hook_timeout_error(
-    who: str,
-    secs: float | None,
-    task: asyncio.Task[Any],
-    advice: str = "give it more with configure(hook, timeout=...)",
-) -> HookTimeoutError:
-    """Return the error for a call of `who` that took longer than its time limit.
-
-    A note says where the task of the call is suspended, and for what it waits if that is known.
-    """
-    # Seldom needed, and slow to import.
-    from aiohooks._why.builder import why
-    from aiohooks._why.tasks import describe_suspension
-
-    error = HookTimeoutError(f"{who} took longer than its timeout of {secs} s; {advice}")
-    place = describe_suspension(task)
-    chain = why(Awaited("hook", who, key=task))
-    add_note(error, f"{place}; {chain}" if chain else place)
-    return error

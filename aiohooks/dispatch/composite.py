@@ -18,16 +18,12 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Literal, cast
 
-from aiohooks._core.cancel import running_loop
-from aiohooks._core.clock import wake
 from aiohooks._core.coroutines import result_now
-from aiohooks._core.scope import current_scope
-from aiohooks.dispatch.answers import Target, call_target, combined, make_target
-from aiohooks.dispatch.arguments import NO_ARGUMENTS, Keywords
+from aiohooks.dispatch.answers import Target, combined
+from aiohooks.dispatch.arguments import Args, Keywords
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import (
     HookStatus,
-    Method,
     OrderGroup,
     RegisteredHook,
     failed_in_turn,
@@ -35,7 +31,6 @@ from aiohooks.dispatch.calls import (
 from aiohooks.dispatch.hook import identity
 from aiohooks.dispatch.interface import NO_VALUE, Interface
 from aiohooks.dispatch.ways import Point
-from aiohooks.dispatch.wrapping import call_given
 from aiohooks.errors import HookGroupClosedError, InvalidHookError, WrongLoopError, safe_repr
 
 _COMPOSITE = "__aiohooks_composite__"
@@ -78,18 +73,20 @@ class Composite:
         self.active: set[asyncio.Future[None]] = set()
         """Futures of the calls that have not ended."""
         self.kind: type[Any] = _composite_class(self)
-        self.methods: dict[str, CompositeMethod] = {
-            name: CompositeMethod(self, point) for name, point in interface.points.items()
-        }
+        self.methods: dict[str, CompositeMethod] = {}
+        for name, point in interface.points.items():
+            self.methods[name] = CompositeMethod(self, point)
         for name, default in interface.attributes.items():
-            setattr(self.kind, name, _Attribute(self, name, default))
+            attribute = _Attribute(self, name, default)
+            setattr(self.kind, name, attribute)
         self.object: Any = _instance_of(self.kind, init)
 
     # -- the hooks
 
     def insert(self, registered: RegisteredHook, points: Sequence[Point]) -> None:
         """Add a hook that implements these methods; this applies from the next call."""
-        self._by_identity.setdefault(identity(registered.hook), []).append(registered)
+        key = identity(registered.hook)
+        self._by_identity.setdefault(key, []).append(registered)
         self.hooks[registered] = points
         for point in points:
             method = self.methods[point.name]
@@ -138,33 +135,35 @@ class Composite:
 
     async def call(
         self,
-        target: Target,
-        own: Method,
-        args: tuple[Any, ...],
+        method: CompositeMethod,
+        instance: object,
+        args: Args,
         keywords: Keywords,
     ) -> Any:
         """Call the hooks of a method.
 
         Args:
-            target: what is called.
-            own: the method of the class itself, which is called if no hook has a result.
+            method: the method.
+            instance: the object that stands for the hooks.
             args: the positions of the call.
             keywords: the keywords of the call.
         """
+        target = method.target()
         self.check_loop(may_wait=target.may_wait)
         # Before the call: another one that runs meanwhile must not call them again.
         for registered in target.once:
             self.remove(registered)
         if not target.may_wait:
-            return await call_target(target, own, args, keywords)
+            return await target.call(instance, args, keywords)
         # Leaving the group waits for this call.
         ended = asyncio.get_running_loop().create_future()
         self.active.add(ended)
         try:
-            return await call_target(target, own, args, keywords)
+            return await target.call(instance, args, keywords)
         finally:
             self.active.remove(ended)
-            wake(ended)
+            if not ended.done():
+                ended.set_result(None)
 
     def check_usable(self) -> None:
         """Raise unless hooks can be called.
@@ -198,7 +197,10 @@ class Composite:
             WrongLoopError: the group belongs to another loop; or none is running, which a call that
                 may wait needs.
         """
-        loop = running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
         if loop is None and may_wait:
             raise WrongLoopError(
                 f"{self!r} is called where no asyncio event loop is running; its hooks may wait,"
@@ -217,7 +219,8 @@ class Composite:
 
 def is_context(hook: object) -> bool:
     """Return whether a hook is an async context manager."""
-    return hasattr(type(hook), "__aenter__") and hasattr(type(hook), "__aexit__")
+    kind = type(hook)
+    return hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__")
 
 
 # -- methods
@@ -238,8 +241,11 @@ class CompositeMethod:
         """The hooks that implement the method, in registration order."""
         self.current: Target | None = None
         """The target of the next call; None if the hooks have changed since it was made."""
+        self.quick: OrderGroup | None = None
+        """All calls of the target, if they are made here; see `Target.quick`."""
         declared = composite.interface.members[point.name]
-        self._function = functools.update_wrapper(_calling(self), inspect.unwrap(declared))
+        self._function = _calling(self)
+        functools.update_wrapper(self._function, inspect.unwrap(declared))
         self.reset()
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
@@ -252,24 +258,27 @@ class CompositeMethod:
         """Find the hooks anew at the next call."""
         self.count_calls()
         self.current = None
+        self.quick = None
         attribute = self._function if self.hooks else self
         setattr(self.composite.kind, self.point.name, attribute)
 
     def count_calls(self) -> None:
         """Add the number of quick calls to the counts of the hooks."""
-        if self.current is not None and self.current.quick is not None:
-            self.current.quick.count_calls()
+        if self.quick is not None:
+            self.quick.count_calls()
 
     def target(self) -> Target:
-        """Return what a call calls; raise if the group cannot be used."""
+        """Return the target of the next call; raise if the group cannot be used."""
         if self.current is None:
             self.composite.check_usable()
-            self.current = make_target(
+            self.current = Target(
                 self.point,
+                self.composite.kind,
                 self.hooks,
                 self.composite.grace_secs,
                 self.composite.background.bind,
             )
+            self.quick = self.current.quick
         return self.current
 
     def check_results(self, added: RegisteredHook) -> None:
@@ -298,14 +307,9 @@ def _calling(method: CompositeMethod) -> Callable[..., Any]:
     point = method.point
 
     async def call_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
-        target = method.current or method.target()
-        if get_ident() != composite.thread:
-            composite.check_loop()
-        quick = target.quick
-        scope = current_scope.get()
-        if quick is None or keywords or (scope is not None and scope.observers):
-            own = functools.partial(_call_own, composite, point, self)
-            return await composite.call(target, own, args, keywords)
+        quick = method.quick
+        if quick is None or keywords or get_ident() != composite.thread:
+            return await composite.call(method, self, args, keywords)
         # Now: a hook may change the group, which counts the calls that have begun.
         quick.uncounted += 1
         # The results that are not None, by the place of their calls; usually there are none.
@@ -323,7 +327,8 @@ def _calling(method: CompositeMethod) -> Callable[..., Any]:
                 failed_in_turn(quick, _place(quick, calls), None, error)
         if results is None:
             return None
-        return combined(target, [results.get(place) for place in range(len(quick.methods))])
+        places = range(len(quick.methods))
+        return combined(point, [results.get(place) for place in places])
 
     def call_plain_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
         return result_now(call_method(self, *args, **keywords))
@@ -339,35 +344,10 @@ def _place(group: OrderGroup, remaining: Any) -> int:
     return len(group.methods) - operator.length_hint(remaining) - 1
 
 
-async def _call_own(
-    composite: Composite,
-    point: Point,
-    instance: object,
-    /,
-    *args: Any,
-    **keywords: Any,
-) -> Any:
-    """Call the interface's own method, as no hook has a result.
-
-    If its body does nothing, a chain returns its argument, a merge or a list of all results is
-    empty, and a wrapping method calls the function that its caller has given as the next.
-    """
-    if point.does_nothing and point.how in ("wrap", "chain", "merge", "all"):
-        values = point.parameters.values(args, keywords)
-        if point.how == "wrap":
-            return await call_given(point, values, NO_ARGUMENTS)
-        if point.how == "chain":
-            return point.parameters.chosen_value(values)
-        return point.empty()
-    result = _of_class(composite, instance, point.name)(*args, **keywords)
-    if point.is_async and inspect.isawaitable(result):
-        return await result
-    return result
-
-
 def _of_class(composite: Composite, owner: Any, name: str) -> Any:
     """Return an attribute of the object, or of its class, as the interface has it."""
-    return getattr(cast("Any", super(composite.kind, owner)), name)
+    own = cast("Any", super(composite.kind, owner))
+    return getattr(own, name)
 
 
 # -- data
@@ -403,7 +383,12 @@ class _Attribute:
         return self.composite.interface.has_data_of(hook)
 
 
-def _set_data(composite: Composite, instance: object, name: str, value: Any) -> None:
+def _set_data(
+    composite: Composite,
+    instance: object,
+    name: str,
+    value: Any,
+) -> None:
     """Set an attribute of the object; set public data on the hooks that have it, too."""
     interface = composite.interface
     kind: Any = interface.kind
@@ -464,29 +449,29 @@ def _composite_class(composite: Composite) -> type[Any]:
         namespace["_is_protocol"] = False
     fill = operator.methodcaller("update", namespace)
     try:
-        made = types.new_class(kind.__name__, (_NoRegistration, kind), {}, fill)
+        composed = types.new_class(kind.__name__, (_NoRegistration, kind), {}, fill)
     except Exception as error:
         raise InvalidHookError(
             f"{kind.__name__} cannot be a hook interface, as no class can be derived from it"
             f" without arguments: {error}; derive one that can, and give that"
         ) from error
-    if inspect.isabstract(made):  # its methods are set later
-        made.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
-    return made
+    if inspect.isabstract(composed):  # its methods are set later
+        composed.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    return composed
 
 
-def _instance_of(made: type[Any], init: Mapping[str, Any]) -> Any:
+def _instance_of(composed: type[Any], init: Mapping[str, Any]) -> Any:
     """Return an object of the class, made with these arguments."""
     try:
-        instance = made(**init)
+        instance = composed(**init)
     except Exception as error:
         raise InvalidHookError(
-            f"{made.__name__} cannot be a hook interface: its __init__ failed with"
+            f"{composed.__name__} cannot be a hook interface: its __init__ failed with"
             f" init={safe_repr(init)}: {safe_repr(error)}; give what it needs as init={{...}}"
         ) from error
-    if type(instance) is not made:
+    if type(instance) is not composed:
         raise InvalidHookError(
-            f"{made.__name__} cannot be a hook interface: its __new__ returns"
+            f"{composed.__name__} cannot be a hook interface: its __new__ returns"
             f" {safe_repr(instance)}, and no new object, which could stand for the hooks"
         )
     return instance

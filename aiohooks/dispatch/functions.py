@@ -81,7 +81,8 @@ def compose_functions(
         raise InvalidArgumentError("functions is empty; the first one says how all are called")
     first = hooks[0].hook.function
     label = name or "functions"
-    kind: Any = type(label, (), {"__call__": _method_like(first, results)})
+    namespace = {"__call__": _method_like(first, results)}
+    kind: Any = type(label, (), namespace)
     group: HookGroup[Any] = HookGroup(kind, hooks)
 
     async def call(*args: Any, **keywords: Any) -> Any:
@@ -90,7 +91,8 @@ def compose_functions(
     def add(function: object, /) -> None:
         group.add(_function_hook(function))
 
-    call.__name__ = call.__qualname__ = label
+    call.__name__ = label
+    call.__qualname__ = label
     attributes: Any = call
     attributes.add = add
     attributes.remove = group.remove
@@ -118,7 +120,8 @@ def _method_like(function: Callable[..., Any], results: How | None) -> Any:
     del method.__wrapped__  # it is no method
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     signature = _signature(function)
-    method.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])
+    parameters = [own, *signature.parameters.values()]
+    method.__signature__ = signature.replace(parameters=parameters)
     if results is not None:
         return point(results)(method)
     # What this one returns says nothing of the others.

@@ -14,15 +14,17 @@ import functools
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import Context
 from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack, cast, overload
 
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS
+from aiohooks._core.calls import OwnContext
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, shielded, wait_done
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_mapping, check_secs
-from aiohooks.dispatch.calls import HookStatus, RegisteredHook
+from aiohooks.dispatch.arguments import Args
+from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import Composite, is_context
-from aiohooks.dispatch.entering import EnteredHooks
-from aiohooks.dispatch.hook import FunctionHook, HookOptions, HookRegistration, configure
+from aiohooks.dispatch.hook import FunctionHook, HookOptions, HookRegistration, OnError, configure
 from aiohooks.dispatch.interface import Interface, check_options, registered_hooks
 from aiohooks.dispatch.ways import How, Point
 from aiohooks.errors import (
@@ -31,6 +33,7 @@ from aiohooks.errors import (
     InvalidHookError,
     add_note,
     did_you_mean,
+    hook_cancelled_error,
     keep_errors,
     raise_failures,
     safe_repr,
@@ -82,7 +85,7 @@ class HookGroup(Generic[K]):
             grace_secs: how long cancelled calls, background calls and the end of the hooks may
                 take.
             init: the arguments of the `__init__` of `kind`, by name, which runs before the hooks
-                are there, so that what it calls is its own.
+                are there, so that it calls its own methods.
 
         Raises:
             InvalidHookError: `kind` is not a class, or no object of it can be made; a hook does not
@@ -104,7 +107,12 @@ class HookGroup(Generic[K]):
         )
         # Of the names that hooks have had: a removed hook's name is not given again.
         self._numbers: Counter[str] = Counter()
-        self._entered = EnteredHooks(self._composite)
+        # Entered hooks are exited in one context, but not in one task.
+        self._entered: list[RegisteredHook] = []
+        self._own_context = OwnContext()
+        self._before_exits: Context | None = None  # the context after the last hook was entered
+        self._exits: dict[asyncio.Task[None], RegisteredHook] = {}  # of hooks that were removed
+        self._exit_failures: list[BaseException] = []
         self.hooks: K = cast("K", self._composite.object)
         """The one object that stands for all hooks: pass it wherever a hook of the class is wanted.
 
@@ -148,8 +156,9 @@ class HookGroup(Generic[K]):
             InvalidArgumentError: it is not a hook of the group.
             WrongLoopError: a hook that was entered is removed outside of the group's event loop.
         """
-        given = hook.hook if isinstance(hook, HookRegistration) else hook
-        registrations = self._composite.find(given)
+        if isinstance(hook, HookRegistration):
+            hook = hook.hook
+        registrations = self._composite.find(hook)
         if method is not None:
             point = self._point_of(method)
             registrations = [
@@ -159,8 +168,10 @@ class HookGroup(Generic[K]):
             ]
         if not registrations:
             raise InvalidArgumentError(f"{safe_repr(hook)} is not a hook of {self!r}")
-        self._entered.remove(registrations[0])
-        self._composite.remove(registrations[0])
+        registered = registrations[0]
+        if registered in self._entered and self._composite.state == "entered":
+            self._exit_later(registered)
+        self._composite.remove(registered)
 
     @overload
     def on(
@@ -256,7 +267,7 @@ class HookGroup(Generic[K]):
         try:
             for registered in [*self._composite.hooks]:
                 if is_context(registered.hook):
-                    await self._entered.enter(registered)
+                    await self._enter(registered)
         except BaseException as error:
             try:
                 await self.__aexit__(type(error), error, error.__traceback__)
@@ -283,13 +294,125 @@ class HookGroup(Generic[K]):
                 failed, these failures are logged, and are notes of its error.
         """
         self._composite.close()
-        failures = await self._entered.exit_all(error)
+        try:
+            await shielded(
+                self._exit_all(error),
+                grace_secs=self._composite.grace_secs,
+                what=f"the end of {self!r}",
+            )
+        except asyncio.CancelledError as cancelled:
+            keep_errors(cancelled, self._exit_failures)
+            raise
+        finally:
+            # Hooks are exited in another task. Variables that they leave set are set for the
+            # caller.
+            self._own_context.copy_back(self._before_exits)
         if error is None:
-            raise_failures(failures, f"failures at the end of {self!r}")
+            raise_failures(self._exit_failures, f"failures at the end of {self!r}")
             return
-        for failure in failures:
+        for failure in self._exit_failures:
             add_note(error, f"and then: {failure!r}")
             logger.error("leaving %r failed after %s", self, type(error).__name__, exc_info=failure)
+
+    async def _enter(self, registered: RegisteredHook) -> None:
+        """Enter a hook, within its time limit."""
+
+        async def enter_and_note() -> None:
+            await registered.hook.__aenter__()
+            # Now: a cancel at the next await must not make the group forget to exit the hook.
+            self._entered.append(registered)
+
+        # An error of entering is raised in any case.
+        await self._call_hook(registered, "__aenter__", enter_and_note, "raise")
+        # What exits leave set after this is set for the caller at the end of the block.
+        self._before_exits = self._own_context.state()
+
+    async def _exit_all(self, error: BaseException | None) -> None:
+        """Wait for active calls and background calls, then exit the hooks.
+
+        Args:
+            error: the error of the block.
+        """
+        grace_secs = self._composite.grace_secs
+        active = self._composite.active
+        if not await wait_done(active, grace_secs):
+            message = "%r is left, but %s of its calls still run after %s s"
+            logger.warning(message, self, len(active), grace_secs)
+        self._exit_failures += await self._composite.background.end(grace_secs)
+        for task, registered in self._exits.items():
+            if registered in self._entered:
+                task.cancel()  # the calls that it waits for have not ended in time
+        await wait_done(self._exits, None)
+        while self._entered:
+            await self._exit(self._entered.pop(), error)
+
+    def _exit_later(self, registered: RegisteredHook) -> None:
+        """Exit a hook that is being removed, when the calls that have begun by now have ended.
+
+        Raises:
+            WrongLoopError: this is not called in the group's event loop.
+        """
+
+        async def exit_removed() -> None:
+            await wait_done(earlier, None)
+            await self._composite.background.drain([registered])
+            self._entered.remove(registered)
+            await self._exit(registered, None)
+
+        self._composite.check_loop()
+        # One hook after another, in order of removal: all exits run in one context.
+        earlier: list[asyncio.Future[None]] = [*self._composite.active, *self._exits]
+        name = f"exit of {registered.name}, which was removed"
+        self._exits[new_task(exit_removed(), name)] = registered
+
+    async def _exit(self, registered: RegisteredHook, error: BaseException | None) -> None:
+        """Call `__aexit__` of a hook, which cannot swallow the error of the block.
+
+        Raise nothing: a failure, also a cancel, is added to the failures, as the other hooks have
+        to be exited all the same.
+        """
+        details: Args = (None, None, None)
+        if error is not None:
+            details = (type(error), error, error.__traceback__)
+        try:
+            await self._call_hook(
+                registered,
+                "__aexit__",
+                registered.hook.__aexit__,
+                registered.registration.on_error,
+                details,
+                max(self._composite.grace_secs, 1e-9),
+            )
+        except asyncio.CancelledError as cancelled:
+            # The end itself was cancelled, after the grace period or by other code.
+            failure = hook_cancelled_error(f"{registered.name}.__aexit__", cancelled)
+            self._exit_failures.append(failure)
+        except Exception as failure:
+            self._exit_failures.append(failure)
+
+    async def _call_hook(
+        self,
+        registered: RegisteredHook,
+        method: str,
+        function: Method,
+        on_error: OnError,
+        args: Args = (),
+        secs: float | None = None,
+    ) -> None:
+        """Call a method of a hook, also of a disabled one, in the context of all these calls."""
+
+        def bind(_registered: RegisteredHook, _method: str) -> Method:
+            return function
+
+        registration = registered.registration._replace(on_error=on_error, disable_after=None)
+        group = OrderGroup(
+            method,
+            [RegisteredHook(registered.name, registration)],
+            self._composite.grace_secs,
+            secs,
+            bind,
+        )
+        await call_groups((group,), args, own=self._own_context)
 
     def status(self) -> list[HookStatus]:
         """Return the status of each hook: its calls, failures and dropped calls."""
@@ -323,7 +446,7 @@ def compose(
     return group.hooks
 
 
-# -- what is given for methods and hooks
+# -- checks
 
 _BLOCKING_HINT = ", or, if it has to block, give configure(hook, thread=True)"
 

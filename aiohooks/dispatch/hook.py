@@ -127,13 +127,13 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
                 f"configure() got an unexpected keyword argument {name!r};"
                 f" {did_you_mean(name, HookOptions.__optional_keys__)}"
             )
-    known = registration_of(hook)
-    registration = registration_of(known._replace(**options))
+    original = registration_of(hook)
+    registration = registration_of(original._replace(**options))
     for name in ("max_pending", "on_full"):
-        if name in options and "background" not in options and not known.background:
+        if name in options and "background" not in options and not original.background:
             raise InvalidHookError(
-                f"{name} of {hook_name(known.hook)} is {getattr(registration, name)}, but its calls"
-                " are not queued; give background=True too"
+                f"{name} of {hook_name(original.hook)} is {getattr(registration, name)}, but its"
+                " calls are not queued; give background=True too"
             )
     return registration
 

@@ -20,13 +20,17 @@ from aiohooks._core.validate import check_mapping, is_coroutine_function
 from aiohooks.dispatch.arguments import without_annotations
 from aiohooks.dispatch.calls import RegisteredHook
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration, hook_name, registration_of
-from aiohooks.dispatch.plain import (
+from aiohooks.dispatch.ways import (
     ASYNC_GENERATOR,
+    PLAIN,
+    Combination,
+    How,
+    Point,
     annotations_of,
+    checked_how,
     function_kind,
     written_annotations,
 )
-from aiohooks.dispatch.ways import Combination, How, Point, checked_how
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean
 
 NO_VALUE: Any = object()
@@ -35,7 +39,7 @@ NO_VALUE: Any = object()
 
 # -- a class
 
-_known: WeakKeyDictionary[type[Any], tuple[dict[Any, Point], WeakSet[type[Any]]]] = (
+_seen: WeakKeyDictionary[type[Any], tuple[dict[Any, Point], WeakSet[type[Any]]]] = (
     WeakKeyDictionary()
 )
 """The points of a class since its first group, and the checked classes of hooks. Nothing in it
@@ -62,7 +66,7 @@ class Interface:
                 return something.
             in_group: whether hooks may implement a coroutine method as an async generator, which
                 wraps it, and have further ones.
-            hint: what to do with a hook whose methods are plain functions.
+            hint: advice for a hook whose methods are plain functions.
 
         Raises:
             InvalidHookError: `kind` is not a class, or has no public methods.
@@ -84,7 +88,7 @@ class Interface:
         self.attributes: dict[str, Any] = {}
         """The public data of the class, and its properties."""
         self._unsupported: dict[str, str] = {}  # members that hooks cannot implement, and why
-        self._checked: WeakSet[type[Any]] = _known.setdefault(origin, ({}, WeakSet()))[1]
+        self._checked: WeakSet[type[Any]] = _seen.setdefault(origin, ({}, WeakSet()))[1]
         self._read_members(results)
         if not self.points:
             raise InvalidHookError(
@@ -93,21 +97,21 @@ class Interface:
 
     def _read_members(self, results: Mapping[str, How] | How | None) -> None:
         by_name: dict[str, Combination] = {}
-        default: Combination | None = None
+        common_way: Combination | None = None
         if isinstance(results, (str, Combination)):
-            default = checked_how(results, "results")
+            common_way = checked_how(results, "results")
         elif results is not None:
             check_mapping(results, "results")
             for name, how in results.items():
                 by_name[name] = checked_how(how, f"results[{name!r}]")
         for name in sorted(self.members):
             if not name.startswith("_"):
-                self._add(name, by_name.get(name), default)
+                self._add(name, by_name.get(name), common_way)
         if inspect.isfunction(self.members.get("__call__")):
             if self.points:
                 self._unsupported["__call__"] = f"{self.kind.__name__} has other methods"
             else:
-                self._add("__call__", by_name.get("__call__"), default)
+                self._add("__call__", by_name.get("__call__"), common_way)
         for name in by_name:
             if name not in self.points:
                 raise InvalidArgumentError(
@@ -118,8 +122,8 @@ class Interface:
     def _add(
         self,
         name: str,
-        given: Combination | None,
-        default: Combination | None,
+        own_way: Combination | None,
+        common_way: Combination | None,
     ) -> None:
         """Add a member to the methods, to the data, or to the members that hooks cannot implement.
 
@@ -127,10 +131,10 @@ class Interface:
         """
         member = self.members[name]
         if _is_method(member):
-            points = _known[self.kind][0]
-            key = name, given, default, self._in_group
+            points = _seen[self.kind][0]
+            key = name, own_way, common_way, self._in_group
             if key not in points:
-                points[key] = Point(self.kind, name, member, given, default)
+                points[key] = Point(self.kind, name, member, own_way, common_way)
             self.points[name] = points[key]
         elif isinstance(member, _HELPERS):
             return
@@ -151,12 +155,15 @@ class Interface:
     def overrides(self, hook: object, name: str) -> bool:
         """Return whether `hook` has a method `name` of its own, and not the one of the class."""
         function = _function_of(getattr(hook, name, None))
+        if function is None:
+            return False
         inherited = [vars(base).get(name) for base in self.kind.__mro__]
-        return not any(function is _function_of(own) for own in (None, *inherited))
+        return not any(function is _function_of(method) for method in inherited)
 
     def implemented(self, hook: object) -> list[Point]:
         """Return the methods that `hook` implements."""
-        return [point for point in self.points.values() if self.overrides(hook, point.name)]
+        points = self.points.values()
+        return [point for point in points if self.overrides(hook, point.name)]
 
     def check(self, registered: RegisteredHook) -> list[Point]:
         """Return the methods that a hook implements; raise unless it can be called as the interface
@@ -231,7 +238,9 @@ class Interface:
                 f"is a generator in {self.kind.__name__}, which a group cannot stand for; use this"
                 " hook beside the group"
             )
-        if kind == "a generator" and (plain or not point.is_async) and point.how in ("none", "any"):
+        ignores_result = point.how in ("none", "any")
+        is_plain_call = plain or not point.is_async
+        if kind == "a generator" and is_plain_call and ignores_result:
             return "is a generator, and no one would iterate over it; write it without `yield`"
         if point.is_async:
             return self._coroutine_problem(method, point, plain=plain)
@@ -288,19 +297,17 @@ class Interface:
             is_helper = not plain and not is_coroutine_function(function)
             if is_helper or name in self.points or name.startswith("_"):
                 continue
-            for known in self.points:
-                if _is_misspelt(name, known):
+            for point_name in self.points:
+                if _is_misspelt(name, point_name):
                     raise InvalidHookError(
                         f"{registered.name}.{name} is not a method of {self.kind.__name__} and"
-                        f" would never be called; did you mean {known!r}? A helper's name begins"
-                        " with an underscore"
+                        f" would never be called; did you mean {point_name!r}? A helper's name"
+                        " begins with an underscore"
                     )
 
 
 _NO_FUNCTIONS = (functools.partialmethod, functools.singledispatchmethod)
 _HELPERS = (type, classmethod, staticmethod)
-PLAIN = ("a plain function", "a generator")
-"""The kinds of functions that are called and not awaited."""
 
 
 def _members(kind: type[Any]) -> dict[str, Any]:
@@ -336,14 +343,14 @@ def _is_method(member: Any) -> bool:
     return callable(member)  # not a property of a library, around a function
 
 
-def _is_misspelt(name: str, known: str) -> bool:
-    """Return whether one edit makes `known` of `name`: a letter more, less, changed or moved."""
+def _is_misspelt(name: str, meant: str) -> bool:
+    """Return whether one edit makes `meant` of `name`: a letter more, less, changed or moved."""
     import difflib  # seldom needed
 
-    if len(known) <= 3 and name[0] != known[0]:
+    if len(meant) <= 3 and name[0] != meant[0]:
         return False  # `send` is not a misspelt `end`
-    blocks = difflib.SequenceMatcher(None, name, known).get_matching_blocks()
-    return sum(block.size for block in blocks) >= max(len(name), len(known)) - 1
+    blocks = difflib.SequenceMatcher(None, name, meant).get_matching_blocks()
+    return sum(block.size for block in blocks) >= max(len(name), len(meant)) - 1
 
 
 # -- registrations
@@ -361,27 +368,14 @@ def registered_hooks(
         InvalidHookError: a hook is a class, is listed twice, or has `once=True` and is not a
             function.
     """
-    registrations = _registrations(hooks)
+    registrations = [registration_of(hook) for hook in hooks]
     occurrences = Counter(map(_name_of, registrations))
     if numbers is None:
         numbers = Counter()
-    registered: list[RegisteredHook] = []
+    registered: dict[int, RegisteredHook] = {}
     for registration in registrations:
-        name = _name_of(registration)
-        numbers[name] += 1
-        if occurrences[name] > 1 or numbers[name] > 1:
-            name = f"{name}#{numbers[name]}"
-        registered.append(RegisteredHook(name, registration))
-    return tuple(registered)
-
-
-def _registrations(hooks: Iterable[object]) -> list[HookRegistration]:
-    """Return the registrations of hooks of which none is listed twice."""
-    registrations: dict[int, HookRegistration] = {}
-    for given in hooks:
-        registration = registration_of(given)
         hook = registration.hook
-        if id(hook) in registrations:
+        if id(hook) in registered:
             raise InvalidHookError(
                 f"hooks has {hook!r} twice; make two objects of it if both are meant"
             )
@@ -389,8 +383,12 @@ def _registrations(hooks: Iterable[object]) -> list[HookRegistration]:
             raise InvalidHookError(
                 f"{hook!r} has once=True, which is for functions; remove the hook"
             )
-        registrations[id(hook)] = registration
-    return list(registrations.values())
+        name = _name_of(registration)
+        numbers[name] += 1
+        if occurrences[name] > 1 or numbers[name] > 1:
+            name = f"{name}#{numbers[name]}"
+        registered[id(hook)] = RegisteredHook(name, registration)
+    return tuple(registered.values())
 
 
 def _name_of(registration: HookRegistration) -> str:
@@ -408,13 +406,14 @@ def check_options(registered: RegisteredHook, points: Sequence[Point]) -> None:
         problem = _option_problem(registered, point)
         if problem:
             raise InvalidHookError(f"{registered.call_name(point.name)} {problem}")
-    functions = [getattr(registered.hook, point.name) for point in points]
-    if options.thread and not any(function_kind(function) in PLAIN for function in functions):
+    kinds = [function_kind(getattr(registered.hook, point.name)) for point in points]
+    if options.thread and not any(kind in PLAIN for kind in kinds):
         raise InvalidHookError(
             f"{registered.name} is to be called in a thread, but has no plain method for a"
             " coroutine method"
         )
-    if options.background and not any(point.is_async and point.how == "none" for point in points):
+    queued = [point for point in points if point.is_async and point.how == "none"]
+    if options.background and not queued:
         raise InvalidHookError(
             f"{registered.name} has background=True, but none of its methods can be queued: "
             "only coroutine methods can that are annotated to return None"

@@ -2,30 +2,29 @@
 
 point, chain, wrap   mark how the results of several hooks become one
 Point                a method of an interface
+annotations_of       the annotations of a function, evaluated
+function_kind        whether a function is a plain one, a coroutine function or a generator
 """
 
 from __future__ import annotations
 
+import builtins
 import collections.abc
+import contextlib
 import dis
+import functools
+import importlib
 import inspect
+import re
+import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
-from aiohooks._core.validate import check_choice, check_instance
+from aiohooks._core.validate import check_choice, check_instance, is_coroutine_function
 from aiohooks.dispatch.arguments import Parameters
-from aiohooks.dispatch.plain import (
-    ASYNC_GENERATOR,
-    annotations_of,
-    class_of,
-    function_kind,
-    returns_awaitable,
-    split_awaitables,
-    union_parts,
-)
 from aiohooks.errors import InvalidHookError, did_you_mean, safe_repr
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,7 +57,7 @@ def point(how: How) -> Callable[[F], F]:
     while it is disabled, a hook has no result, and the others decide.
 
     Args:
-        how: a way, or what `chain` or `wrap` returns.
+        how: a way, or the result of `chain` or `wrap`.
 
             `"first"`: the hooks are called one after another, and the first result that is not None
             wins; the rest are not called.
@@ -126,10 +125,10 @@ class ChainEnd:
 
 
 def end_chain(value: T) -> T:
-    """Return what a hook of a chain returns to end it: `value` is the result of the call, and the
+    """Return a result with which a hook ends its chain: `value` is the result of the call, and the
     hooks behind this one are not called.
     """
-    return typing.cast("T", ChainEnd(value))
+    return cast("T", ChainEnd(value))
 
 
 def checked_how(how: How, what: str) -> Combination:
@@ -235,8 +234,9 @@ class Point:
             return "one"
         if returns_none:
             return "none"
-        is_unknown = annotations.results == [Any] and self.does_nothing and common_way is None
-        return "any" if is_unknown else "one"
+        if common_way is None and annotations.results == [Any] and self.does_nothing:
+            return "any"
+        return "one"
 
     def _choose_argument(self, way: Combination, annotations: _Annotations) -> str:
         """Choose the argument that a way is about; return why the way cannot hold, or no text."""
@@ -254,7 +254,8 @@ class Point:
                 f"it is not clear which argument {does}; annotate it, or name it with"
                 f" ah.{way.way}(argument=...): {', '.join(arguments) or 'it has none'}"
             )
-        self.parameters.chosen = self.parameters.keys[candidates[0]]
+        (argument,) = candidates
+        self.parameters.chosen = self.parameters.keys[argument]
         return ""
 
     @property
@@ -271,7 +272,8 @@ class Point:
 
     def wraps(self, hook: object) -> bool:
         """Return whether the method of a hook wraps the calls of the other hooks."""
-        return self.how == "wrap" or function_kind(getattr(hook, self.name)) == ASYNC_GENERATOR
+        method = getattr(hook, self.name)
+        return self.how == "wrap" or function_kind(method) == ASYNC_GENERATOR
 
     def value_of(self, result: Any) -> Any:
         """Return the result of a hook, without the mark that it ends a chain.
@@ -304,8 +306,11 @@ class _Annotations:
         function: types.FunctionType,
         names: Iterable[str],
     ) -> None:
-        annotations = annotations_of(function, {base.__name__: base for base in kind.__mro__})
-        self.arguments: dict[str, Any] = {name: annotations.get(name, Any) for name in names}
+        bases = {base.__name__: base for base in kind.__mro__}
+        annotations = annotations_of(function, bases)
+        self.arguments: dict[str, Any] = {}
+        for name in names:
+            self.arguments[name] = annotations.get(name, Any)
         self.nexts: list[str] = [
             name for name, annotation in self.arguments.items() if calls_next(annotation)
         ]
@@ -322,15 +327,97 @@ class _Annotations:
         if way.way == "wrap":
             if self.nexts or not way.may_be_last:
                 return self.nexts
-            return [name for name in [*self.arguments][-1:] if self.arguments[name] is Any]
+            *_, last = self.arguments or [""]
+            return [last] if self.arguments.get(last) is Any else []
         if len(self.arguments) == 1:
             return [*self.arguments]
         return [name for name in self.arguments if self._takes_results(name)]
 
     def _takes_results(self, name: str) -> bool:
         """Return whether an argument takes every result, apart from None."""
+        if Any in self.results:
+            return False
         parts = (*union_parts(self.arguments[name]), types.NoneType)
-        return Any not in self.results and all(part in parts for part in self.results)
+        return all(part in parts for part in self.results)
+
+
+# -- annotations
+
+
+class Unknown:
+    """Stands for a class that exists for type checkers only; each name has a subclass."""
+
+    def __class_getitem__(cls, parameters: object) -> Any:
+        return cls
+
+
+def annotations_of(function: Any, names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the evaluated annotations of a function, by parameter; `names` may not be global.
+
+    An annotation that cannot be evaluated stays as it is.
+    """
+    module_name = getattr(function, "__module__", "")
+    module = sys.modules.get(module_name, builtins)
+    # Before Python 3.13, `types.CoroutineType` takes no parameters.
+    namespace = {**vars(builtins), **vars(module), "CoroutineType": Coroutine, **names}
+    evaluated = written_annotations(function).copy()
+    for word in re.findall(r"[^\W\d]\w*", str(evaluated)):
+        if word not in namespace:
+            namespace[word] = type(word, (Unknown,), {})
+    for parameter, annotation in evaluated.items():
+        owner = types.SimpleNamespace(__annotations__={parameter: annotation})
+        with contextlib.suppress(Exception):
+            evaluated.update(typing.get_type_hints(owner, namespace))
+    return evaluated
+
+
+def written_annotations(owner: Any) -> dict[str, Any]:
+    """Return the annotations of a function or a class itself, by name; some may be texts."""
+    try:
+        annotations: Any = getattr(owner, "__annotations__", None)
+    except NameError:
+        # Python 3.14 evaluates annotations here, with names that exist for type checkers only.
+        annotationlib: Any = importlib.import_module("annotationlib")
+        annotations = annotationlib.get_annotations(owner, format=annotationlib.Format.STRING)
+    is_mock = type(annotations) is not dict
+    return {} if is_mock else cast("dict[str, Any]", annotations)
+
+
+def union_parts(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the annotation alone."""
+    annotation = getattr(annotation, "__value__", annotation)  # of `type Answer = ...`
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (types.NoneType if annotation is None else annotation,)
+
+
+def class_of(annotation: Any) -> type[Any]:
+    """Return the class of an annotation, without its parameters; `object` if it is no class."""
+    kind = typing.get_origin(annotation) or annotation
+    return kind if isinstance(kind, type) else object
+
+
+def split_awaitables(annotation: Any) -> tuple[list[Any], list[Any]]:
+    """Return the members of a union that are not awaitables, and the results of its awaitables."""
+    plain: list[Any] = []
+    awaited: list[Any] = []
+    for part in union_parts(annotation):
+        if issubclass(class_of(part), Awaitable):
+            *_, result = typing.get_args(part) or [Any]
+            awaited += union_parts(result)
+        else:
+            plain.append(part)
+    return plain, awaited
+
+
+def returns_awaitable(function: Any) -> bool:
+    """Return whether a function is annotated to return an awaitable, always or sometimes."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    annotation = annotations_of(function, {}).get("return", Any)
+    _, awaited = split_awaitables(annotation)
+    return bool(awaited)
 
 
 _CALLABLE: Any = collections.abc.Callable
@@ -342,7 +429,8 @@ def calls_next(annotation: Any) -> bool:
         kind = class_of(part)
         call = getattr(kind, "__call__", None)  # noqa: B004
         if kind is _CALLABLE:
-            _, awaited = split_awaitables((typing.get_args(part) or [Any])[-1])
+            *_, result = typing.get_args(part) or [Any]
+            _, awaited = split_awaitables(result)
             if awaited:
                 return True
         elif inspect.isfunction(call) and (
@@ -360,8 +448,32 @@ def _container(result: Iterable[Any]) -> type[Any]:
     return tuple if tuple in kinds else list
 
 
+# -- kinds of functions
+
+ASYNC_GENERATOR = "an async generator"
+PLAIN = ("a plain function", "a generator")
+"""The kinds of functions that are called and not awaited."""
+
+
+def function_kind(function: Any) -> str:
+    """Return the kind of a function, for messages: "a plain function", "an async generator", ..."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    if type(getattr(code, "co_flags", 0)) is not int:
+        return "a plain function"  # a mock, whose attributes are mocks
+    if is_coroutine_function(function):
+        return "a coroutine function"
+    if code is None:  # an object with `__call__`
+        function = getattr(function, "__call__", None)  # noqa: B004
+    if inspect.isasyncgenfunction(function):
+        return ASYNC_GENERATOR
+    return "a generator" if inspect.isgeneratorfunction(function) else "a plain function"
+
+
 def _instructions(function: Callable[..., Any]) -> list[tuple[str, Any]]:
-    return [(step.opname, step.argval) for step in dis.get_instructions(function)]
+    instructions = dis.get_instructions(function)
+    return [(instruction.opname, instruction.argval) for instruction in instructions]
 
 
 async def _empty_coroutine() -> None: ...

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, wait_done
 from aiohooks._core.validate import check_secs, is_coroutine_function
-from aiohooks.dispatch.plain import call_in_thread
+from aiohooks.dispatch.calls import call_in_thread
 from aiohooks.errors import InvalidHookError, SessionClosedError, WrongLoopError, next_feed
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables

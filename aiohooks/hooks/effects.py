@@ -27,6 +27,7 @@ from aiohooks._core.activity import active, awaited_tasks
 from aiohooks._core.calls import Wait, limited
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
 from aiohooks._core.clock import current_clock, sleep
+from aiohooks._core.reports import is_logged
 from aiohooks._core.scope import leave_run
 from aiohooks._core.validate import (
     check_choice,
@@ -37,7 +38,7 @@ from aiohooks._core.validate import (
     is_coroutine_function,
 )
 from aiohooks._core.waits import Backoff
-from aiohooks.dispatch.calls import is_logged, only_if
+from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     EffectError,
     InvalidArgumentError,

@@ -299,6 +299,20 @@ async def test_a_way_for_all_methods_applies_where_its_argument_is() -> None:
     assert handled == ["x++", "start", "start"]
 
 
+async def test_a_method_without_a_body_is_not_called_after_hooks_without_a_result() -> None:
+    """Its hooks have answered with None, and what it raises says only that it has no body."""
+
+    class Asks:
+        @ah.point("first")
+        async def ask(self) -> str | None:
+            raise NotImplementedError
+
+    group = ah.HookGroup(Asks, [hook(ask=nothing), hook(ask=nothing)])
+    assert await group.hooks.ask() is None
+    with pytest.raises(NotImplementedError):
+        await ah.HookGroup(Asks).hooks.ask()
+
+
 @pytest.mark.parametrize("name", ["chain", "wrap", "any", "all"])
 async def test_a_call_that_does_not_fit_is_an_error_without_hooks_too(name: str) -> None:
     """As if the class's own method were called."""

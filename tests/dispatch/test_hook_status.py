@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.dispatch.calls import is_logged
+from aiohooks._core.reports import is_logged
 from aiohooks.testing import ManualClock
 from tests.support.kinds import Kinds, Next, call
 from tests.support.sessions import doubling, make_runs

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from aiohooks._core.cancel import wait_done
 from aiohooks._core.queue import ThreadQueue
+from aiohooks._core.reports import is_logged
 from aiohooks._core.validate import check_instance, check_secs, checked_int
 from aiohooks.adapters.trackers.tracker import Tracker
-from aiohooks.dispatch.calls import is_logged
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import Sampling, Values, checked_numbers, checked_values, logger
 from aiohooks.hooks._writing import Record

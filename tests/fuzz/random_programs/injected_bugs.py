@@ -19,8 +19,8 @@ from typing import Any
 import aiohooks as ah
 from aiohooks._core.calls import Calls
 from aiohooks._core.clock import wake
+from aiohooks.dispatch.answers import WrapperCall
 from aiohooks.dispatch.arguments import Parameters
-from aiohooks.dispatch.wrapping import WrapperCall
 from aiohooks.errors import raise_unchanged
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Values
