@@ -117,7 +117,7 @@ class KeepNewest(KeepPolicy):
     n: int = 5
 
     def __post_init__(self) -> None:
-        checked_int(self.n, "n of KeepNewest", 1)
+        object.__setattr__(self, "n", checked_int(self.n, "n of KeepNewest", 1))
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the last `n`."""
@@ -142,7 +142,7 @@ class KeepBest(KeepPolicy):
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        checked_int(self.k, "k of KeepBest", 1)
+        object.__setattr__(self, "k", checked_int(self.k, "k of KeepBest", 1))
         if not isinstance(self.metric, str) or not self.metric:
             raise InvalidArgumentError(
                 f"metric of KeepBest is {self.metric!r}; give the name of a metric given to save",
@@ -180,7 +180,7 @@ class KeepEvery(KeepPolicy):
     steps: int
 
     def __post_init__(self) -> None:
-        checked_int(self.steps, "steps of KeepEvery", 1)
+        object.__setattr__(self, "steps", checked_int(self.steps, "steps of KeepEvery", 1))
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the first one of each interval of `steps`, and the newest."""

@@ -25,15 +25,13 @@ async def saved(directory: Path, runs: int) -> None:
 
 @pytest.mark.sample
 async def test_checkpoints_are_listed_and_explained(tmp_path: Path) -> None:
-    """It lists all, says what is wrong with a damaged one, and which one a restore would take; it
-    changes nothing.
-    """
+    """It lists all, says what is wrong with a damaged one, and changes nothing."""
     await saved(tmp_path, 3)
     newest = max(path.name for path in tmp_path.glob("step-*"))  # noqa: ASYNC240 - a test
     good = command("checkpoints", tmp_path)
     assert good.returncode == 0, good.stderr
     assert good.stderr == ""
-    assert [word in good.stdout for word in ("good", newest, "restore would read")] == [True] * 3
+    assert f"{newest}: good" in good.stdout
     state = tmp_path / newest / "state.msgpack"
     data = bytearray(state.read_bytes())
     data[-1] ^= 1

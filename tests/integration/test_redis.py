@@ -40,7 +40,7 @@ def server(
 @pytest.mark.parametrize("protocol", [2, 3])
 async def test_contract_in_both_protocols(server: Server, protocol: int) -> None:
     """Replies that have another shape in RESP3 are read."""
-    for check in ("wakes", "resets", "reports_the_last_finished", "leads"):
+    for check in ("wakes", "resets", "ends_with_the_last_publisher", "leads"):
         await check_step_store(
             lambda run: shared_store(f"{server.url}?protocol={protocol}", run=run), check
         )

@@ -294,7 +294,7 @@ async def test_what_an_engine_refuses_is_announced_less_often(
             for _ in range(500):
                 await ticks(10)
                 clock.advance(0.2)
-            assert 20 <= attempts <= 80
+            assert 20 <= attempts <= 100
             assert caplog.messages == [
                 "run default: could not announce its publishers: the disk is full"
             ]
