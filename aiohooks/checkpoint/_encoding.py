@@ -50,6 +50,8 @@ CHUNK_BYTES = 1 << 20
 _ALIGNMENT = 64
 # The limit of the safetensors library.
 _MAX_HEADER_BYTES = 100_000_000
+# How many times each container may be written on average: containers may share containers.
+_MAX_REPETITIONS = 1000
 
 # Numbers of the extension types, which are part of the format.
 _TUPLE = 1
@@ -203,6 +205,8 @@ class _Encoder:
     def __init__(self) -> None:
         self.arrays: dict[str, _Stored] = {}
         self._path: list[str | int] = []
+        self._containers: set[int] = set()
+        self._written_containers = 0
         """Keys and indexes that lead to the value that is being converted."""
         self._torch: Any = torch_support()
         self._storage_names: dict[Any, str] = {}
@@ -248,7 +252,7 @@ class _Encoder:
         return Ext(_COMPLEX, data)
 
     def items(self, values: Sequence[Any]) -> list[Any]:
-        self._enter()
+        self._enter(values)
         converted: list[Any] = []
         for index, value in enumerate(values):
             self._path[-1] = index
@@ -270,7 +274,7 @@ class _Encoder:
                     f"has the key {key!r} of type {type(key).__name__}; keys are str or int of 64"
                     " bits: give str(...) of it",
                 )
-        self._enter()
+        self._enter(values)
         converted: dict[Any, Any] = {}
         for key, value in values.items():
             self._path[-1] = key
@@ -344,8 +348,16 @@ class _Encoder:
         self.arrays[name] = stored
         return name
 
-    def _enter(self) -> None:
+    def _enter(self, container: object) -> None:
         """Begin to convert the values in a container; the last of the path is for their keys."""
+        self._containers.add(id(container))
+        self._written_containers += 1
+        # 100 more, so that a small state may repeat its containers more often.
+        if self._written_containers > _MAX_REPETITIONS * (len(self._containers) + 100):
+            raise self._rejected(
+                "is in the state again and again through containers that share it, and each time"
+                " would be written; give it once, or as an array",
+            )
         if len(self._path) >= MAX_DEPTH:
             place = _place(self._path[:4])
             raise InvalidArgumentError(

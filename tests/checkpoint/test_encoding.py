@@ -303,6 +303,22 @@ def test_the_depth_of_a_state_has_a_limit(wrap: Callable[[Any], Any]) -> None:
         _encoding.encode({"a": wrap(value)})
 
 
+@pytest.mark.parametrize("wrap", [lambda x: [x, x], lambda x: {"a": x, "b": x}, lambda x: (x, x)])
+def test_a_value_is_not_repeated_without_end(wrap: Callable[[Any], Any]) -> None:
+    """Containers that share containers, 40 levels deep, would be written a million million times:
+    they are rejected in little time, with their place. A value may be in the state many times.
+    """
+    state: dict[str, Any] = {"row": [[0] * 10] * 1000, "many": [((1,), (2,))] * 20_000}
+    assert there_and_back(state) == state
+    shared: Any = [1]
+    for _ in range(40):
+        shared = wrap(shared)
+    with pytest.raises(
+        InvalidArgumentError, match=r"^state\['a'\]\[.* again and again .*; give it"
+    ):
+        _encoding.encode({"a": shared})
+
+
 def test_a_restored_state_is_freed_when_it_is_dropped() -> None:
     """Its memory, which may be most of the machine's, does not wait for the garbage collector."""
     state = there_and_back({"a": np.arange(1000), "b": (1, (2,))})
