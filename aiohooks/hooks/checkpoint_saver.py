@@ -271,8 +271,9 @@ class CheckpointSaverHook(ScheduledHook):
         self._raise_failure()
         self._results = run_values.results or {}
         self._seen_step = run_context.global_step
-        is_due = self._timer.due(self._seen_step, self._now()) or self._is_requested()
-        if not is_due or self._is_saved(run_context.session):
+        is_due = self._timer.due(self._seen_step, self._now())
+        # A request is for a change that the step and the variables need not show.
+        if not self._is_requested() and (not is_due or self._is_saved(run_context.session)):
             return False
         if self._skips_if_busy and self._write_task is not None:
             self.skipped += 1
