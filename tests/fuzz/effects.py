@@ -54,12 +54,19 @@ class Program:
     max_pending: int
     waits: bool
     when: Any
+    has_checkpoints: bool
+    """Without, a recovery continues with the variables in memory, and no step is undone."""
+
+    @property
+    def keeps_undone(self) -> bool:
+        """Whether the effects of a step that is undone may have been delivered."""
+        return self.has_checkpoints and self.when == "commit"
 
 
 def generate(seed: int, number: int) -> Program:
     """Return the program of a number."""
     rng = random.Random(f"{seed} {number}")
-    return Program(
+    program = Program(
         number,
         steps=rng.randint(6, 20),
         every=rng.randint(1, 6),
@@ -70,7 +77,11 @@ def generate(seed: int, number: int) -> Program:
         max_pending=rng.choice([3, 20, 1000]),
         waits=rng.random() < 0.7,
         when=rng.choice(["checkpoint", "checkpoint", "checkpoint", "commit"]),
+        has_checkpoints=rng.random() < 0.8,
     )
+    if program.has_checkpoints:
+        return program
+    return dataclasses.replace(program, kills=0, when="commit")
 
 
 class Life:
@@ -237,23 +248,26 @@ class Life:
                 max_pending=program.max_pending,
                 drain_secs=None,
             ),
-            ah.CheckpointSaverHook(
-                every=ah.Every(steps=program.every),
-                listeners=[Noted()],
-                background=program.background,
-                on_busy=program.on_busy,
-            ),
             ah.StopAtStepHook(last_step=program.steps),
         ]
+        checkpoint_dir = None
+        if program.has_checkpoints:
+            checkpoint_dir = ah.Saver(self.folder / "checkpoints", keep=KeepNewest(2))
+            hooks.append(
+                ah.CheckpointSaverHook(
+                    every=ah.Every(steps=program.every),
+                    listeners=[Noted()],
+                    background=program.background,
+                    on_busy=program.on_busy,
+                )
+            )
         life.rng.shuffle(hooks)
         policy = ah.RecoveryPolicy(
             max_attempts=1000,
             no_progress_limit=1000,
             backoff=_NO_BACKOFF,
         )
-        creator = ah.ChiefSessionCreator(
-            graph, checkpoint_dir=ah.Saver(self.folder / "checkpoints", keep=KeepNewest(2))
-        )
+        creator = ah.ChiefSessionCreator(graph, checkpoint_dir=checkpoint_dir)
         async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
             async for _ in session.steps("train"):
                 self.event()
@@ -293,11 +307,11 @@ def lines(path: Path) -> list[Any]:
     return found
 
 
-def violations(folder: Path, tally: Counter[str], when: str) -> list[str]:
+def violations(folder: Path, tally: Counter[str], *, keeps_undone: bool) -> list[str]:
     """Return the broken promises of a training that has ended."""
     kept = json.loads((folder / "kept").read_text())
     recorded = [payload for (payload,) in lines(folder / "recorded")]
-    received = Received(when, kept)
+    received = Received(kept, keeps_undone=keeps_undone)
     for line in lines(folder / "received"):
         received.add(*line)
     expected = [json.dumps(payload) for payload in recorded if payload["execution"] in kept]
@@ -318,8 +332,8 @@ def violations(folder: Path, tally: Counter[str], when: str) -> list[str]:
 class Received:
     """The deliveries of a training, in order, and the promises that they break."""
 
-    def __init__(self, when: str, kept: Sequence[str]) -> None:
-        self._undoes = when == "checkpoint"
+    def __init__(self, kept: Sequence[str], *, keeps_undone: bool) -> None:
+        self._undoes = not keeps_undone
         self._kept = kept
         self._done: set[tuple[int, str]] = set()
         self._latest_steps = Counter[str]()
@@ -378,7 +392,7 @@ def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Co
                     lives = next(
                         life for life in itertools.count(1) if live(program, life - 1, folder)
                     )
-                    found = violations(folder, tally, program.when)
+                    found = violations(folder, tally, keeps_undone=program.keeps_undone)
                 except RuntimeError as error:
                     found = [str(error)]
                     lives = 0
