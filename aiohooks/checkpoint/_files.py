@@ -445,10 +445,13 @@ class DirectoryLock:
         self._directory = None
 
     def _busy_error(self, directory: Directory) -> CheckpointBusyError:
+        text = ""
+        with contextlib.suppress(OSError, DamagedError, UnicodeError):
+            text = directory.read(_format.LOCK, 64).decode("ascii").strip()
         pid: int | None = None
         holder = "another writer"
-        with contextlib.suppress(OSError, DamagedError, ValueError):
-            pid = int(directory.read(_format.LOCK, 11))
+        if text.isdigit() and len(text) <= 10:
+            pid = int(text)
             holder = "this process itself" if pid == os.getpid() else f"process {pid}"
         return CheckpointBusyError(
             f"{self._path} is in use by {holder}; a directory has one writer: close that Saver"

@@ -215,16 +215,16 @@ class _Activity:
     """One activity, an `Observation`."""
 
     def __init__(self, hook: ProfilerHook, kind: str, what: str, began: float) -> None:
-        self.kind = kind
-        self.owner = ""
-        self.name = what
+        self.kind: str = kind
+        self.owner: str = ""
+        self.name: str = what
         if kind in ("hook", "background"):
             self.owner, _, self.name = what.rpartition(".")
         elif kind == "operation":
             self.owner = what
-        self.began = began
+        self.began: float = began
         self.held_until: float | None = None
-        self.ended_at = math.inf
+        self.ended_at: float = math.inf
         self.error: str | None = None
         self._hook = hook
 

@@ -39,9 +39,9 @@ class Run:
     """The stores of one run."""
 
     def __init__(self, make: MakeStore, lose_data: LoseData | None = None) -> None:
-        self.name = f"check-{secrets.token_hex(4)}"
+        self.name: str = f"check-{secrets.token_hex(4)}"
         self.stores: list[StepStore] = []
-        self.make_store = make
+        self.make_store: MakeStore = make
         self._lose_data = lose_data
 
     def make(self) -> StepStore:

@@ -203,7 +203,7 @@ VALUES = [
         other("CancelledError", "subclasses of Exception", on=(asyncio.CancelledError,)),
         other("KeyboardInterrupt", "give a tuple of exception classes", on=(KeyboardInterrupt,)),
     ),
-    *(Case(ah.RecoveryPolicy, *value(**{name: "none"})) for name in ("restore", "on_lost_feeds")),
+    Case(ah.RecoveryPolicy, *value(on_lost_feeds="none")),
     *refusals(
         ah.SignalPolicy,
         value(signals=()),
