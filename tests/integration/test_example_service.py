@@ -124,9 +124,10 @@ class Hook(ah.SessionRunHook):
         if run_context.global_step == 3 and self.name == "crash":
             raise OSError("cannot reach postgres://trainer:hunter2@db/rows")
 
+hook = ah.configure(Hook(), name=Hook.name)
 with socket.create_server(("127.0.0.1", 0)) as listener:
     print(f"http://127.0.0.1:{listener.getsockname()[1]}/training/", flush=True)
-    sys.exit(ah.run(serve, Service(sys.argv[1], hooks=[Hook()]), listener))
+    sys.exit(ah.run(serve, Service(sys.argv[1], hooks=[hook]), listener))
 """
 
 
