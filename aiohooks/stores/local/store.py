@@ -43,7 +43,6 @@ from aiohooks.stores.local._directory import default_directory, make_run_directo
 
 T = TypeVar("T")
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
-_LEAVE_SECS = 1.0
 _OPEN_SECS = 5.0
 """How long a cancelled caller waits for the thread that opens the files."""
 
@@ -107,7 +106,6 @@ class LocalEngine(Engine):
     # Opening and closing.
 
     async def connect(self) -> Snapshot:
-        """See `Engine.connect`; registers this process, and watches the files of the run."""
         await self.disconnect()
         try:
             database = await to_thread(self._open_files, grace_secs=_OPEN_SECS)
@@ -149,7 +147,7 @@ class LocalEngine(Engine):
                 leaving.add_done_callback(retrieve_exception)
                 # If a suspended process has the lock, give up: closing the files ends the attempts,
                 # and the kernel reports to the other processes that this one has left.
-                await wait_done([leaving], _LEAVE_SECS)
+                await wait_done([leaving], 1.0)
         finally:
             database.close()
 

@@ -144,12 +144,17 @@ class RayEngine(Engine):
         that of the current poll begins, `subscribe` ends the poll.
         """
         link = self.link
+        waits = link.waits
         while True:
-            self._poll_threshold = link.waits.threshold
+            threshold = waits.threshold
+            if threshold == 0:
+                # Any change: the actor would answer a poll for step 0 again and again.
+                threshold = waits.latest.step + 1
+            self._poll_threshold = threshold
             poll = LongPoll(
                 process=link.process,
-                threshold=self._poll_threshold,
-                epoch=link.waits.latest.epoch,
+                threshold=threshold,
+                epoch=waits.latest.epoch,
                 revision=self._reported_revision,
                 secs=link.heartbeat,
             )
@@ -164,7 +169,7 @@ class RayEngine(Engine):
                 self._reported_revision = report.revision
                 link.observe(report)
             else:
-                link.waits.observe(report)
+                waits.observe(report)
 
     def subscribe(self, step: int | None) -> None:
         if self._poll_reply is None or step is None:

@@ -65,8 +65,6 @@ _DAMAGE = (
     "ResponseError.*(WRONGTYPE|FOREIGN|attempt to |bad argument #|not an integer|Expected "
     "|The ID specified)|is not the state of a run"
 )
-# The words that the server puts around the text of an error of the script.
-_SCRIPT_WORDS = "FOREIGN | script:.*"
 _DATA_LOST = "the data of the run is gone from the server"
 _OTHER_NODE = "the run is on that node of the cluster: give its address, or client= a RedisCluster"
 # For each kind of error a pattern of its classes and its text, the store's error, and a hint. The
@@ -414,7 +412,8 @@ class RedisEngine(Engine):
             return damaged_error(
                 self.link.run,
                 f"{self._address}, {keys}",
-                found=re.sub(_SCRIPT_WORDS, "", text),
+                # Without the words around the text of an error of the script.
+                found=re.sub("FOREIGN | script:.*", "", text),
                 expected="the keys of a run, of layout 3",
                 delete=f"delete the keys {keys}",
             )
