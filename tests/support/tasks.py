@@ -15,7 +15,7 @@ from typing import Any
 from aiohooks import open_step_store
 from aiohooks.distributed import Task
 from aiohooks.distributed.task import TaskSpec
-from aiohooks.errors import StoreResetError
+from aiohooks.errors import StepResetError, StoreResetError
 from aiohooks.stores import SharedStepStore, StepStore
 
 SCALE = 20
@@ -83,12 +83,12 @@ async def staggered(task: Task, last: int, kills: Sequence[int] = ()) -> tuple[i
         with task.store.publisher(task.name):
             at = await task.store.wait_for(wanted)
             if not task.is_chief or task.attempt > 1:
-                await starts.advance()
+                await _count_start(starts)
             while (step := task.store.latest.step) < last:
                 if step >= dies_at:
                     os.kill(os.getpid(), signal.SIGKILL)
                 due = sum(step >= stop for stop in stops)
-                await starts.wait_for(due)
+                await _wait_for_starts(starts, due)
                 if task.is_chief or due == len(stops):
                     try:
                         await task.store.advance()
@@ -98,6 +98,39 @@ async def staggered(task: Task, last: int, kills: Sequence[int] = ()) -> tuple[i
                 else:
                     await task.store.wait_for(step + 1)
     return wanted, at
+
+
+async def _count_start(starts: StepStore) -> None:
+    """Count the start of a task, again if the engine has lost the count."""
+    while True:
+        await _restore_count(starts)
+        try:
+            await starts.advance()
+        except StoreResetError:
+            continue
+        return
+
+
+async def _wait_for_starts(starts: StepStore, count: int) -> None:
+    """Wait until so many tasks have started, also if the engine loses the count meanwhile."""
+    while True:
+        await _restore_count(starts)
+        try:
+            await starts.wait_for(count, on_reset="raise")
+        except StepResetError:
+            continue
+        return
+
+
+async def _restore_count(starts: StepStore) -> None:
+    """If the engine has lost the count, raise it to the one that this process has known.
+
+    The run continues with what the first process knows that connects again, which may be less.
+    """
+    loss = starts.acknowledge_loss()
+    if loss is not None:
+        _, step = loss.old
+        await starts.raise_to(step)
 
 
 def check_staggered(started: Sequence[tuple[int, int]], killed: Sequence[int] = ()) -> None:
