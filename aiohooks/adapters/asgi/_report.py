@@ -70,7 +70,9 @@ class SessionReporter:
         self._rate = StepRate()
 
     def health(self) -> ServiceHealth:
-        status = self.session.status()
+        return self._health(self.session.status())
+
+    def _health(self, status: SessionStatus) -> ServiceHealth:
         failure = status.failure
         if self.runner is not None and self.runner.failure is not None:
             failure = safe_error(self.runner.failure)
@@ -117,7 +119,7 @@ class SessionReporter:
         status = self.session.status()
         report: dict[str, Any] = {
             "name": status.name or "session",
-            **asdict(self.health()),
+            **asdict(self._health(status)),
             "runs": status.runs,
             "recoveries": status.recoveries,
             "hooks": [hook._asdict() for hook in status.hooks],

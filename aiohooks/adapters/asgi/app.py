@@ -142,7 +142,7 @@ class SessionService:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncGenerator[None]:
-        """Run the session during the block, beside the server.
+        """Run the session during the block, alongside the server.
 
         Give it to an application, as in `Starlette(lifespan=service.lifespan)`, or enter it in the
         application's own lifespan.

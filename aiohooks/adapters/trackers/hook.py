@@ -214,7 +214,7 @@ class Sender(ThreadQueue[Record | Start]):
         return self.finish()
 
     def abandon(self, reason: str) -> None:
-        """Send no record any more: those that have not been sent are lost."""
+        """Stop sending: records that have not been sent are lost."""
         records = self.records()
         self.withdraw()
         self.items.clear()
