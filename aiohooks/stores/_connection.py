@@ -98,7 +98,6 @@ class Connection:
     def __init__(
         self,
         engine: Engine,
-        tasks: StoreTasks,
         *,
         connect: Callable[[], Awaitable[None]],
         lease_secs: float,
@@ -106,13 +105,12 @@ class Connection:
         """Connect later.
 
         Args:
-            engine: the engine.
-            tasks: starts the tasks of the connection.
+            engine: the engine, attached to the store.
             connect: connects the engine, and processes its first snapshot.
             lease_secs: the time after which a lease that is not renewed runs out.
         """
         self.engine = engine
-        self.tasks = tasks
+        self.tasks = engine.link.tasks
         self.is_open = False
         """Whether waits may begin: the engine has been connected, and has not failed since.
 

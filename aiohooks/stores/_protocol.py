@@ -277,6 +277,9 @@ def error_text(exc: BaseException) -> str:
 EngineError = StoreUnavailableError | StoreDamagedError
 """The error of an engine that is unavailable, rejects a request, or has damaged data."""
 
+Report = Position | Snapshot | EngineError
+"""What an engine reports: the position of the run, its state, or the error that has ended it."""
+
 
 def closed_error(run: str) -> StoreClosedError:
     """Return the error of a call that is pending when its store is closed, or made afterwards."""

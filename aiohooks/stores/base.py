@@ -209,7 +209,8 @@ class WaitRegistry:
                 self._unpark_publishers(publishers, waiter)
             if raise_on_reset:
                 del self._reset_waiters[waiter]
-            if self.waiters.discard(threshold, waiter):
+            # Waking has removed the waiter already, and most waits end so.
+            if self.waiters.lowest <= threshold and self.waiters.discard(threshold, waiter):
                 self._update_threshold()
         if isinstance(result, int):
             return result

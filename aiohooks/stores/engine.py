@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import abc
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from aiohooks._core.clock import Clock
-from aiohooks.stores._protocol import Answer, EngineError, Position, Request, Snapshot
+from aiohooks.stores._protocol import Answer, Position, Report, Request, Snapshot
 from aiohooks.stores.base import WaitRegistry
+
+if TYPE_CHECKING:  # it uses engines itself
+    from aiohooks.stores._connection import StoreTasks
 
 
 class Engine(abc.ABC):
@@ -117,14 +119,12 @@ class EngineLink:
     connect_timeout: float
     """How many seconds the first connection may take."""
     waits: WaitRegistry
-    """The waits of this process. `latest` is the latest position that it knows, and `threshold` the
-    lowest step with a waiter, as for `Engine.subscribe`.
+    """The waits of this process, to read: `latest` is the latest position that it knows, and
+    `threshold` the lowest step with a waiter, as for `Engine.subscribe`.
     """
-    observe: Callable[[Snapshot], None]
-    """Reports the state of the run; `waits.observe` reports the position alone. A report that is
-    older than the latest one is ignored.
+    tasks: StoreTasks
+    """The tasks of the store and its engine. They are cancelled before `close`."""
+    observe: Callable[[Report], None]
+    """Reports the position or the state of the run, or the error that all calls and waits raise
+    from now on. A position or state that is older than the latest one is ignored.
     """
-    fail: Callable[[EngineError], None]
-    """Ends all calls and waits with an error; later ones raise it, too."""
-    spawn: Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
-    """Starts a task of the store, with its purpose in the name. It is cancelled before `close`."""

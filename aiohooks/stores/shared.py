@@ -26,6 +26,8 @@ from aiohooks.stores._protocol import (
     Lead,
     Member,
     Position,
+    Report,
+    Snapshot,
     Term,
     checked_step,
     closed_error,
@@ -99,9 +101,6 @@ class SharedStepStore(StepStore):
             lease_secs = math.inf  # the engine itself removes the members of dead processes
         process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._engine = engine
-        self._connection = Connection(
-            engine, StoreTasks(self.run), connect=self._connect, lease_secs=lease_secs
-        )
         engine.attach(
             EngineLink(
                 run=self.run,
@@ -110,12 +109,11 @@ class SharedStepStore(StepStore):
                 heartbeat=heartbeat,
                 connect_timeout=connect_timeout or engine.connect_timeout,
                 waits=self._waits,
-                # `Members` needs the link, so it does not exist yet.
-                observe=lambda snapshot: self._members.observe(snapshot),
-                fail=self._connection.fail,
-                spawn=self._connection.tasks.spawn,
+                tasks=StoreTasks(self.run),
+                observe=self._observe_report,
             )
         )
+        self._connection = Connection(engine, connect=self._connect, lease_secs=lease_secs)
         self._members = Members(self._connection, lease_secs=lease_secs, on_lost=on_lost)
         self._writes = Writes(self._connection)
         self._shutdown_done: asyncio.Future[None] | None = None  # made when closing begins
@@ -285,6 +283,15 @@ class SharedStepStore(StepStore):
         self._members.leave(candidate.id, name, self._waits.latest.step, failure)
 
     # The connection.
+
+    def _observe_report(self, report: Report) -> None:
+        """Record what the engine reports, and wake the waits that it concerns."""
+        if isinstance(report, Position):
+            self._waits.observe(report)
+        elif isinstance(report, Snapshot):
+            self._members.observe(report)
+        else:
+            self._connection.fail(report)
 
     async def _connect(self) -> None:
         """Connect the engine, record its snapshot, and announce the members of this process again.

@@ -157,7 +157,7 @@ async def test_waits_outlast_an_error_of_the_files(
 
     async with local_store(tmp_path) as store:
         waiting = await parked(store.wait_for(3))
-        engine_of(store).link.spawn(engine_of(store)._report(read), "reading")
+        engine_of(store).link.tasks.spawn(engine_of(store)._report(read), "reading")
         await until_true(lambda: "the waits continue" in caplog.text)
         assert "a readonly database; make room on the disk" in caplog.text
         await store.advance(3)

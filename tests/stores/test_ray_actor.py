@@ -98,7 +98,7 @@ async def test_a_process_that_did_not_connect_is_not_answered() -> None:
     """
     actor = StepActor()
     write = Write("advance", 1, Position(1, 0), 0, "p", 1)
-    assert await actor.long_poll("another", LongPoll("p", None, 1, 0, 1.0)) is None
+    assert await actor.long_poll("another", LongPoll("p", 1, 1, 0, 1.0)) is None
     assert await actor.read("another") is None
     assert await actor.apply("another", write) is None
     snapshot = await actor.connect(NOTHING)

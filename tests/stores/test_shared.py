@@ -342,7 +342,7 @@ async def test_an_engine_that_fails_for_good_is_asked_no_more(clock: ManualClock
     engine = FakeEngine()
     async with FakeStepStore(engine) as store:
         wait = await parked(store.wait_for(3))
-        store.connection.link.fail(ah.errors.StoreRefusedError("the run is elsewhere"))
+        store.connection.link.observe(ah.errors.StoreRefusedError("the run is elsewhere"))
         calls = (store.advance(), store.value(), store.wait_for(1), store.lead().__aenter__())
         for call in (wait, *calls):
             with pytest.raises(ah.errors.StoreRefusedError, match="the run is elsewhere"):

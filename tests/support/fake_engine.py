@@ -136,7 +136,7 @@ class FakeConnection(Engine):
                 self._reported = snapshot
                 link.observe(snapshot)
             elif threshold is not None and snapshot.position.step >= threshold:
-                link.waits.observe(snapshot.position)
+                link.observe(snapshot.position)
             self._notified = watcher = asyncio.get_running_loop().create_future()
             server.watchers.add(watcher)
             try:

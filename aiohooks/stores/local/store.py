@@ -208,7 +208,7 @@ class LocalEngine(Engine):
         try:
             database.write_slot(step)
         except OSError as error:
-            self.link.fail(self._explain(error))
+            self.link.observe(self._explain(error))
             return
         # Read the position after the number is written: a process that has changed the run before
         # that has not seen the number, and does not wake this one.
@@ -223,7 +223,7 @@ class LocalEngine(Engine):
         if events & ~CLOSE_WRITE:
             self._report_change(database)
         if events & (CLOSE_WRITE | OVERFLOW):  # the kernel has closed the file of a process
-            self.link.spawn(self._report(RunDatabase.remove_dead), "removing the dead")
+            self.link.tasks.spawn(self._report(RunDatabase.remove_dead), "removing the dead")
 
     def _report_change(self, database: RunDatabase) -> None:
         """Report the new position now; if anything else may have changed, read it in a task.
@@ -234,10 +234,10 @@ class LocalEngine(Engine):
         revision = None  # unknown after an error: the task waits for the lock, or gets the error
         with contextlib.suppress(*SYSTEM_ERRORS):
             position, revision = database.position()
-            self.link.waits.observe(position)
+            self.link.observe(position)
         if revision is None or revision != self._reported_revision:
             self._reported_revision = revision
-            self.link.spawn(self._report(RunDatabase.snapshot), "reading the run")
+            self.link.tasks.spawn(self._report(RunDatabase.snapshot), "reading the run")
 
     async def _report(self, read: Callable[[RunDatabase], Snapshot]) -> None:
         """Report the state that `read` returns.
@@ -250,7 +250,7 @@ class LocalEngine(Engine):
                 return
             except (StoreDamagedError, StoreUnavailableError) as error:
                 if isinstance(error, StoreDamagedError) or self._gone_error():
-                    self.link.fail(error)
+                    self.link.observe(error)
                     return
                 logger.warning("run %s: the waits continue: %s", self.link.run, error)
             await sleep(1.0, self.link.clock)

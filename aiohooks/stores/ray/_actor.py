@@ -16,8 +16,8 @@ class LongPoll(NamedTuple):
     """A request for the run that is answered as soon as there is something new in it."""
 
     process: str
-    threshold: int | None
-    """The lowest step that the process waits for; None without a wait."""
+    threshold: int
+    """The lowest step that the process waits for; above all steps without a wait."""
     epoch: int
     """The latest epoch that the process knows."""
     revision: int
@@ -113,11 +113,7 @@ class StepActor:
         """Return whether the run has a state, or has reached a step, that the poll waits for."""
         state = self._state
         epoch, step = state.position
-        return (
-            epoch != poll.epoch
-            or state.revision != poll.revision
-            or (poll.threshold is not None and step >= poll.threshold)
-        )
+        return epoch != poll.epoch or state.revision != poll.revision or step >= poll.threshold
 
     def _answer_satisfied_polls(self) -> bool:
         """Answer the polls that are satisfied now; return whether there was one."""

@@ -6,13 +6,14 @@ import asyncio
 from typing import Any, ClassVar
 
 from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
+from aiohooks._core.waiters import ANY_CHANGE
 from aiohooks.errors import (
     StoreDamagedError,
     StoreRefusedError,
     StoreUnavailableError,
     missing_extra,
 )
-from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, damaged_error
+from aiohooks.stores._protocol import Answer, Report, Request, Snapshot, damaged_error
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.ray._actor import LongPoll, StepActor
 
@@ -63,7 +64,7 @@ class RayEngine(Engine):
         # The reply to the long poll of `watch`; None before the first poll, and after `subscribe`
         # has ended one.
         self._poll_reply: asyncio.Future[Any] | None = None
-        self._poll_threshold: int | None = None  # the lowest step that the poll waits for
+        self._poll_threshold = 0  # the lowest step that the poll waits for
 
     def attach(self, link: EngineLink) -> None:
         super().attach(link)
@@ -146,9 +147,9 @@ class RayEngine(Engine):
         link = self.link
         waits = link.waits
         while True:
-            threshold = waits.threshold
-            if threshold == 0:
-                # Any change: the actor would answer a poll for step 0 again and again.
+            threshold = waits.waiters.lowest  # above all steps without a waiter
+            if threshold == ANY_CHANGE:
+                # The actor would answer a poll for this number again and again.
                 threshold = waits.latest.step + 1
             self._poll_threshold = threshold
             poll = LongPoll(
@@ -164,17 +165,15 @@ class RayEngine(Engine):
             if self._poll_reply is not reply:
                 # `subscribe` has ended the poll. The next one asks for the same changes again.
                 continue
-            report: Position | Snapshot = self._result_of(reply)
+            report: Report = self._result_of(reply)
             if isinstance(report, Snapshot):
                 self._reported_revision = report.revision
-                link.observe(report)
-            else:
-                waits.observe(report)
+            link.observe(report)
 
     def subscribe(self, step: int | None) -> None:
         if self._poll_reply is None or step is None:
             return
-        if self._poll_threshold is None or step < self._poll_threshold:
+        if step < self._poll_threshold:
             self._poll_reply.cancel()  # in the actor, the next poll replaces the poll
             self._poll_reply = None
 

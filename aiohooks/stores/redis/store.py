@@ -47,7 +47,6 @@ _SCRIPT_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _GRACE_SECS = 1.0  # for the reply to a blocking read, after its heartbeat
 _RACE_BACKOFF = Backoff(initial_secs=0.004, max_secs=0.1)  # after another process was faster
 _CONNECT_ROUNDS = 10  # attempts to read or make a run that other processes change meanwhile
-_MAX_ID_STEP = 2**64 - 1  # the highest step in the id of an entry, above all steps of runs
 
 # The store has its own timeouts, and reconnects by itself: redis-py's timeouts cost a task for each
 # request, and on Python 3.11 they lose cancellations (python/cpython#86296).
@@ -160,7 +159,6 @@ class RedisEngine(Engine):
         # The run as it was when this process connected last.
         self._run = FoundRun("", 0, RunState())
         self._newest_version = 0  # that this process has read or made
-        self._threshold = _MAX_ID_STEP  # the lowest step with a waiter
         # The step at which the blocking read ends; 0 without a read, or if it is about to end.
         self._awaited_step = 0
 
@@ -261,7 +259,7 @@ class RedisEngine(Engine):
                 if key != self._keys.positions:
                     seen_ids[key] = entry_id
                 elif fields == {"run": self._run.run_id}:
-                    self.link.waits.observe(Position(*map(int, entry_id.split("-"))))
+                    self.link.observe(Position(*map(int, entry_id.split("-"))))
                 else:
                     raise StoreUnavailableError(_DATA_LOST)
             if not streams or self._keys.changes in streams:
@@ -273,9 +271,11 @@ class RedisEngine(Engine):
         Return an empty dictionary if there is none within a heartbeat.
         """
         heartbeat_secs = self.link.heartbeat
-        latest = self.link.waits.latest
-        # `subscribe` compares this: it ends the read when a wait for a lower step begins.
-        self._awaited_step = self._threshold
+        waits = self.link.waits
+        latest = waits.latest
+        # Without a waiter this is above all steps: only an entry of a later epoch ends the read.
+        # `subscribe` compares it, and ends the read when a wait for a lower step begins.
+        self._awaited_step = waits.waiters.lowest
         # XREAD returns the entries after an id, so this is the step before the awaited one.
         seen_step = max(self._awaited_step - 1, latest.step)
         ids = {self._keys.positions: f"{latest.epoch}-{seen_step}", **seen_ids}
@@ -295,11 +295,9 @@ class RedisEngine(Engine):
         return dict(reply or ())
 
     def subscribe(self, step: int | None) -> None:
-        # Without a waiter, only an entry of a later epoch ends the blocking read.
-        self._threshold = _MAX_ID_STEP if step is None else step
-        if self._threshold < self._awaited_step:
+        if step is not None and step < self._awaited_step:
             self._awaited_step = 0
-            self.link.spawn(self._end_blocking_read(), "waiting for a lower step")
+            self.link.tasks.spawn(self._end_blocking_read(), "waiting for a lower step")
 
     async def _end_blocking_read(self) -> None:
         """Add an entry to the stream by which this process ends its own blocking read."""
@@ -420,7 +418,7 @@ class RedisEngine(Engine):
         error_class, hint = _find_hint(classes_and_text)
         explained = error_class(f"{self._address}: {text}: {hint}")
         if hint == _OTHER_NODE and self._run.run_id:
-            self.link.fail(explained)
+            self.link.observe(explained)
         return explained
 
     def _client_factory(self, url: Any, options: dict[str, Any]) -> Callable[[], Any]:
