@@ -54,7 +54,7 @@ from tests.support.waiting import HANG_SECS
 SLOW_CALLS = 40  # with --slow-disk
 LATE_SECS = (0, 0, 0.0002, 0.0005, 0.001, 0.002, 0.004, 0.01)  # with --shuffle
 HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
-# These have an environment of their own, which fails without them: .ci/frameworks.
+# These have an environment of their own, which fails without them: the session `frameworks` of CI.
 collect_ignore_glob = [
     folder
     for folder, package in {
@@ -212,7 +212,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     )
     return [
         f"event loops: {loops}",
-        *(f"run by .ci/frameworks: tests/{folder}" for folder in collect_ignore_glob),
+        *(f"run by the session frameworks of CI: tests/{folder}" for folder in collect_ignore_glob),
     ]
 
 

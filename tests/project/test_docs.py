@@ -287,7 +287,7 @@ def test_the_readme_has_one_command(heading: str, needs: str) -> None:
     assert command.startswith("python3 -m venv ")
     assert "pip install" in command
     assert needs in command
-    assert f'.ci/as_new_user "{heading}"' in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert f'"{heading}"' in (ROOT / ".ci" / "noxfile.py").read_text(encoding="utf-8")
 
 
 # Modules that an example imports are run by it.

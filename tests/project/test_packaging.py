@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
@@ -138,9 +139,15 @@ def steps(workflow: Path) -> Iterator[dict[str, Any]]:
 
 
 def test_ci_runs_what_contributors_run() -> None:
-    """On GitHub, CI is `.ci/run`."""
-    runs = [step.get("run", "") for step in steps(ROOT / ".github" / "workflows" / "ci.yml")]
-    assert [run for run in runs if run.startswith(".ci/run ")]
+    """On GitHub, CI runs each session of `.ci/noxfile.py`, and once a week `.ci/run`."""
+    workflow = ROOT / ".github" / "workflows" / "ci.yml"
+    jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]
+    groups = jobs["sessions"]["strategy"]["matrix"]["include"]
+    module = ast.parse((ROOT / ".ci" / "noxfile.py").read_text(encoding="utf-8"))
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    sessions = {function.name for function in functions if function.decorator_list}
+    assert {name for group in groups for name in group["sessions"].split()} == sessions
+    assert ".ci/run --all" in [step.get("run", "") for step in jobs["all"]["steps"]]
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.stem)

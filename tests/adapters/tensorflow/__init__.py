@@ -1,3 +1,3 @@
-"""The adapter for TensorFlow, with the real one; `.ci/frameworks` makes an environment that has it
-and runs these tests.
+"""The adapter for TensorFlow, with the real one: the session `frameworks` of CI has it, and runs
+these tests.
 """
