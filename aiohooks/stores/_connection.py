@@ -6,14 +6,13 @@ Calls continue over a new connection when the old one is lost. Writes are sent o
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import itertools
 from asyncio import get_running_loop
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, TypeVar
 
 from aiohooks._core.activity import Awaited, Parked, active, enter
-from aiohooks._core.cancel import new_task, wait_done
+from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import monotonic_now, secs_text, sleep, wake
 from aiohooks._core.waits import Backoff, wait_for_others
 from aiohooks.errors import (
@@ -44,47 +43,6 @@ _MAX_PAUSE_SECS = 5.0
 # The opening of a connection, which calls wait for. It is pending while the engine connects. Its
 # result is None as soon as the connection is open, or the error that ends the calls.
 Opening = asyncio.Future[Exception | None]
-
-
-class StoreTasks:
-    """The tasks of a store: they run in no session's context, and end with the store."""
-
-    def __init__(self, run: str) -> None:
-        self.running: dict[asyncio.Task[Any], None] = {}
-        """The tasks that have not ended, in the order in which they were started."""
-        self._run = run
-
-    def spawn(self, coro: Coroutine[Any, Any, T], purpose: str) -> asyncio.Task[T]:
-        """Start a task, and log the error that ends it, if any; `purpose` is in its name."""
-        task = new_task(coro, f"step store {self._run}: {purpose}", contextvars.Context())
-        self.running[task] = None
-        task.add_done_callback(self._on_done)
-        return task
-
-    def ensure_running(
-        self,
-        task: asyncio.Task[None] | None,
-        work: Callable[[], Coroutine[Any, Any, None]],
-        purpose: str,
-    ) -> asyncio.Task[None]:
-        """Return the task if it still runs; otherwise start the work in a new one."""
-        if task is None or task.done():
-            return self.spawn(work(), purpose)
-        return task
-
-    def _on_done(self, task: asyncio.Task[Any]) -> None:
-        del self.running[task]
-        error = None if task.cancelled() else task.exception()
-        # The connection logs the errors of an engine, which end it.
-        if error is not None and not isinstance(error, EngineError):
-            logger.error("%s failed", task.get_name(), exc_info=error)
-
-    async def cancel(self, secs: float) -> None:
-        """Cancel all tasks, and wait for them, `secs` seconds at most."""
-        tasks = tuple(self.running)
-        for task in tasks:
-            task.cancel()
-        await wait_done(tasks, secs)
 
 
 class Connection:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
+from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import Clock
-from aiohooks.stores._protocol import Answer, Position, Report, Request, Snapshot
+from aiohooks.stores._protocol import (
+    Answer,
+    EngineError,
+    Position,
+    Report,
+    Request,
+    Snapshot,
+    logger,
+)
 from aiohooks.stores.base import WaitRegistry
-
-if TYPE_CHECKING:  # it uses engines itself
-    from aiohooks.stores._connection import StoreTasks
 
 
 class Engine(abc.ABC):
@@ -128,3 +136,44 @@ class EngineLink:
     """Reports the position or the state of the run, or the error that all calls and waits raise
     from now on. A position or state that is older than the latest one is ignored.
     """
+
+
+class StoreTasks:
+    """The tasks of a store: they run in no session's context, and end with the store."""
+
+    def __init__(self, run: str) -> None:
+        self.running: dict[asyncio.Task[Any], None] = {}
+        """The tasks that have not ended, in the order in which they were started."""
+        self._run = run
+
+    def spawn(self, coro: Coroutine[Any, Any, None], purpose: str) -> asyncio.Task[None]:
+        """Start a task, and log the error that ends it, if any; `purpose` is in its name."""
+        task = new_task(coro, f"step store {self._run}: {purpose}", contextvars.Context())
+        self.running[task] = None
+        task.add_done_callback(self._on_done)
+        return task
+
+    def ensure_running(
+        self,
+        task: asyncio.Task[None] | None,
+        work: Callable[[], Coroutine[Any, Any, None]],
+        purpose: str,
+    ) -> asyncio.Task[None]:
+        """Return the task if it still runs; otherwise start the work in a new one."""
+        if task is None or task.done():
+            return self.spawn(work(), purpose)
+        return task
+
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        del self.running[task]
+        error = None if task.cancelled() else task.exception()
+        # The connection logs the errors of an engine, which end it.
+        if error is not None and not isinstance(error, EngineError):
+            logger.error("%s failed", task.get_name(), exc_info=error)
+
+    async def cancel(self, secs: float) -> None:
+        """Cancel all tasks, and wait for them, `secs` seconds at most."""
+        tasks = tuple(self.running)
+        for task in tasks:
+            task.cancel()
+        await wait_done(tasks, secs)

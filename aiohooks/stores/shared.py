@@ -19,7 +19,7 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.validate import check_choice, check_secs
 from aiohooks._core.waits import wait_for_others
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreResetError
-from aiohooks.stores._connection import Connection, StoreTasks, Writes
+from aiohooks.stores._connection import Connection, Writes
 from aiohooks.stores._members import Members, OnLost
 from aiohooks.stores._protocol import (
     Answer,
@@ -34,7 +34,7 @@ from aiohooks.stores._protocol import (
     logger,
 )
 from aiohooks.stores.base import OPEN_BY_URL, StepStore, awaited_member
-from aiohooks.stores.engine import Engine, EngineLink
+from aiohooks.stores.engine import Engine, EngineLink, StoreTasks
 from aiohooks.stores.publishers import Publisher
 
 _CLOSE_SECS = 5.0
