@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import itertools
 from typing import Generic, TypeAlias, TypeVar
 
 from aiohooks._core.clock import Clock, wait_woken, wake
@@ -98,20 +97,26 @@ class ThresholdWaiters(Generic[T]):
         """End the waits for `number` and below with the result `number`."""
         if self.lowest > number:
             return
-        for _, future in self._pop(bisect.bisect_right(self._thresholds, number)):
-            wake(future, number)
+        reached = bisect.bisect_right(self._thresholds, number)
+        for threshold in self._thresholds[:reached]:
+            futures = self._futures.pop(threshold)
+            self.count -= len(futures)
+            for future in futures:
+                # Not by `wake` of the clock: many may wait, and the call would cost a third more.
+                if not future.done():
+                    future.set_result(number)
+        del self._thresholds[:reached]
+        self.lowest = self._thresholds[0]
 
     def pop_all(self) -> list[tuple[int, Waiter[T]]]:
         """Remove and return all futures with their thresholds, the lowest first."""
-        return self._pop(len(self._futures))
-
-    def _pop(self, count: int) -> list[tuple[int, Waiter[T]]]:
-        """Remove and return the futures of so many thresholds, the lowest first."""
-        popped: list[tuple[int, Waiter[T]]] = []
-        for threshold in self._thresholds[:count]:
-            futures = self._futures.pop(threshold)
-            popped += zip(itertools.repeat(threshold), futures, strict=False)
-        del self._thresholds[:count]
-        self.count -= len(popped)
+        popped = [
+            (threshold, future)
+            for threshold in self._thresholds[:-1]
+            for future in self._futures[threshold]
+        ]
+        self._futures.clear()
+        del self._thresholds[:-1]
+        self.count = 0
         self.lowest = self._thresholds[0]
         return popped
