@@ -122,7 +122,6 @@ class CallQueue(Queue["QueuedCall"]):
         super().__init__(registered.registration.max_pending)
         # Not the hook itself: it would keep its queue, and so itself.
         self._name = registered.name
-        self._drops = registered.registration.on_full == "drop"
         self.shared: BackgroundCalls = shared
         # Whether calls are refused, because nothing would wait for them any more.
         self._is_closed = False
@@ -134,7 +133,7 @@ class CallQueue(Queue["QueuedCall"]):
         *args: Any,
         **keywords: Any,
     ) -> bool:
-        """Return whether the caller has to wait for a place; if not, queue the call, or drop it.
+        """Return whether the caller has to wait for a place; if not, queue the call.
 
         Raises:
             BaseException: the failures of earlier calls, as for `call`.
@@ -143,13 +142,10 @@ class CallQueue(Queue["QueuedCall"]):
         self.check()
         # Code of a background call gets a place: its own queue would wait for itself, and others
         # may wait for that.
-        if not self.is_full or _current_queue.get() is not None:
-            self.add(QueuedCall(self, group, args, keywords))
-            return False
-        if self._drops:
-            name = group.calls[0].name
-            group.hooks[0].overflowed(name)
-        return not self._drops
+        if self.is_full and _current_queue.get() is None:
+            return True
+        self.add(QueuedCall(self, group, args, keywords))
+        return False
 
     async def call(
         self,
