@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from aiohooks._core.activity import Observer
 from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import wake
-from aiohooks._core.observers import Observer
 from aiohooks._core.queue import Queue
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import leave_run

@@ -22,10 +22,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, S
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
-from aiohooks._core.activity import Awaited
+from aiohooks._core.activity import Awaited, Kind, Observer, observed_call
 from aiohooks._core.calls import Calls, OwnContext, RunWaits
 from aiohooks._core.coroutines import can_wait, result_now
-from aiohooks._core.observers import Kind, Observer, observed_call
 from aiohooks._core.reports import is_logged, logger
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.arguments import NO_KEYWORDS, Args, Keywords
