@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, NoReturn, cast
 
 from aiohooks.dispatch.arguments import NO_ARGUMENTS, Args, Arguments, Keywords, Values
@@ -94,13 +94,13 @@ class Target:
             in_order = [registered for group in self._groups for registered in group.hooks]
             self.quick = OrderGroup(point.name, in_order, grace_secs, bind=bind)
 
-    async def call(
+    def call(
         self,
         instance: object,
         args: Args,
         keywords: Keywords,
-    ) -> Any:
-        """Call the hooks, and return the result of the call.
+    ) -> Coroutine[Any, Any, Any]:
+        """Return a call of the hooks, whose result is that of the method.
 
         Args:
             instance: the object that stands for the hooks.
@@ -109,8 +109,8 @@ class Target:
         """
         if self._wrappers or self._point.how == "wrap":
             values = self._point.parameters.values(args, keywords)
-            return await self._call_wrapper(0, instance, values, NO_ARGUMENTS)
-        return await self._call_wrapped(instance, args, keywords)
+            return self._call_wrapper(0, instance, values, NO_ARGUMENTS)
+        return self._call_wrapped(instance, args, keywords)
 
     # -- hooks that wrap
 
@@ -375,8 +375,9 @@ class WrapperCall(HookCalls):
             args, keywords = parameters.for_hooks(self._values)
             args = (self.call_next, *args)
         methods = self._group.methods_with((), keywords)
-        (result,) = await self.call_together(methods, [args])
-        return result
+        self.start_all(methods, [args])
+        await self.wait()
+        return self.results[0]
 
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
         """Call the rest with the arguments of the call, of which some may be changed."""

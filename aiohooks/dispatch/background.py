@@ -126,6 +126,12 @@ class CallQueue(Queue["QueuedCall"]):
         # Whether calls are refused, because nothing would wait for them any more.
         self._is_closed = False
 
+    @property
+    def is_full(self) -> bool:
+        # Code of a background call gets a place: its own queue would wait for itself, and others
+        # may wait for that.
+        return super().is_full and _current_queue.get() is None
+
     def has_to_wait(
         self,
         group: OrderGroup,
@@ -139,13 +145,7 @@ class CallQueue(Queue["QueuedCall"]):
             BaseException: the failures of earlier calls, as for `call`.
             HookGroupClosedError: as for `call`.
         """
-        self.check()
-        # Code of a background call gets a place: its own queue would wait for itself, and others
-        # may wait for that.
-        if self.is_full and _current_queue.get() is None:
-            return True
-        self.add(QueuedCall(self, group, args, keywords))
-        return False
+        return not self.put_nowait(QueuedCall(self, group, args, keywords))
 
     async def call(
         self,

@@ -417,7 +417,9 @@ async def call_groups(
             if second_args is not None:
                 arguments = [(*args, second) for second in second_args]
             calls = HookCalls(group, step, waits)
-            results += await calls.call_together(methods, arguments, keywords, contexts)
+            calls.start_all(methods, arguments, keywords, contexts)
+            await calls.wait()
+            results += calls.results
             continue
         for registered in group.hooks:
             registered.calls += 1
@@ -507,14 +509,14 @@ class HookCalls(Calls):
         self._group = group
         self._step = step
 
-    async def call_together(
+    def start_all(
         self,
         methods: Sequence[Method],
         arguments: Sequence[Args],
         keywords: Keywords = NO_KEYWORDS,
         contexts: Sequence[OwnContext | None] | None = None,
-    ) -> list[Any]:
-        """Make the calls, wait for them, and return their results.
+    ) -> None:
+        """Start the calls in order, and make those that cannot wait.
 
         Args:
             methods: the method of each call, bound to its keyword arguments.
@@ -531,7 +533,7 @@ class HookCalls(Calls):
                     hooks[number].calls += 1
                     # Now: one whose error is only logged may have changed the context, too.
                     self.caller_context_changed()
-                    self.results[number] = await method(*call_args)
+                    self.results[number] = result_now(method(*call_args))
                 elif call.condition is None or call.condition(*call_args, **keywords):
                     if not call.queued:
                         hooks[number].calls += 1
@@ -541,8 +543,6 @@ class HookCalls(Calls):
                 self.failed(number, error)
             if self.cancelling:
                 break
-        await self.wait()
-        return self.results
 
     def describe(self, number: int) -> str:
         return _at_step(self._group.calls[number].name, self._step)

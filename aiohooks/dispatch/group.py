@@ -355,8 +355,8 @@ class HookGroup(Generic[K]):
             error: the error of the block.
         """
         grace_secs = self._composite.grace_secs
-        active = self._composite.active
-        if not await wait_done(active, grace_secs):
+        if not await wait_done(self._composite.ends_of_calls(), grace_secs):
+            active = self._composite.ends_of_calls()
             message = "%r is left, but %s of its calls still run after %s s"
             logger.warning(message, self, len(active), grace_secs)
         self._exit_failures += await self._composite.background.end(grace_secs)
@@ -382,7 +382,7 @@ class HookGroup(Generic[K]):
 
         self._composite.check_loop()
         # One hook after another, in order of removal: all exits run in one context.
-        earlier: list[asyncio.Future[None]] = [*self._composite.active, *self._exits]
+        earlier: list[asyncio.Future[None]] = [*self._composite.ends_of_calls(), *self._exits]
         name = f"exit of {registered.name}, which was removed"
         self._exits[new_task(exit_removed(), name)] = registered
 

@@ -411,15 +411,6 @@ def split_awaitables(annotation: Any) -> tuple[list[Any], list[Any]]:
     return plain, awaited
 
 
-def returns_awaitable(function: Any) -> bool:
-    """Return whether a function is annotated to return an awaitable, always or sometimes."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    annotation = annotations_of(function, {}).get("return", Any)
-    _, awaited = split_awaitables(annotation)
-    return bool(awaited)
-
-
 _CALLABLE: Any = collections.abc.Callable
 
 
@@ -428,14 +419,15 @@ def calls_next(annotation: Any) -> bool:
     for part in union_parts(annotation):
         kind = class_of(part)
         call = getattr(kind, "__call__", None)  # noqa: B004
+        result: Any = None
         if kind is _CALLABLE:
             *_, result = typing.get_args(part) or [Any]
-            _, awaited = split_awaitables(result)
-            if awaited:
-                return True
-        elif inspect.isfunction(call) and (
-            inspect.iscoroutinefunction(call) or returns_awaitable(call)
-        ):
+        elif inspect.iscoroutinefunction(call):
+            return True
+        elif inspect.isfunction(call):
+            result = annotations_of(call, {}).get("return", Any)
+        _, awaited = split_awaitables(result)
+        if awaited:
             return True
     return False
 
