@@ -574,7 +574,8 @@ class HookCalls(Calls):
 
     def suppresses(self, number: int, error: BaseException) -> bool:
         registered = self._group.hooks[number]
-        if self._group.calls[number].queued and registered.registration.on_error != "log":
+        is_raised = registered.registration.on_error != "log"
+        if is_raised and self._group.calls[number].queued:
             # The error of an earlier call was counted when it occurred.
             return False
         return registered.suppresses(self.describe(number), error)

@@ -214,8 +214,10 @@ class Composite:
                 " which needs asyncio (and not trio)"
             )
         if loop is not self._loop:
-            is_entered = self.state != "new"
-            if self._loop is not None and (is_entered or not self._loop.is_closed()):
+            may_change = self._loop is None
+            if self._loop is not None and self.state == "new":
+                may_change = self._loop.is_closed()
+            if not may_change:
                 raise WrongLoopError(
                     f"{self!r} is called from another event loop or thread than its own; in a"
                     " thread, use loop.call_soon_threadsafe or asyncio.run_coroutine_threadsafe"
@@ -296,7 +298,9 @@ class CompositeMethod:
         Raises:
             InvalidHookError: several hooks return a result.
         """
-        if self.point.how != "one" or self.point.wraps(added.hook):
+        if self.point.how != "one":
+            return
+        if self.point.wraps(added.hook):
             return
         for registered in self.hooks:
             if not self.point.wraps(registered.hook):

@@ -164,7 +164,11 @@ class HookGroup(Generic[K]):
                 )
         self._insert(registered)
 
-    def remove(self, hook: object, method: Callable[..., Any] | None = None) -> None:
+    def remove(
+        self,
+        hook: object,
+        method: Callable[..., Any] | None = None,
+    ) -> None:
         """Remove a hook, or a function that was added with `on`; this applies from the next call.
 
         A hook that was entered is exited when the calls that have begun by now have ended.
@@ -382,7 +386,8 @@ class HookGroup(Generic[K]):
 
         self._composite.check_loop()
         # One hook after another, in order of removal: all exits run in one context.
-        earlier: list[asyncio.Future[None]] = [*self._composite.ends_of_calls(), *self._exits]
+        earlier: list[asyncio.Future[None]] = self._composite.ends_of_calls()
+        earlier += self._exits
         name = f"exit of {registered.name}, which was removed"
         self._exits[new_task(exit_removed(), name)] = registered
 

@@ -39,12 +39,20 @@ NO_VALUE: Any = object()
 
 # -- a class
 
-_seen: WeakKeyDictionary[type[Any], tuple[dict[Any, Point], WeakSet[type[Any]]]] = (
-    WeakKeyDictionary()
-)
-"""The points of a class since its first group, and the checked classes of hooks. Nothing in it
-refers to the class, which is freed like any other.
-"""
+
+class _Seen:
+    """What was read of a class for its first group.
+
+    Nothing in it refers to the class, which is freed like any other.
+    """
+
+    def __init__(self) -> None:
+        self.points: dict[object, Point] = {}
+        self.checked: WeakSet[type[Any]] = WeakSet()
+        """The classes of hooks whose names were checked."""
+
+
+_seen: WeakKeyDictionary[type[Any], _Seen] = WeakKeyDictionary()
 
 
 class Interface:
@@ -88,7 +96,7 @@ class Interface:
         self.attributes: dict[str, Any] = {}
         """The public data of the class, and its properties."""
         self._unsupported: dict[str, str] = {}  # members that hooks cannot implement, and why
-        self._checked: WeakSet[type[Any]] = _seen.setdefault(origin, ({}, WeakSet()))[1]
+        self._seen = _seen.setdefault(origin, _Seen())
         self._read_members(results)
         if not self.points:
             raise InvalidHookError(
@@ -131,7 +139,7 @@ class Interface:
         """
         member = self.members[name]
         if _is_method(member):
-            points = _seen[self.kind][0]
+            points = self._seen.points
             key = name, own_way, common_way, self._in_group
             if key not in points:
                 points[key] = Point(self.kind, name, member, own_way, common_way)
@@ -182,9 +190,9 @@ class Interface:
         points = self.implemented(hook)
         for point in points:
             self._check_method(registered, point)
-        if type(hook) not in self._checked:
+        if type(hook) not in self._seen.checked:
             self._check_names(registered)
-            self._checked.add(type(hook))
+            self._seen.checked.add(type(hook))
         return points
 
     def _check_method(self, registered: RegisteredHook, point: Point) -> None:
@@ -344,7 +352,8 @@ def _is_misspelt(name: str, meant: str) -> bool:
     if len(meant) <= 3 and name[0] != meant[0]:
         return False  # `send` is not a misspelt `end`
     blocks = difflib.SequenceMatcher(None, name, meant).get_matching_blocks()
-    return sum(block.size for block in blocks) >= max(len(name), len(meant)) - 1
+    common = sum(block.size for block in blocks)
+    return common >= max(len(name), len(meant)) - 1
 
 
 # -- registrations

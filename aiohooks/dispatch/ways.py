@@ -187,7 +187,8 @@ class Point:
             for part in annotations.results
         )
         """Whether it returns a hook, which would take the place of the group."""
-        own_way = own_way or getattr(member, _MARK, None) or getattr(function, _MARK, None)
+        mark = getattr(member, _MARK, None) or getattr(function, _MARK, None)
+        own_way = own_way or mark
         self.how: Way | Literal["none", "any", "one"] = self._choose_way(
             annotations,
             own_way,
@@ -196,7 +197,8 @@ class Point:
         """How results become one. Without a way: `"none"`, nothing is returned; `"any"`, that is
         not known; `"one"`, only one hook may return a result.
         """
-        self.calls_next: bool = self.how == "wrap" or (self.how == "one" and bool(self.nexts))
+        has_next = self.how == "one" and bool(self.nexts)
+        self.calls_next: bool = self.how == "wrap" or has_next
         """Whether an argument calls the next hook: the result of a hook counts, also None."""
         self.empty: Callable[[], Any] = (
             list if self.how == "all" else _container(annotations.results)
@@ -317,7 +319,8 @@ class _Annotations:
         plain, awaited = split_awaitables(annotations.get("return", Any))
         self.returns_awaitable: bool = bool(awaited)
         """Whether the result is an awaitable, always or sometimes."""
-        self.results: list[Any] = plain + [part for part in awaited if part not in plain]
+        more = [part for part in awaited if part not in plain]
+        self.results: list[Any] = plain + more
         """The members of the union that is the result, or that is awaited."""
 
     def candidates(self, way: Combination) -> list[str]:
