@@ -336,6 +336,7 @@ def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
 
     async def call(*args: Any, **keywords: Any) -> Any:
         if not registered.may_be_called():
+            # Whoever calls this has counted the call.
             registered.calls -= 1
             return None
         result = await method(*args, **keywords)

@@ -199,6 +199,7 @@ class FunctionHook:
                 advice = "give the function itself, without calling it"
             raise InvalidHookError(f"{function!r} is given as a function; {advice}")
         self.function: Any = function
+        # The names have underscores, as the method may have any other name.
         self.__aiohooks_name__: str = getattr(function, "__name__", type(function).__name__)
         self.__aiohooks_is_function__: bool = is_alone
         setattr(self, name, function)

@@ -165,6 +165,7 @@ class Interface:
         function = _function_of(getattr(hook, name, None))
         if function is None:
             return False
+        # A hook may derive from a base of the class, whose methods are not its own either.
         inherited = [vars(base).get(name) for base in self.kind.__mro__]
         return not any(function is _function_of(method) for method in inherited)
 

@@ -233,6 +233,7 @@ class Point:
             if is_meant and not self._choose_argument(common_way, annotations):
                 return common_way.way
         if self.nexts:
+            # Several would each call the next hook, and so what is wrapped several times.
             return "one"
         if returns_none:
             return "none"
@@ -474,6 +475,7 @@ def _instructions(function: Callable[..., Any]) -> list[tuple[str, Any]]:
 async def _empty_coroutine() -> None: ...
 
 
+# Instructions are compared, and not the source, which a program need not have.
 _EMPTY_BODIES = [_instructions(_empty_coroutine), _instructions(lambda: None)]
 _RETURNS = {"RETURN_VALUE", "RETURN_CONST"}
 
