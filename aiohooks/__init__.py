@@ -64,8 +64,7 @@ if TYPE_CHECKING:
     from aiohooks._core.clock import Clock, current_clock
     from aiohooks._core.waits import Backoff
     from aiohooks.checkpoint import Saver
-    from aiohooks.dispatch.functions import compose_functions
-    from aiohooks.dispatch.group import HookGroup, compose
+    from aiohooks.dispatch.group import HookGroup, compose, compose_functions
     from aiohooks.dispatch.hook import configure, in_order
     from aiohooks.dispatch.ways import chain, point, wrap
     from aiohooks.graph.graph import Graph, in_thread
@@ -197,8 +196,7 @@ if not TYPE_CHECKING:
             "aiohooks._core.clock": ("Clock", "current_clock"),
             "aiohooks._core.waits": ("Backoff",),
             "aiohooks.checkpoint": ("Saver",),
-            "aiohooks.dispatch.functions": ("compose_functions",),
-            "aiohooks.dispatch.group": ("HookGroup", "compose"),
+            "aiohooks.dispatch.group": ("HookGroup", "compose", "compose_functions"),
             "aiohooks.dispatch.hook": ("configure", "in_order"),
             "aiohooks.dispatch.ways": ("chain", "point", "wrap"),
             "aiohooks.graph.graph": ("Graph", "in_thread"),

@@ -1,6 +1,16 @@
-"""The logger of the library, and how often repeated failures are logged."""
+"""The logger of the library, and how often it reports failures and waits.
+
+logger      the logger
+is_logged   whether a repeated failure is logged
+WaitLog     reports of waits that take long
+"""
+
+from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+
+from aiohooks._core.clock import NO_TIMER, current_clock
 
 logger = logging.getLogger("aiohooks")
 
@@ -11,3 +21,49 @@ def is_logged(count: int, more: int = 1) -> bool:
     The log has the first failure, the 10th, the 100th, ...
     """
     return count == more or len(str(count - more)) < len(str(count))
+
+
+class WaitLog:
+    """Reports when the oldest of several waits has lasted `secs`, and again after each `secs`.
+
+    As a block, it is itself the only wait.
+    """
+
+    def __init__(self, secs: float, report: Callable[[float], object]) -> None:
+        """Start with no waits. `report` gets the seconds that the oldest wait has lasted."""
+        self._secs = secs
+        self._report = report
+        self._clock = current_clock()
+        self._since: dict[object, float] = {}  # by wait, the oldest first
+        self._reported_at = 0.0
+        self._timer = NO_TIMER
+
+    def begin(self, wait: object) -> None:
+        """Note that a wait begins."""
+        if not self._since:
+            self._timer = self._clock.call_later(self._secs, self._check)
+        self._since[wait] = self._clock.now()
+
+    def end(self, wait: object) -> None:
+        """Note that a wait has ended; harmless if it has not begun."""
+        self._since.pop(wait, None)
+        if not self._since:
+            self._timer.cancel()
+
+    # `contextlib.contextmanager` would set the traceback of an error that the block raises, which
+    # fails for a frozen dataclass.
+    def __enter__(self) -> None:
+        self.begin(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.end(self)
+
+    def _check(self) -> None:
+        now = self._clock.now()
+        oldest = next(iter(self._since.values()))
+        secs_left = max(oldest, self._reported_at) + self._secs - now
+        if secs_left <= 0:
+            secs_left = self._secs
+            self._reported_at = now
+            self._report(now - oldest)
+        self._timer = self._clock.call_later(secs_left, self._check)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from contextvars import ContextVar
 from typing import Any, Generic, Protocol, TypeVar
 
-from aiohooks._core.observers import RunObserver
+from aiohooks._core.activity import RunObserver
 
 T = TypeVar("T")
 

@@ -1,23 +1,29 @@
-"""Waits for others, which a stop ends while a session opens; a log of long waits; pauses.
+"""Waits for others, for events and for numbers; pauses.
 
-wait_for_others   a wait for another session or for an engine, while a session opens
-WaitLog           reports of waits that take long
-Backoff           pauses between attempts
+wait_for_others    a wait for another session or for an engine; a stop ends it while a session opens
+Waiters            waits for the next event
+ThresholdWaiters   waits for a number that grows
+Backoff            pauses between attempts
 """
 
 from __future__ import annotations
 
+import asyncio
+import bisect
 import random
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from aiohooks._core.clock import NO_TIMER, current_clock
+from aiohooks._core.clock import Clock, wait_woken, wake
 from aiohooks._core.scope import assigned
 from aiohooks._core.validate import check_secs
 
 T = TypeVar("T")
+
+ANY_CHANGE = 0
+"""The threshold of waits that end with the next number, whatever it is."""
 
 Until: TypeAlias = Callable[[Awaitable[Any]], Awaitable[Any]]
 """Awaits something, and may end the wait earlier: `Coordinator.until`."""
@@ -40,50 +46,113 @@ def wait_for_others(waiter: Awaitable[T]) -> Awaitable[T]:
     return waiter if until is None else until(waiter)
 
 
-class WaitLog:
-    """Reports when the oldest of several waits has lasted `secs`, and again after each `secs`.
+class Waiters:
+    """The waiters for an event. The object is true while there are any."""
 
-    As a block, it is itself the only wait.
+    def __init__(self) -> None:
+        self._futures: dict[asyncio.Future[None], None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._futures)
+
+    async def wait(self, secs: float | None = None, clock: Clock | None = None) -> None:
+        """Wait until `wake`, or for `secs` on `clock`, by default the current one."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures[waiter] = None
+        try:
+            await wait_woken(waiter, secs, clock)
+        finally:
+            del self._futures[waiter]
+
+    def wake(self) -> None:
+        """Wake all waiters."""
+        for waiter in self._futures:
+            wake(waiter)
+
+
+Waiter: TypeAlias = "asyncio.Future[int | T]"
+"""A future that gets a number, or another result."""
+
+
+class ThresholdWaiters(Generic[T]):
+    """Futures by threshold.
+
+    Parking, discarding and waking compare O(log n) thresholds, and none for a further future under
+    the same one. Reading the lowest threshold costs nothing.
     """
 
-    def __init__(self, secs: float, report: Callable[[float], object]) -> None:
-        """Start with no waits. `report` gets the seconds that the oldest wait has lasted."""
-        self._secs = secs
-        self._report = report
-        self._clock = current_clock()
-        self._since: dict[object, float] = {}  # by wait, the oldest first
-        self._reported_at = 0.0
-        self._timer = NO_TIMER
+    def __init__(self, none: int) -> None:
+        """Make an empty collection. `none`, above all thresholds, is its lowest threshold then."""
+        self._futures: dict[int, dict[Waiter[T], None]] = {}
+        self._thresholds: list[int] = [none]
+        """The thresholds with a future, sorted, and `none` at the end."""
+        self.count: int = 0
+        """The number of parked futures."""
+        self.lowest: int = none
+        """The lowest threshold with a future."""
 
-    def begin(self, wait: object) -> None:
-        """Note that a wait begins."""
-        if not self._since:
-            self._timer = self._clock.call_later(self._secs, self._check)
-        self._since[wait] = self._clock.now()
+    def count_above(self, threshold: int) -> int:
+        """Return the number of futures above the lowest threshold of all."""
+        return self.count - len(self._futures.get(threshold, ()))
 
-    def end(self, wait: object) -> None:
-        """Note that a wait has ended; harmless if it has not begun."""
-        self._since.pop(wait, None)
-        if not self._since:
-            self._timer.cancel()
+    def lowest_above(self, threshold: int) -> int | None:
+        """Return the lowest threshold above this one."""
+        place = bisect.bisect_right(self._thresholds, threshold)
+        lowest = self._thresholds[place]
+        return lowest if lowest in self._futures else None
 
-    # `contextlib.contextmanager` would set the traceback of an error that the block raises, which
-    # fails for a frozen dataclass.
-    def __enter__(self) -> None:
-        self.begin(self)
+    def park(self, threshold: int, future: Waiter[T]) -> None:
+        """Add a future."""
+        self.count += 1
+        futures = self._futures.get(threshold)
+        if futures is not None:
+            futures[future] = None
+            return
+        self._futures[threshold] = {future: None}
+        bisect.insort(self._thresholds, threshold)
+        self.lowest = self._thresholds[0]
 
-    def __exit__(self, *_: object) -> None:
-        self.end(self)
+    def discard(self, threshold: int, future: Waiter[T]) -> bool:
+        """Remove a future, and return whether it was still here."""
+        futures = self._futures.get(threshold)
+        if futures is None or future not in futures:
+            return False
+        self.count -= 1
+        del futures[future]
+        if not futures:
+            del self._futures[threshold]
+            place = bisect.bisect_left(self._thresholds, threshold)
+            del self._thresholds[place]
+            self.lowest = self._thresholds[0]
+        return True
 
-    def _check(self) -> None:
-        now = self._clock.now()
-        oldest = next(iter(self._since.values()))
-        secs_left = max(oldest, self._reported_at) + self._secs - now
-        if secs_left <= 0:
-            secs_left = self._secs
-            self._reported_at = now
-            self._report(now - oldest)
-        self._timer = self._clock.call_later(secs_left, self._check)
+    def wake(self, number: int) -> None:
+        """End the waits for `number` and below with the result `number`."""
+        if self.lowest > number:
+            return
+        reached = bisect.bisect_right(self._thresholds, number)
+        for threshold in self._thresholds[:reached]:
+            futures = self._futures.pop(threshold)
+            self.count -= len(futures)
+            for future in futures:
+                # Not by `wake` of the clock: many may wait, and the call would cost a third more.
+                if not future.done():
+                    future.set_result(number)
+        del self._thresholds[:reached]
+        self.lowest = self._thresholds[0]
+
+    def pop_all(self) -> list[tuple[int, Waiter[T]]]:
+        """Remove and return all futures with their thresholds, the lowest first."""
+        popped = [
+            (threshold, future)
+            for threshold in self._thresholds[:-1]
+            for future in self._futures[threshold]
+        ]
+        self._futures.clear()
+        del self._thresholds[:-1]
+        self.count = 0
+        self.lowest = self._thresholds[0]
+        return popped
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
-from aiohooks._core.observers import Kind
+from aiohooks._core.activity import Kind
 from aiohooks._core.scope import current_run
 from aiohooks.errors import is_clean_end, missing_extra
 from aiohooks.graph.session import Session

@@ -8,13 +8,11 @@ calls       calls in order groups: those that cannot wait in turn, the others co
 background  calls that are queued and run alongside the code that follows
 answers     the calls of a method for all its hooks, and their one result
 composite   the object that stands for the hooks of a group
-group       HookGroup and compose: one object that stands for several hooks
-functions   compose_functions: one function that stands for several functions
+group       HookGroup, compose and compose_functions: one object that stands for several hooks
 """
 
 from aiohooks.dispatch.calls import HookStatus
-from aiohooks.dispatch.functions import ComposedFunctions, compose_functions
-from aiohooks.dispatch.group import HookGroup, compose
+from aiohooks.dispatch.group import ComposedFunctions, HookGroup, compose, compose_functions
 from aiohooks.dispatch.hook import Hook, HookRegistration, configure, in_order
 from aiohooks.dispatch.ways import chain, end_chain, point, wrap
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, NoReturn, cast
 
 from aiohooks.dispatch.arguments import NO_ARGUMENTS, Args, Arguments, Keywords, Values
@@ -90,17 +90,18 @@ class Target:
         is_simple = point.how == "none" or (
             point.how in ("any", "one", "together") and point.does_nothing
         )
-        if self._groups and is_simple and not (wrapping or self.once or self.may_wait):
+        calls_more = wrapping or self.once or self.may_wait
+        if self._groups and is_simple and not calls_more:
             in_order = [registered for group in self._groups for registered in group.hooks]
             self.quick = OrderGroup(point.name, in_order, grace_secs, bind=bind)
 
-    async def call(
+    def call(
         self,
         instance: object,
         args: Args,
         keywords: Keywords,
-    ) -> Any:
-        """Call the hooks, and return the result of the call.
+    ) -> Coroutine[Any, Any, Any]:
+        """Return a call of the hooks, whose result is that of the method.
 
         Args:
             instance: the object that stands for the hooks.
@@ -109,8 +110,8 @@ class Target:
         """
         if self._wrappers or self._point.how == "wrap":
             values = self._point.parameters.values(args, keywords)
-            return await self._call_wrapper(0, instance, values, NO_ARGUMENTS)
-        return await self._call_wrapped(instance, args, keywords)
+            return self._call_wrapper(0, instance, values, NO_ARGUMENTS)
+        return self._call_wrapped(instance, args, keywords)
 
     # -- hooks that wrap
 
@@ -242,7 +243,11 @@ class Target:
 # -- results
 
 
-def combined(point: Point, results: Iterable[Any], groups: Iterable[OrderGroup] = ()) -> Any:
+def combined(
+    point: Point,
+    results: Iterable[Any],
+    groups: Iterable[OrderGroup] = (),
+) -> Any:
     """Return the result of a call of a method whose hooks have all been called.
 
     Args:
@@ -267,7 +272,8 @@ def combined(point: Point, results: Iterable[Any], groups: Iterable[OrderGroup] 
         return merged
     first = next((value for value in values if value is not None), None)
     # Only where the interface does not say whether the method returns something.
-    if point.how != "together" and len(values) > 1 and first is not None:
+    is_ambiguous = point.how != "together" and len(values) > 1
+    if is_ambiguous and first is not None:
         raise InvalidHookError(
             f"{point.label} got the results {safe_repr(values)}; say which one counts:"
             f" {point.advice}"
@@ -375,8 +381,9 @@ class WrapperCall(HookCalls):
             args, keywords = parameters.for_hooks(self._values)
             args = (self.call_next, *args)
         methods = self._group.methods_with((), keywords)
-        (result,) = await self.call_together(methods, [args])
-        return result
+        self.start_all(methods, [args])
+        await self.wait()
+        return self.results[0]
 
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
         """Call the rest with the arguments of the call, of which some may be changed."""
@@ -428,7 +435,12 @@ def generator_call(registered: RegisteredHook, method: str) -> Method:
     function = getattr(registered.hook, method)
     who = registered.call_name(method)
 
-    async def call(call_next: Callable[[], Awaitable[Any]], /, *args: Any, **keywords: Any) -> Any:
+    async def call(
+        call_next: Callable[[], Awaitable[Any]],
+        /,
+        *args: Any,
+        **keywords: Any,
+    ) -> Any:
         generator = function(*args, **keywords)
         has_yielded = True
         try:
@@ -452,7 +464,11 @@ def generator_call(registered: RegisteredHook, method: str) -> Method:
     return call
 
 
-async def _throw(generator: AsyncGenerator[Any, Any], error: BaseException, who: str) -> None:
+async def _throw(
+    generator: AsyncGenerator[Any, Any],
+    error: BaseException,
+    who: str,
+) -> None:
     """Raise the error of a wrapped call at the `yield`; return if the generator swallows it."""
     try:
         await generator.athrow(error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 Args = tuple[Any, ...]
@@ -68,8 +68,9 @@ class Parameters:
         The longest and the shortest call are tried; the text is empty if it takes both.
         """
         named: Values = dict.fromkeys(self.keys.values())
+        required = named.keys() - self._defaults.keys()
         longest = {**named, **self._others}
-        shortest: Values = dict.fromkeys(named.keys() - self._defaults.keys())
+        shortest: Values = dict.fromkeys(required)
         try:
             for values in (longest, shortest):
                 args, keywords = self.for_hooks(values)
@@ -98,11 +99,7 @@ class Parameters:
         return values
 
     def _by_key(self, keywords: Keywords) -> Values:
-        values: Values = {}
-        for name, value in keywords.items():
-            key = self._by_name.get(name, name)
-            values[key] = value
-        return values
+        return {self._by_name.get(name, name): value for name, value in keywords.items()}
 
     def for_hooks(self, values: Values) -> Arguments:
         """Return the positions and the keywords of a call with these values.
@@ -110,13 +107,21 @@ class Parameters:
         Hooks may use other names, so all arguments are passed by position that can be. A parameter
         that is left out before another one has its default.
         """
+        args = self._at(self._places(values), values)
+        return args, self._named(values)
+
+    def _at(self, keys: Iterable[Key], values: Values) -> Args:
+        """Return the arguments of these keys, or their defaults."""
         values_or_defaults = {**self._defaults, **values}
-        args = [values_or_defaults[place] for place in self._places(values)]
-        keywords: dict[str, Any] = {}
-        for key in values:
-            if isinstance(key, str):
-                keywords[key] = values[key]
-        return tuple(args), keywords
+        return tuple(values_or_defaults[key] for key in keys)
+
+    def _named(self, values: Values, ignored: Collection[Key] = ()) -> dict[str, Any]:
+        """Return the arguments that are passed by name, apart from ignored ones."""
+        return {
+            key: value
+            for key, value in values.items()
+            if isinstance(key, str) and key not in ignored
+        }
 
     def _places(self, values: Values, ignored: Key = None) -> list[int]:
         """Return the places up to the last one that has a value, apart from an ignored one."""
@@ -126,7 +131,8 @@ class Parameters:
 
     def chosen_value(self, values: Values) -> Any:
         """Return the chosen argument, or its default, or None."""
-        return {**self._defaults, **values}.get(self.chosen)
+        default = self._defaults.get(self.chosen)
+        return values.get(self.chosen, default)
 
     # -- a call of the next hook
 
@@ -139,10 +145,10 @@ class Parameters:
         keys: list[Key] = [*self._places(values, self.chosen)]
         positions = {*range(self._count)} - {self.chosen}
         takes_positions = positions or self._count in self._others
-        if takes_positions and not isinstance(self.chosen, str):
-            return keys
-        named = [key for key in self.keys.values() if isinstance(key, str) and key in values]
-        return keys + [key for key in named if key != self.chosen]
+        if not takes_positions or isinstance(self.chosen, str):
+            named = self._named(values, [self.chosen])
+            keys += [key for key in self.keys.values() if key in named]
+        return keys
 
     def changed(
         self,
@@ -180,15 +186,10 @@ class Parameters:
         It gets the last positions, as many as it takes, and by name all that hooks get by name.
         """
         passed_keys = self._passed_keys(values)
-        values_or_defaults = {**self._defaults, **values}
-        args = tuple(values_or_defaults[key] for key in passed_keys)
+        args = self._at(passed_keys, values)
         while args and not _takes(function, args):
             args = args[1:]
-        keywords: dict[str, Any] = {}
-        for key in values:
-            if isinstance(key, str) and key not in (self.chosen, *passed_keys):
-                keywords[key] = values[key]
-        return args, keywords
+        return args, self._named(values, [self.chosen, *passed_keys])
 
 
 def without_annotations(signature: inspect.Signature) -> inspect.Signature:

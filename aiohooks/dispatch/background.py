@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from aiohooks._core.activity import Observer
 from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import wake
-from aiohooks._core.observers import Observer
 from aiohooks._core.queue import Queue
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import leave_run
@@ -122,10 +122,15 @@ class CallQueue(Queue["QueuedCall"]):
         super().__init__(registered.registration.max_pending)
         # Not the hook itself: it would keep its queue, and so itself.
         self._name = registered.name
-        self._drops = registered.registration.on_full == "drop"
         self.shared: BackgroundCalls = shared
         # Whether calls are refused, because nothing would wait for them any more.
         self._is_closed = False
+
+    @property
+    def is_full(self) -> bool:
+        # Code of a background call gets a place: its own queue would wait for itself, and others
+        # may wait for that.
+        return super().is_full and _current_queue.get() is None
 
     def has_to_wait(
         self,
@@ -134,22 +139,13 @@ class CallQueue(Queue["QueuedCall"]):
         *args: Any,
         **keywords: Any,
     ) -> bool:
-        """Return whether the caller has to wait for a place; if not, queue the call, or drop it.
+        """Return whether the caller has to wait for a place; if not, queue the call.
 
         Raises:
             BaseException: the failures of earlier calls, as for `call`.
             HookGroupClosedError: as for `call`.
         """
-        self.check()
-        # Code of a background call gets a place: its own queue would wait for itself, and others
-        # may wait for that.
-        if not self.is_full or _current_queue.get() is not None:
-            self.add(QueuedCall(self, group, args, keywords))
-            return False
-        if self._drops:
-            name = group.calls[0].name
-            group.hooks[0].overflowed(name)
-        return not self._drops
+        return not self.put_nowait(QueuedCall(self, group, args, keywords))
 
     async def call(
         self,

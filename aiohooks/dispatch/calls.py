@@ -13,7 +13,6 @@ cannot wait is made in the caller's task, and a call that may wait in a task of 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import inspect
 import itertools
@@ -23,11 +22,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, S
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
-from aiohooks._core.activity import Awaited
-from aiohooks._core.calls import Calls, OwnContext, RunWaits, copy_back
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._core.activity import Awaited, Kind, Observer, observed_call
+from aiohooks._core.calls import Calls, OwnContext, RunWaits
 from aiohooks._core.coroutines import can_wait, result_now
-from aiohooks._core.observers import Kind, Observer, observed_call
 from aiohooks._core.reports import is_logged, logger
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.arguments import NO_KEYWORDS, Args, Keywords
@@ -76,7 +73,7 @@ class HookStatus(NamedTuple):
         calls: the calls that were made.
         failures: the calls that failed. Their errors were raised or logged.
         last_error: the last error, as text.
-        dropped: the calls that were not made, because its queue was full or ended, or because the
+        dropped: the calls that were not made, because the group was left before, or because the
             hook was disabled.
         disabled_since: when the hook was disabled, in Unix time; None if it is not disabled.
         pending: the background calls that wait or run.
@@ -139,15 +136,6 @@ class RegisteredHook:
             pending,
         )
 
-    def overflowed(self, who: str) -> None:
-        """Count a call that is dropped because the queue is full; log the 1st, 10th, 100th, ..."""
-        self.dropped += 1
-        if is_logged(self.dropped):
-            message = (
-                "%s: background call dropped, as max_pending=%s are pending; dropped so far: %s"
-            )
-            logger.warning(message, who, self.registration.max_pending, self.dropped)
-
     def may_be_called(self) -> bool:
         """Return whether the hook is called; count the call as dropped if it is disabled."""
         if self.disabled_since is None:
@@ -198,21 +186,16 @@ class RegisteredHook:
 
 
 def bound_method(registered: RegisteredHook, method: str) -> Method:
-    """Return a method of a hook as a coroutine function: a plain one is wrapped, and called in a
-    worker thread if the registration says so.
-    """
+    """Return a method of a hook as a coroutine function; a plain one is wrapped."""
     function: Any = getattr(registered.hook, method)
     who = registered.call_name(method)
 
     async def call_plain(*args: Any, **keywords: Any) -> Any:
         return _plain_result(function(*args, **keywords), who)
 
-    async def call_threaded(*args: Any, **keywords: Any) -> Any:
-        return _plain_result(await call_in_thread(function, args, keywords), who)
-
     if is_coroutine_function(function):
         return cast("Method", function)
-    return call_threaded if registered.registration.thread else call_plain
+    return call_plain
 
 
 def _plain_result(result: Any, who: str) -> Any:
@@ -224,34 +207,6 @@ def _plain_result(result: Any, who: str) -> Any:
     raise InvalidHookError(
         f"{who} is a plain function, and returned {result!r}; write it as `async def`"
     )
-
-
-async def call_in_thread(
-    function: Callable[..., Any],
-    args: Args,
-    keywords: Keywords,
-    *,
-    grace_secs: float = DEFAULT_GRACE_SECS,
-    on_cancel: Callable[[], object] | None = None,
-) -> Any:
-    """Call a function in a worker thread and return its result.
-
-    What the function leaves set in its context is set for the caller. A cancel calls `on_cancel`
-    and waits for the thread, which cannot be stopped, for at most `grace_secs`.
-    """
-    context = contextvars.copy_context()
-    before = context.copy()
-    call = functools.partial(function, *args, **keywords)
-    try:
-        return await to_thread(
-            context.run,
-            call,
-            grace_secs=grace_secs,
-            on_cancel=on_cancel,
-            what=f"thread of {function!r}",
-        )
-    finally:
-        copy_back([(before, context)])
 
 
 class HookCall:
@@ -381,6 +336,7 @@ def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
 
     async def call(*args: Any, **keywords: Any) -> Any:
         if not registered.may_be_called():
+            # Whoever calls this has counted the call.
             registered.calls -= 1
             return None
         result = await method(*args, **keywords)
@@ -462,7 +418,9 @@ async def call_groups(
             if second_args is not None:
                 arguments = [(*args, second) for second in second_args]
             calls = HookCalls(group, step, waits)
-            results += await calls.call_together(methods, arguments, keywords, contexts)
+            calls.start_all(methods, arguments, keywords, contexts)
+            await calls.wait()
+            results += calls.results
             continue
         for registered in group.hooks:
             registered.calls += 1
@@ -552,14 +510,14 @@ class HookCalls(Calls):
         self._group = group
         self._step = step
 
-    async def call_together(
+    def start_all(
         self,
         methods: Sequence[Method],
         arguments: Sequence[Args],
         keywords: Keywords = NO_KEYWORDS,
         contexts: Sequence[OwnContext | None] | None = None,
-    ) -> list[Any]:
-        """Make the calls, wait for them, and return their results.
+    ) -> None:
+        """Start the calls in order, and make those that cannot wait.
 
         Args:
             methods: the method of each call, bound to its keyword arguments.
@@ -576,7 +534,7 @@ class HookCalls(Calls):
                     hooks[number].calls += 1
                     # Now: one whose error is only logged may have changed the context, too.
                     self.caller_context_changed()
-                    self.results[number] = await method(*call_args)
+                    self.results[number] = result_now(method(*call_args))
                 elif call.condition is None or call.condition(*call_args, **keywords):
                     if not call.queued:
                         hooks[number].calls += 1
@@ -586,8 +544,6 @@ class HookCalls(Calls):
                 self.failed(number, error)
             if self.cancelling:
                 break
-        await self.wait()
-        return self.results
 
     def describe(self, number: int) -> str:
         return _at_step(self._group.calls[number].name, self._step)
@@ -619,7 +575,8 @@ class HookCalls(Calls):
 
     def suppresses(self, number: int, error: BaseException) -> bool:
         registered = self._group.hooks[number]
-        if self._group.calls[number].queued and registered.registration.on_error != "log":
+        is_raised = registered.registration.on_error != "log"
+        if is_raised and self._group.calls[number].queued:
             # The error of an earlier call was counted when it occurred.
             return False
         return registered.suppresses(self.describe(number), error)

@@ -13,11 +13,13 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Literal, cast
 
+from aiohooks._core.cancel import running_loop
+from aiohooks._core.clock import wake
 from aiohooks._core.coroutines import result_now
 from aiohooks.dispatch.answers import Target, combined
 from aiohooks.dispatch.arguments import Args, Keywords
@@ -70,8 +72,8 @@ class Composite:
         self.hooks: dict[RegisteredHook, Sequence[Point]] = {}
         """The hooks, in registration order, with the methods that they implement."""
         self._by_identity: dict[object, list[RegisteredHook]] = {}
-        self.active: set[asyncio.Future[None]] = set()
-        """Futures of the calls that have not ended."""
+        # The calls that have not ended, each with the future of `ends_of_calls`. Few calls need it.
+        self._active: dict[Coroutine[Any, Any, Any], asyncio.Future[None] | None] = {}
         self.kind: type[Any] = _composite_class(self)
         self.methods: dict[str, CompositeMethod] = {}
         for name, point in interface.points.items():
@@ -148,22 +150,30 @@ class Composite:
             args: the positions of the call.
             keywords: the keywords of the call.
         """
-        target = method.target()
+        target = method.current or method.find_target()
         self.check_loop(may_wait=target.may_wait)
         # Before the call: another one that runs meanwhile must not call them again.
         for registered in target.once:
             self.remove(registered)
+        call = target.call(instance, args, keywords)
         if not target.may_wait:
-            return await target.call(instance, args, keywords)
-        # Leaving the group waits for this call.
-        ended = asyncio.get_running_loop().create_future()
-        self.active.add(ended)
+            return await call
+        self._active[call] = None
         try:
-            return await target.call(instance, args, keywords)
+            return await call
         finally:
-            self.active.remove(ended)
-            if not ended.done():
-                ended.set_result(None)
+            ended = self._active.pop(call)
+            if ended is not None:
+                wake(ended)
+
+    def ends_of_calls(self) -> list[asyncio.Future[None]]:
+        """Return a future for each call that has not ended, which is done when it has."""
+        ends: list[asyncio.Future[None]] = []
+        for call, ended in self._active.items():
+            if ended is None:
+                ended = self._active[call] = asyncio.get_running_loop().create_future()
+            ends.append(ended)
+        return ends
 
     def check_usable(self) -> None:
         """Raise unless hooks can be called.
@@ -197,18 +207,17 @@ class Composite:
             WrongLoopError: the group belongs to another loop; or none is running, which a call that
                 may wait needs.
         """
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            loop = None
+        loop = running_loop()
         if loop is None and may_wait:
             raise WrongLoopError(
                 f"{self!r} is called where no asyncio event loop is running; its hooks may wait,"
                 " which needs asyncio (and not trio)"
             )
         if loop is not self._loop:
-            is_entered = self.state != "new"
-            if self._loop is not None and (is_entered or not self._loop.is_closed()):
+            may_change = self._loop is None
+            if self._loop is not None and self.state == "new":
+                may_change = self._loop.is_closed()
+            if not may_change:
                 raise WrongLoopError(
                     f"{self!r} is called from another event loop or thread than its own; in a"
                     " thread, use loop.call_soon_threadsafe or asyncio.run_coroutine_threadsafe"
@@ -267,18 +276,17 @@ class CompositeMethod:
         if self.quick is not None:
             self.quick.count_calls()
 
-    def target(self) -> Target:
-        """Return the target of the next call; raise if the group cannot be used."""
-        if self.current is None:
-            self.composite.check_usable()
-            self.current = Target(
-                self.point,
-                self.composite.kind,
-                self.hooks,
-                self.composite.grace_secs,
-                self.composite.background.bind,
-            )
-            self.quick = self.current.quick
+    def find_target(self) -> Target:
+        """Return the target of the next calls; raise if the group cannot be used."""
+        self.composite.check_usable()
+        self.current = Target(
+            self.point,
+            self.composite.kind,
+            self.hooks,
+            self.composite.grace_secs,
+            self.composite.background.bind,
+        )
+        self.quick = self.current.quick
         return self.current
 
     def check_results(self, added: RegisteredHook) -> None:
@@ -290,7 +298,9 @@ class CompositeMethod:
         Raises:
             InvalidHookError: several hooks return a result.
         """
-        if self.point.how != "one" or self.point.wraps(added.hook):
+        if self.point.how != "one":
+            return
+        if self.point.wraps(added.hook):
             return
         for registered in self.hooks:
             if not self.point.wraps(registered.hook):

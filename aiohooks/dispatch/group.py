@@ -1,7 +1,8 @@
 """A group of hooks that is called as if it were one hook.
 
-    HookGroup  the group: its hooks, its calls, its block
-    compose    the one object that stands for several hooks, where nothing has to be entered
+    HookGroup          the group: its hooks, its calls, its block
+    compose            the one object that stands for several hooks, where nothing has to be entered
+    compose_functions  one coroutine function in the place of several functions
 
 How a call is made depends on the method (`ways.Point.how`): `answers.py` has a function for each
 way.
@@ -10,12 +11,25 @@ way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import inspect
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context
-from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack, cast, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from aiohooks._core.calls import OwnContext
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, shielded, wait_done
@@ -24,9 +38,16 @@ from aiohooks._core.validate import check_mapping, check_secs
 from aiohooks.dispatch.arguments import Args
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import Composite, is_context
-from aiohooks.dispatch.hook import FunctionHook, HookOptions, HookRegistration, OnError, configure
+from aiohooks.dispatch.hook import (
+    FunctionHook,
+    HookOptions,
+    HookRegistration,
+    OnError,
+    configure,
+    registration_of,
+)
 from aiohooks.dispatch.interface import Interface, check_options, registered_hooks
-from aiohooks.dispatch.ways import How, Point
+from aiohooks.dispatch.ways import How, Point, checked_how, point
 from aiohooks.errors import (
     HookGroupClosedError,
     InvalidArgumentError,
@@ -41,6 +62,7 @@ from aiohooks.errors import (
 
 K = TypeVar("K")
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
 
 
 class HookGroup(Generic[K]):
@@ -98,7 +120,7 @@ class HookGroup(Generic[K]):
         check_mapping(init, "init")
         if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
             raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
-        interface = Interface(kind, results, hint=_BLOCKING_HINT)
+        interface = Interface(kind, results)
         self._composite = Composite(
             interface,
             init or {},
@@ -142,7 +164,11 @@ class HookGroup(Generic[K]):
                 )
         self._insert(registered)
 
-    def remove(self, hook: object, method: Callable[..., Any] | None = None) -> None:
+    def remove(
+        self,
+        hook: object,
+        method: Callable[..., Any] | None = None,
+    ) -> None:
         """Remove a hook, or a function that was added with `on`; this applies from the next call.
 
         A hook that was entered is exited when the calls that have begun by now have ended.
@@ -197,8 +223,7 @@ class HookGroup(Generic[K]):
         as a decorator.
 
         `method` is the method of the class, `fn` a coroutine function, or a plain function, which
-        must not block unless it has `thread=True`; it is returned. The options are those of
-        `configure`.
+        must not block; it is returned. The options are those of `configure`.
         """
         name = self._point_of(method).name
         if fn is None:
@@ -242,8 +267,8 @@ class HookGroup(Generic[K]):
                 raise InvalidHookError(
                     f"{hook!r} is a context manager; add it before the group is entered"
                 )
-        for point in points:
-            self._composite.methods[point.name].check_results(registered)
+        for implemented in points:
+            self._composite.methods[implemented.name].check_results(registered)
         self._composite.insert(registered, points)
 
     # -- entering and leaving
@@ -334,8 +359,8 @@ class HookGroup(Generic[K]):
             error: the error of the block.
         """
         grace_secs = self._composite.grace_secs
-        active = self._composite.active
-        if not await wait_done(active, grace_secs):
+        if not await wait_done(self._composite.ends_of_calls(), grace_secs):
+            active = self._composite.ends_of_calls()
             message = "%r is left, but %s of its calls still run after %s s"
             logger.warning(message, self, len(active), grace_secs)
         self._exit_failures += await self._composite.background.end(grace_secs)
@@ -361,7 +386,8 @@ class HookGroup(Generic[K]):
 
         self._composite.check_loop()
         # One hook after another, in order of removal: all exits run in one context.
-        earlier: list[asyncio.Future[None]] = [*self._composite.active, *self._exits]
+        earlier: list[asyncio.Future[None]] = self._composite.ends_of_calls()
+        earlier += self._exits
         name = f"exit of {registered.name}, which was removed"
         self._exits[new_task(exit_removed(), name)] = registered
 
@@ -446,9 +472,133 @@ def compose(
     return group.hooks
 
 
-# -- checks
+# -- functions
 
-_BLOCKING_HINT = ", or, if it has to block, give configure(hook, thread=True)"
+
+class ComposedFunctions(Protocol[P]):
+    """What `compose_functions` returns."""
+
+    async def __call__(self, *args: P.args, **keywords: P.kwargs) -> Any:
+        """Call the functions."""
+
+    def add(self, function: object, /) -> None:
+        """Add a function, or a registration; this applies from the next call."""
+
+    def remove(self, function: object, /) -> None:
+        """Remove a function, of several registrations the earliest; this applies from the next
+        call.
+        """
+
+
+@overload
+def compose_functions(  # type: ignore[overload-overlap]
+    functions: Iterable[Callable[P, object]],
+    *,
+    results: How | None = None,
+    name: str | None = None,
+) -> ComposedFunctions[P]: ...
+@overload
+def compose_functions(
+    functions: Iterable[object],
+    *,
+    results: How | None = None,
+    name: str | None = None,
+) -> ComposedFunctions[...]: ...
+def compose_functions(
+    functions: Iterable[object],
+    *,
+    results: How | None = None,
+    name: str | None = None,
+) -> ComposedFunctions[...]:
+    """Return one coroutine function that calls several functions, for a framework that takes a
+    plain callable.
+
+    Example: `httpx.AsyncClient(event_hooks={"request": [compose_functions([sign, audit])]})`.
+
+    They are called as the methods of hooks are: concurrently, and the first failure ends the call.
+    What this returns has `add` and `remove`, which hold from the next call on. Arguments are passed
+    by position where they can be. Each function must take every call that the first one takes,
+    whatever its parameters are named.
+
+    Args:
+        functions: coroutine functions and plain ones, or registrations made by `configure`; at
+            least one.
+        results: how the results of several become one, if they return any; see `point`.
+        name: its name, and that of the group in messages.
+
+    Raises:
+        InvalidHookError: one is not a function, cannot be called as the first one is, or has an
+            option that cannot hold.
+        InvalidArgumentError: an argument is invalid.
+    """
+    if callable(functions) or not isinstance(functions, Iterable):
+        raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
+    if results is not None:
+        checked_how(results, "results")
+    hooks = [_function_hook(function) for function in functions]
+    if not hooks:
+        raise InvalidArgumentError("functions is empty; the first one says how all are called")
+    first = hooks[0].hook.function
+    label = name or "functions"
+    namespace = {"__call__": _method_like(first, results)}
+    kind: Any = type(label, (), namespace)
+    group: HookGroup[Any] = HookGroup(kind, hooks)
+
+    async def call(*args: Any, **keywords: Any) -> Any:
+        return await group.hooks(*args, **keywords)
+
+    def add(function: object, /) -> None:
+        group.add(_function_hook(function))
+
+    call.__name__ = label
+    call.__qualname__ = label
+    attributes: Any = call
+    attributes.add = add
+    attributes.remove = group.remove
+    attributes.__signature__ = _signature(first)
+    return cast("ComposedFunctions[...]", call)
+
+
+def _function_hook(function: object) -> HookRegistration:
+    """Make a hook of a function, or of a registration of one; its only method is `__call__`.
+
+    Raises:
+        InvalidHookError: `function` is not a function.
+    """
+    registration = registration_of(function)
+    hook = FunctionHook("__call__", registration.hook, is_alone=True)
+    return registration._replace(hook=hook)
+
+
+def _method_like(function: Callable[..., Any], results: How | None) -> Any:
+    """Return a method of a hook interface of functions that are called as this one is."""
+
+    async def call(self: Any, *args: Any, **keywords: Any) -> Any: ...
+
+    method: Any = functools.update_wrapper(call, function)
+    del method.__wrapped__  # it is no method
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    signature = _signature(function)
+    parameters = [own, *signature.parameters.values()]
+    method.__signature__ = signature.replace(parameters=parameters)
+    if results is not None:
+        return point(results)(method)
+    # What this one returns says nothing of the others.
+    method.__annotations__ = {}
+    return method
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function; one that is written in C may take any arguments."""
+    with contextlib.suppress(TypeError, ValueError):
+        return inspect.signature(function)
+    return inspect.signature(_anything)
+
+
+def _anything(*args: Any, **keywords: Any) -> Any: ...
+
+
+# -- checks
 
 
 def interface_of(group: HookGroup[Any]) -> Interface:

@@ -14,10 +14,6 @@ OnError = Literal["raise", "log"]
 """How errors of a hook are handled: `"raise"` ends the call with the error, `"log"` logs it and
 continues.
 """
-OnFull = Literal["wait", "drop"]
-"""What a full queue of background calls does: the caller waits for a place, or its call is
-dropped.
-"""
 
 
 class Hook:
@@ -53,8 +49,6 @@ class HookRegistration(NamedTuple):
     background: bool = False
     max_pending: int = 100
     disable_after: int | None = None
-    on_full: OnFull = "wait"
-    thread: bool = False
     name: str | None = None
     once: bool = False
 
@@ -68,8 +62,6 @@ class HookOptions(TypedDict, total=False):
     background: bool
     max_pending: int
     disable_after: int | None
-    on_full: OnFull
-    thread: bool
     name: str | None
     once: bool
 
@@ -104,13 +96,6 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
             `disable_after`: take the hook out of the calls, with a warning, when it has failed this
             often in a row; with `on_error="log"` only.
 
-            `on_full`: `"wait"`, or `"drop"`: a background call is dropped if the queue is full. The
-            first, the 10th, the 100th and so on are logged, with their number.
-
-            `thread`: whether plain methods that stand for coroutine methods are called in a worker
-            thread each, so that they may block; for a hook of a group. A cancel or
-            time limit waits for it, for at most the grace period.
-
             `name`: the name of the hook in messages and in the status, in place of its class's.
 
             `once`: whether a function takes part in one call only, and is removed when that starts.
@@ -129,12 +114,11 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
             )
     original = registration_of(hook)
     registration = registration_of(original._replace(**options))
-    for name in ("max_pending", "on_full"):
-        if name in options and "background" not in options and not original.background:
-            raise InvalidHookError(
-                f"{name} of {hook_name(original.hook)} is {getattr(registration, name)}, but its"
-                " calls are not queued; give background=True too"
-            )
+    if "max_pending" in options and "background" not in options and not original.background:
+        raise InvalidHookError(
+            f"max_pending of {hook_name(original.hook)} is {registration.max_pending}, but its"
+            " calls are not queued; give background=True too"
+        )
     return registration
 
 
@@ -178,11 +162,10 @@ def _check_options(registration: HookRegistration) -> None:
     )
     check_secs(registration.timeout, f"timeout of {name}", optional=True, positive=True)
     check_choice(registration.on_error, f"on_error of {name}", "raise", "log")
-    for option in ("background", "thread", "once"):
+    for option in ("background", "once"):
         check_instance(getattr(registration, option), bool, f"{option} of {name}")
     check_instance(registration.name, str, f"name of {name}", optional=True)
     checked_int(registration.max_pending, f"max_pending of {name}", 1)
-    check_choice(registration.on_full, f"on_full of {name}", "wait", "drop")
     checked_int(registration.disable_after, f"disable_after of {name}", 1, optional=True)
     if registration.disable_after is not None and registration.on_error != "log":
         raise InvalidHookError(
@@ -216,6 +199,7 @@ class FunctionHook:
                 advice = "give the function itself, without calling it"
             raise InvalidHookError(f"{function!r} is given as a function; {advice}")
         self.function: Any = function
+        # The names have underscores, as the method may have any other name.
         self.__aiohooks_name__: str = getattr(function, "__name__", type(function).__name__)
         self.__aiohooks_is_function__: bool = is_alone
         setattr(self, name, function)

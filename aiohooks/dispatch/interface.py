@@ -39,12 +39,20 @@ NO_VALUE: Any = object()
 
 # -- a class
 
-_seen: WeakKeyDictionary[type[Any], tuple[dict[Any, Point], WeakSet[type[Any]]]] = (
-    WeakKeyDictionary()
-)
-"""The points of a class since its first group, and the checked classes of hooks. Nothing in it
-refers to the class, which is freed like any other.
-"""
+
+class _Seen:
+    """What was read of a class for its first group.
+
+    Nothing in it refers to the class, which is freed like any other.
+    """
+
+    def __init__(self) -> None:
+        self.points: dict[object, Point] = {}
+        self.checked: WeakSet[type[Any]] = WeakSet()
+        """The classes of hooks whose names were checked."""
+
+
+_seen: WeakKeyDictionary[type[Any], _Seen] = WeakKeyDictionary()
 
 
 class Interface:
@@ -88,7 +96,7 @@ class Interface:
         self.attributes: dict[str, Any] = {}
         """The public data of the class, and its properties."""
         self._unsupported: dict[str, str] = {}  # members that hooks cannot implement, and why
-        self._checked: WeakSet[type[Any]] = _seen.setdefault(origin, ({}, WeakSet()))[1]
+        self._seen = _seen.setdefault(origin, _Seen())
         self._read_members(results)
         if not self.points:
             raise InvalidHookError(
@@ -131,7 +139,7 @@ class Interface:
         """
         member = self.members[name]
         if _is_method(member):
-            points = _seen[self.kind][0]
+            points = self._seen.points
             key = name, own_way, common_way, self._in_group
             if key not in points:
                 points[key] = Point(self.kind, name, member, own_way, common_way)
@@ -157,6 +165,7 @@ class Interface:
         function = _function_of(getattr(hook, name, None))
         if function is None:
             return False
+        # A hook may derive from a base of the class, whose methods are not its own either.
         inherited = [vars(base).get(name) for base in self.kind.__mro__]
         return not any(function is _function_of(method) for method in inherited)
 
@@ -174,8 +183,6 @@ class Interface:
                 name is nearly that of a method of the class.
         """
         hook: object = registered.hook
-        # Whether coroutine methods may be plain functions.
-        plain = registered.registration.thread or isinstance(hook, FunctionHook)
         if isinstance(hook, (types.FunctionType, types.MethodType)):
             raise InvalidHookError(
                 f"{hook!r} is a function; give it to compose_functions, or add it to a HookGroup"
@@ -183,26 +190,20 @@ class Interface:
             )
         points = self.implemented(hook)
         for point in points:
-            method = getattr(hook, point.name)
-            function = method.__func__ if isinstance(method, types.MethodType) else None
-            if function not in point.fitting:
-                who = registered.call_name(point.name)
-                self._check_method(who, method, point, plain=plain)
-                if inspect.isfunction(function) and not plain:
-                    point.fitting.add(function)
-        if type(hook) not in self._checked:
-            self._check_names(registered, plain=plain)
-            self._checked.add(type(hook))
+            self._check_method(registered, point)
+        if type(hook) not in self._seen.checked:
+            self._check_names(registered)
+            self._seen.checked.add(type(hook))
         return points
 
-    def _check_method(
-        self,
-        who: str,
-        method: Any,
-        point: Point,
-        *,
-        plain: bool,
-    ) -> None:
+    def _check_method(self, registered: RegisteredHook, point: Point) -> None:
+        method = getattr(registered.hook, point.name)
+        function = method.__func__ if isinstance(method, types.MethodType) else None
+        if function in point.fitting:
+            return
+        # A coroutine method may be a plain function where that is added by itself.
+        plain = isinstance(registered.hook, FunctionHook)
+        who = registered.call_name(point.name)
         problem = self._kind_problem(method, point, plain=plain)
         if problem:
             raise InvalidHookError(f"{who} {problem}")
@@ -216,6 +217,8 @@ class Interface:
                 f"{who}{without_annotations(signature)} cannot take the call"
                 f" {point.label}{point.parameters.signature}: {problem}"
             )
+        if inspect.isfunction(function) and not plain:
+            point.fitting.add(function)
 
     def _kind_problem(
         self,
@@ -282,7 +285,7 @@ class Interface:
                 return ""
         return f"is not a coroutine function; write it as `async def`{self._hint}"
 
-    def _check_names(self, registered: RegisteredHook, *, plain: bool) -> None:
+    def _check_names(self, registered: RegisteredHook) -> None:
         """Raise if a method of a hook would never be called."""
         hook: object = registered.hook
         for name, reason in self._unsupported.items():
@@ -293,9 +296,9 @@ class Interface:
                     " method"
                 )
         for name, function in inspect.getmembers_static(type(hook), inspect.isfunction):
-            # A plain method is likely to be a helper, unless plain ones are called.
-            is_helper = not plain and not is_coroutine_function(function)
-            if is_helper or name in self.points or name.startswith("_"):
+            # A plain method is likely to be a helper.
+            is_helper = name.startswith("_") or not is_coroutine_function(function)
+            if is_helper or name in self.points:
                 continue
             for point_name in self.points:
                 if _is_misspelt(name, point_name):
@@ -350,7 +353,8 @@ def _is_misspelt(name: str, meant: str) -> bool:
     if len(meant) <= 3 and name[0] != meant[0]:
         return False  # `send` is not a misspelt `end`
     blocks = difflib.SequenceMatcher(None, name, meant).get_matching_blocks()
-    return sum(block.size for block in blocks) >= max(len(name), len(meant)) - 1
+    common = sum(block.size for block in blocks)
+    return common >= max(len(name), len(meant)) - 1
 
 
 # -- registrations
@@ -406,12 +410,6 @@ def check_options(registered: RegisteredHook, points: Sequence[Point]) -> None:
         problem = _option_problem(registered, point)
         if problem:
             raise InvalidHookError(f"{registered.call_name(point.name)} {problem}")
-    kinds = [function_kind(getattr(registered.hook, point.name)) for point in points]
-    if options.thread and not any(kind in PLAIN for kind in kinds):
-        raise InvalidHookError(
-            f"{registered.name} is to be called in a thread, but has no plain method for a"
-            " coroutine method"
-        )
     queued = [point for point in points if point.is_async and point.how == "none"]
     if options.background and not queued:
         raise InvalidHookError(
@@ -426,8 +424,6 @@ def _option_problem(registered: RegisteredHook, point: Point) -> str:
     """
     options = registered.registration
     kind = function_kind(getattr(registered.hook, point.name))
-    if options.thread and not point.is_async:
-        return "is called as a plain method, which cannot wait for a thread; give no thread"
     if options.background and kind == ASYNC_GENERATOR:
         return "is an async generator, which wraps other calls; give no background=True"
     if options.timeout and point.wraps(registered.hook):
@@ -435,6 +431,6 @@ def _option_problem(registered: RegisteredHook, point: Point) -> str:
             "wraps other calls, whose time would count; give no timeout, and use asyncio.timeout"
             " around its own waits"
         )
-    if options.timeout and kind in PLAIN and not options.thread:
+    if options.timeout and kind in PLAIN:
         return "is a plain function, which no time limit can end; give no timeout"
     return ""

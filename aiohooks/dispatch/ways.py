@@ -187,7 +187,8 @@ class Point:
             for part in annotations.results
         )
         """Whether it returns a hook, which would take the place of the group."""
-        own_way = own_way or getattr(member, _MARK, None) or getattr(function, _MARK, None)
+        mark = getattr(member, _MARK, None) or getattr(function, _MARK, None)
+        own_way = own_way or mark
         self.how: Way | Literal["none", "any", "one"] = self._choose_way(
             annotations,
             own_way,
@@ -196,7 +197,8 @@ class Point:
         """How results become one. Without a way: `"none"`, nothing is returned; `"any"`, that is
         not known; `"one"`, only one hook may return a result.
         """
-        self.calls_next: bool = self.how == "wrap" or (self.how == "one" and bool(self.nexts))
+        has_next = self.how == "one" and bool(self.nexts)
+        self.calls_next: bool = self.how == "wrap" or has_next
         """Whether an argument calls the next hook: the result of a hook counts, also None."""
         self.empty: Callable[[], Any] = (
             list if self.how == "all" else _container(annotations.results)
@@ -231,6 +233,7 @@ class Point:
             if is_meant and not self._choose_argument(common_way, annotations):
                 return common_way.way
         if self.nexts:
+            # Several would each call the next hook, and so what is wrapped several times.
             return "one"
         if returns_none:
             return "none"
@@ -317,7 +320,8 @@ class _Annotations:
         plain, awaited = split_awaitables(annotations.get("return", Any))
         self.returns_awaitable: bool = bool(awaited)
         """Whether the result is an awaitable, always or sometimes."""
-        self.results: list[Any] = plain + [part for part in awaited if part not in plain]
+        more = [part for part in awaited if part not in plain]
+        self.results: list[Any] = plain + more
         """The members of the union that is the result, or that is awaited."""
 
     def candidates(self, way: Combination) -> list[str]:
@@ -411,15 +415,6 @@ def split_awaitables(annotation: Any) -> tuple[list[Any], list[Any]]:
     return plain, awaited
 
 
-def returns_awaitable(function: Any) -> bool:
-    """Return whether a function is annotated to return an awaitable, always or sometimes."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    annotation = annotations_of(function, {}).get("return", Any)
-    _, awaited = split_awaitables(annotation)
-    return bool(awaited)
-
-
 _CALLABLE: Any = collections.abc.Callable
 
 
@@ -428,14 +423,15 @@ def calls_next(annotation: Any) -> bool:
     for part in union_parts(annotation):
         kind = class_of(part)
         call = getattr(kind, "__call__", None)  # noqa: B004
+        result: Any = None
         if kind is _CALLABLE:
             *_, result = typing.get_args(part) or [Any]
-            _, awaited = split_awaitables(result)
-            if awaited:
-                return True
-        elif inspect.isfunction(call) and (
-            inspect.iscoroutinefunction(call) or returns_awaitable(call)
-        ):
+        elif inspect.iscoroutinefunction(call):
+            return True
+        elif inspect.isfunction(call):
+            result = annotations_of(call, {}).get("return", Any)
+        _, awaited = split_awaitables(result)
+        if awaited:
             return True
     return False
 
@@ -479,6 +475,7 @@ def _instructions(function: Callable[..., Any]) -> list[tuple[str, Any]]:
 async def _empty_coroutine() -> None: ...
 
 
+# Instructions are compared, and not the source, which a program need not have.
 _EMPTY_BODIES = [_instructions(_empty_coroutine), _instructions(lambda: None)]
 _RETURNS = {"RETURN_VALUE", "RETURN_CONST"}
 

@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from aiohooks._core.activity import active
+from aiohooks._core.activity import Observer, active, observed_call
 from aiohooks._core.calls import Calls, RunWaits, Wait, changes, copy_back
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._core.coroutines import result_now
-from aiohooks._core.observers import Observer, observed_call
 from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import check_instance, check_secs
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, snapshot

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohooks._core.validate import check_mapping, check_secs
-from aiohooks._core.waiters import Waiters
-from aiohooks._core.waits import wait_for_others
+from aiohooks._core.waits import Waiters, wait_for_others
 from aiohooks.errors import (
     FetchError,
     PublisherFailedError,

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, wait_done
+from aiohooks._core.calls import copy_back
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, to_thread, wait_done
 from aiohooks._core.validate import check_secs, is_coroutine_function
-from aiohooks.dispatch.calls import call_in_thread
 from aiohooks.errors import InvalidHookError, SessionClosedError, WrongLoopError, next_feed
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
@@ -63,8 +63,7 @@ class BlockingHook(SessionRunHook):
         self._obj = obj
         if not methods:
             raise InvalidHookError(
-                f"{obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}; for a"
-                " HookGroup, give configure(hook, thread=True)",
+                f"{obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}"
             )
         self._grace_secs = grace_secs
         self._calls: _LoopCalls | None = None
@@ -110,18 +109,38 @@ class BlockingHook(SessionRunHook):
         thread_call = _ThreadCall()
         token = _thread_call.set(thread_call)
         try:
-            return await call_in_thread(
-                method,
-                args,
-                {},
-                grace_secs=self._grace_secs,
-                on_cancel=thread_call.cancel,
-            )
+            return await _call_in_thread(method, args, self._grace_secs, thread_call.cancel)
         finally:
             _thread_call.reset(token)
 
     def __repr__(self) -> str:
         return f"BlockingHook({self._obj!r})"
+
+
+async def _call_in_thread(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    grace_secs: float,
+    on_cancel: Callable[[], object],
+) -> Any:
+    """Call a function in a worker thread and return its result.
+
+    What the function leaves set in its context is set for the caller. A cancel calls `on_cancel`
+    and waits for the thread, which cannot be stopped, for at most `grace_secs`.
+    """
+    context = contextvars.copy_context()
+    before = context.copy()
+    call = functools.partial(function, *args)
+    try:
+        return await to_thread(
+            context.run,
+            call,
+            grace_secs=grace_secs,
+            on_cancel=on_cancel,
+            what=f"thread of {function!r}",
+        )
+    finally:
+        copy_back([(before, context)])
 
 
 class _ThreadCall:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+from aiohooks._core.activity import Kind, Observer
 from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import NO_TIMER, Clock, LoopClock, current_clock
-from aiohooks._core.observers import Kind, Observer
 from aiohooks._core.scope import current_run
 from aiohooks._core.validate import check_secs
 from aiohooks._why.blocked_loop import BlockedLoopWatch

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary, WeakSet
 
-from aiohooks._core.activity import Awaited, active
+from aiohooks._core.activity import Awaited, Observer, active
 from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop
 from aiohooks._core.clock import (
@@ -32,11 +32,9 @@ from aiohooks._core.clock import (
     wake,
 )
 from aiohooks._core.coroutines import close_unawaited
-from aiohooks._core.observers import Observer
-from aiohooks._core.reports import logger
+from aiohooks._core.reports import WaitLog, logger
 from aiohooks._core.scope import RunScope, current_scope, leave_run
 from aiohooks._core.validate import check_callable, check_instance, check_secs
-from aiohooks._core.waits import WaitLog
 from aiohooks._why.tasks import Task, describe_awaitable, is_task, links_of, task_wait
 from aiohooks.errors import (
     InvalidArgumentError,

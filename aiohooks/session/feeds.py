@@ -35,7 +35,7 @@ from aiohooks._core.cancel import current_task, to_thread, wait_done
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import checked_int
-from aiohooks._core.waiters import Waiters
+from aiohooks._core.waits import Waiters
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import (
     FeedsLostError,

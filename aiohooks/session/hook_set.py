@@ -67,11 +67,6 @@ class HookSet:
         self._keys = [(os.getpid(), id(registered.hook)) for registered in self.registered]
         for registered in self.registered:
             LIFECYCLE.check(registered)
-            if registered.registration.thread:
-                raise InvalidHookError(
-                    f"{registered.name} has thread=True, which is for hooks of a group; give"
-                    " BlockingHook(hook)"
-                )
 
         def enter() -> None:
             make_default(graph)

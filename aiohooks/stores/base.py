@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from aiohooks._core.activity import Awaited, Parked, active, enter
 from aiohooks._core.clock import current_clock, monotonic_now, wake
 from aiohooks._core.scope import RunScope, current_run
-from aiohooks._core.waiters import ANY_CHANGE, ThresholdWaiters, Waiters
-from aiohooks._core.waits import wait_for_others
+from aiohooks._core.waits import ANY_CHANGE, ThresholdWaiters, Waiters, wait_for_others
 from aiohooks._why.processes import process_state
 from aiohooks.errors import (
     AiohooksError,

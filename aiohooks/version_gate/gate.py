@@ -10,8 +10,8 @@ from typing import Any
 from aiohooks._core.activity import Awaited, active
 from aiohooks._core.calls import Wait
 from aiohooks._core.clock import call_later, current_clock
+from aiohooks._core.reports import WaitLog
 from aiohooks._core.validate import check_callable, check_instance
-from aiohooks._core.waits import WaitLog
 from aiohooks.errors import (
     AiohooksError,
     InvalidArgumentError,

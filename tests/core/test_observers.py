@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks._core.activity import active
-from aiohooks._core.observers import Kind, observed_call
+from aiohooks._core.activity import Kind, active, observed_call
 from tests.support.waiting import cancel_and_wait, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from aiohooks._core.waiters import ThresholdWaiters
-from aiohooks._core.waits import WaitLog
+from aiohooks._core.reports import WaitLog
+from aiohooks._core.waits import ThresholdWaiters
 from aiohooks.testing import ManualClock
 
 pytestmark = pytest.mark.every_python

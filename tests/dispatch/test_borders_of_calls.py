@@ -165,10 +165,6 @@ def test_generators_that_no_one_would_iterate_over_are_refused() -> None:
     def generate(event):
         yield
 
-    class Generates:
-        def on_event(self, event):
-            yield
-
     class Called:
         def __call__(self, event):
             yield
@@ -179,8 +175,6 @@ def test_generators_that_no_one_would_iterate_over_are_refused() -> None:
             group.on(Events.on_event, function)
         with pytest.raises(InvalidHookError, match="no one would iterate over it"):
             ah.compose_functions([function])
-    with pytest.raises(InvalidHookError, match="no one would iterate over it"):
-        group.add(ah.configure(Generates(), thread=True))
 
 
 async def test_an_object_that_is_called_as_an_async_generator_wraps() -> None:

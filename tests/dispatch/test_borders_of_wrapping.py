@@ -301,14 +301,15 @@ async def test_a_hook_that_ends_what_it_wraps_has_failed(caplog: pytest.LogCaptu
     assert "is not called any more, as its disable_after says" in caplog.text
 
 
-async def test_a_plain_function_in_a_thread_returns_no_coroutine() -> None:
+async def test_a_plain_function_returns_no_coroutine() -> None:
     """It would never be awaited, and what is wrapped would not run."""
 
-    def run(self, prompt, call_next):
+    def run(prompt, call_next):
         return call_next(prompt)
 
-    group = ah.HookGroup(Wraps, [ah.configure(hook(run=run), thread=True)])
-    with refused(InvalidHookError, "Observer.run is a plain function, and returned <coroutine"):
+    group = ah.HookGroup(Wraps)
+    group.on(Wraps.run, run)
+    with refused(InvalidHookError, "run.run is a plain function, and returned <coroutine"):
         await group.hooks.run("p", echo)
 
 

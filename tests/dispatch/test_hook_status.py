@@ -105,29 +105,6 @@ async def test_every_call_is_counted_once(kind: str, made: list[type[Quick]]) ->
         assert [one.calls for one in group.status()] == [7, 5]
 
 
-async def test_a_full_queue_drops_the_call(caplog: pytest.LogCaptureFixture) -> None:
-    """With `on_full="drop"` no caller waits: what has no place is counted, and logged the first
-    time and every tenfold.
-    """
-    hook = Slow()
-    async with ah.HookGroup(
-        Kinds, [ah.configure(hook, background=True, max_pending=2, on_full="drop")]
-    ) as group:
-        for _ in range(102):
-            await group.hooks.none(1)
-        assert group.status() == [("Slow", 0, 0, None, 100, None, 2)]
-        texts = [record.getMessage() for record in caplog.records]
-        assert texts == [
-            "Slow.none: background call dropped, as max_pending=2 are pending; dropped so far:"
-            f" {count}"
-            for count in (1, 10, 100)
-        ]
-        await until_true(lambda: hook.made == 2)
-        await group.hooks.none(1)
-    assert hook.made == 3
-    assert group.status() == [("Slow", 3, 0, None, 100, None, 0)]
-
-
 async def test_what_the_end_drops_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     """After the grace period the active call is cancelled, which was made; those behind it are
     dropped, with a warning.

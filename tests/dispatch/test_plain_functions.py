@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from types import CoroutineType
-from typing import Annotated, Any, ClassVar, TypeVar, Union, cast
+from typing import Annotated, Any, ClassVar, TypeVar, Union
 
 import pytest
 
@@ -18,7 +18,7 @@ import aiohooks as ah
 from aiohooks.errors import InvalidHookError
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
-from tests.support.waiting import HANG_SECS, forever, parked
+from tests.support.waiting import forever, parked
 
 T = TypeVar("T")
 MaybeAwaitable = Union[T, Awaitable[T]]  # noqa: UP007
@@ -199,77 +199,6 @@ async def test_the_own_answer_of_a_class_may_be_an_awaitable() -> None:
 # -- hooks in threads
 
 
-class Calls:
-    async def on(self, text: str) -> str | None: ...
-
-    async def notify(self, text: str) -> None: ...
-
-    def plain(self) -> None: ...
-
-
-class Blocking:
-    """It waits for others in its thread, where no coroutine could."""
-
-    def __init__(self, barrier: threading.Barrier | None = None) -> None:
-        self.barrier = barrier
-        self.threads: list[int] = []
-
-    def on(self, text: str) -> str | None:
-        self.threads.append(threading.get_ident())
-        if self.barrier is not None:
-            self.barrier.wait(HANG_SECS)
-        variable.set(text)
-        return text + "!"
-
-
-async def test_blocking_hooks_of_a_group_overlap_in_threads() -> None:
-    """Sync and async hooks share a group; what a thread leaves in its context is the caller's."""
-
-    class Async:
-        async def on(self, text: str) -> str:
-            await asyncio.to_thread(barrier.wait, HANG_SECS)
-            return "async"
-
-    barrier = threading.Barrier(3)
-    first, second = Blocking(barrier), Blocking(barrier)
-    hooks = [ah.configure(first, thread=True), Async(), ah.configure(second, thread=True)]
-    group = ah.HookGroup(Calls, hooks, results="all")
-    assert await cast("Any", group.hooks).on("x") == ["x!", "async", "x!"]
-    assert variable.get() == "x"
-    assert threading.get_ident() not in first.threads + second.threads
-    group.remove(second)
-    assert [one.name for one in group.status()] == ["Blocking#1", "Async"]
-
-
-def test_a_thread_that_cannot_be_is_refused() -> None:
-    """For plain methods of the class, for hooks without plain methods, and in a session, which has
-    objects for them.
-    """
-
-    class Both(Blocking):
-        def plain(self) -> None: ...
-
-    class Async:
-        async def on(self, text: str) -> None: ...
-
-    with refused(
-        InvalidHookError, "Blocking.on is not a coroutine function", "configure(hook, thread=True)"
-    ):
-        ah.compose(Calls, [Blocking()])
-    with refused(
-        InvalidHookError, "Both.plain is called as a plain method, which cannot wait for a thread"
-    ):
-        ah.compose(Calls, [ah.configure(Both(), thread=True)])
-    with refused(InvalidHookError, "Async is to be called in a thread, but has no plain method"):
-        ah.compose(Calls, [ah.configure(Async(), thread=True)])
-    with refused(
-        InvalidHookError,
-        "FinalOpsHook has thread=True, which is for hooks of a group",
-        "BlockingHook(hook)",
-    ):
-        ah.AsyncMonitoredSession(ah.Graph(), [ah.configure(ah.FinalOpsHook(()), thread=True)])
-
-
 async def test_a_blocking_hook_of_a_session_in_a_group() -> None:
     """Where the lifecycle is that of a session, it is called as a session calls it."""
     group = ah.HookGroup(ah.SessionRunHook, [ah.hooks.BlockingHook(Ending())])
@@ -285,25 +214,9 @@ class Ending:
 
 
 def test_a_hook_of_a_group_is_none_of_a_session() -> None:
-    """An object with methods of another lifecycle is refused, with what to do in a group."""
-    with refused(InvalidHookError, "has none of the methods of a hook: begin", "thread=True"):
-        ah.hooks.BlockingHook(Blocking())
-
-
-async def test_a_time_limit_waits_for_the_thread(clock: ManualClock) -> None:
-    """The call fails with its limit when the thread has ended."""
-    gate = threading.Event()
-
-    class Hangs:
-        def notify(self, text: str) -> None:
-            gate.wait(HANG_SECS)
-
-    composite = ah.compose(Calls, [ah.configure(Hangs(), thread=True, timeout=1.0)])
-    call = await parked(composite.notify("x"), 5)
-    clock.advance(1.0)
-    gate.set()
-    with pytest.raises(ah.errors.HookTimeoutError, match=r"Hangs\.notify"):
-        await call
+    """An object with methods of another lifecycle is refused."""
+    with refused(InvalidHookError, "has none of the methods of a hook: begin"):
+        ah.hooks.BlockingHook(object())
 
 
 # -- functions
@@ -329,9 +242,8 @@ async def test_functions_are_called_as_one() -> None:
     def blocking(request: str) -> None:
         assert threading.current_thread() is not threading.main_thread()
 
-    hooks = ah.compose_functions(
-        [first, second, plain, ah.configure(blocking, thread=True)], name="on_request"
-    )
+    functions = [first, second, plain, ah.in_thread(blocking)]
+    hooks = ah.compose_functions(functions, name="on_request")
     assert inspect.iscoroutinefunction(hooks)
     assert inspect.signature(hooks) == inspect.signature(first)
     assert hooks.__name__ == "on_request"  # type: ignore[attr-defined]

@@ -185,7 +185,6 @@ HOOKS: list[Any] = [
         made(Calls, hook(on=function)),
         "Observer.on is not a coroutine function",
         "async def",
-        "configure(hook, thread=True)",
     ),
     (
         made(Calls, hook(plain=coroutine)),
@@ -255,7 +254,6 @@ HOOKS: list[Any] = [
         "max_pending of Observer is 3, but its calls are not queued",
         "background=True",
     ),
-    (said(Calls, ON, on_full="drop"), "on_full of Observer is drop", "background=True"),
     (said(Calls, ON, disable_after=3), "disable_after of Observer is 3", 'on_error="log"'),
     (
         said(Calls, HookRegistration(ah.configure(ON))),
@@ -342,7 +340,6 @@ ARGUMENTS: list[Any] = [
             ("max_pending", {"max_pending": 0}),
             ("max_pending", {"max_pending": None}),
             ("disable_after", {"disable_after": 0, "on_error": "log"}),
-            ("on_full", {"on_full": "discard"}),
         )
         for make in (
             said(Calls, ON, **options),
@@ -417,23 +414,6 @@ def test_a_name_that_is_one_edit_away_is_refused(
     says = f"Observer.{name} is not a method of {kind.__name__}", f"did you mean '{right}'"
     with refused(InvalidHookError, *says) if near else contextlib.nullcontext():
         ah.compose(kind, [one])
-
-
-def test_a_name_of_a_plain_hook_is_checked_too() -> None:
-    """With `thread=True` the methods are plain functions, and one that is nearly right is not
-    dropped either.
-    """
-
-    def plain(self: object) -> None: ...
-
-    one = ah.configure(hook(on_tool_star=plain, on_tool_end=plain), thread=True)
-    with refused(
-        InvalidHookError,
-        "Observer.on_tool_star is not a method of Tools",
-        "did you mean 'on_tool_start'",
-    ):
-        ah.compose(Tools, [one])
-    ah.compose(Tools, [ah.configure(hook(started=plain, on_tool_end=plain), thread=True)])
 
 
 @pytest.mark.parametrize(

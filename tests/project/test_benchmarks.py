@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.waiters import ThresholdWaiters
+from aiohooks._core.waits import ThresholdWaiters
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.benchmarks import dispatchers
 from tests.benchmarks.__main__ import main

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiohooks._core.scope import RunScope
-from aiohooks._core.waiters import ThresholdWaiters
+from aiohooks._core.waits import ThresholdWaiters
 from aiohooks.errors import AiohooksError
 from aiohooks.stores import MemoryStepStore, Publisher
 from aiohooks.stores._protocol import MAX_STEP

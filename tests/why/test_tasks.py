@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks._core.activity import observed_call
 from aiohooks._core.clock import secs_text
-from aiohooks._core.observers import observed_call
 from aiohooks._why.tasks import describe_awaitable, task_wait
 from aiohooks.stores import MemoryStepStore
 from tests.support.waiting import parked, ticks
