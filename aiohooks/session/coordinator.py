@@ -52,9 +52,13 @@ from aiohooks.errors import (
     raise_unchanged,
     safe_repr,
 )
-from aiohooks.session.events import SessionEvents
 from aiohooks.session.recovery import NEVER, RecoveryPolicy
-from aiohooks.session.status import EffectRecorder, SessionStatus, background_activities
+from aiohooks.session.status import (
+    EffectRecorder,
+    SessionEvents,
+    SessionStatus,
+    background_activities,
+)
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
