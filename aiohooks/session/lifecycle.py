@@ -431,8 +431,9 @@ class Lifecycle(TasksOwner):
             if is_cancel or (error is cause and not is_among(error, coordinator.errors)):
                 # The caller, a signal, the end of the session or a restore has ended the run.
                 raise_unchanged(error)
-            label = self.requests.label
-            error = root_cause(error, coordinator.errors, coordinator.is_recoverable, label)
+            if coordinator.errors:
+                label = self.requests.label
+                error = root_cause(error, coordinator.errors, coordinator.is_recoverable, label)
             if coordinator.is_recoverable(error):
                 return await self._recover(error, commit)
             coordinator.note_delivery(error)
@@ -517,8 +518,9 @@ class Lifecycle(TasksOwner):
         coordinator = self.coordinator
         try:
             while True:
-                self._begin_recovery(error, step)
-                await self._close_raw_session(f"recovering from {safe_repr(error)}")
+                description = safe_repr(error)
+                self._begin_recovery(error, description, step)
+                await self._close_raw_session(f"recovering from {description}")
                 if self.gave_up is error:
                     raise_unchanged(error)
                 await self._pause()
@@ -538,15 +540,15 @@ class Lifecycle(TasksOwner):
             # The traceback of what is raised refers to this frame.
             del error
 
-    def _begin_recovery(self, error: BaseException, step: int | None) -> None:
+    def _begin_recovery(self, error: BaseException, description: str, step: int | None) -> None:
         """Log that the session recovers from `error`, before anything can end that, or that it
         gives up.
         """
         label = self.requests.label
-        reason = self.history.failed(error, step)
+        reason = self.history.failed(description, step)
         if reason is None:
             self.recoveries += 1
-            logger.warning("%s: recovering from %s", label, safe_repr(error))
+            logger.warning("%s: recovering from %s", label, description)
             return
         logger.error("%s: recovery gave up: %s", label, reason, exc_info=error)
         self.gave_up = error

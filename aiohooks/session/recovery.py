@@ -96,12 +96,12 @@ class RecoveryHistory:
         self._failed_steps: list[int] = []
         """The steps whose runs failed, since the first of them, or a later one, was completed."""
 
-    def failed(self, error: BaseException, step: int | None) -> str | None:
+    def failed(self, description: str, step: int | None) -> str | None:
         """Record a failure of the run of `step` (None: of a creation); return why to give up, or
         None to continue.
         """
         where = "creating a session" if step is None else f"the run of step {step}"
-        self._in_a_row.append(f"{where}: {safe_repr(error)}")
+        self._in_a_row.append(f"{where}: {description}")
         if step is not None:
             failed = self._failed_steps
             if failed and step > failed[0]:
@@ -143,13 +143,13 @@ def root_cause(
     is_recoverable: Callable[[BaseException], bool],
     label: str,
 ) -> BaseException:
-    """Choose the error to act on: the failure of a background task may be behind the one that came
-    out of a run.
+    """Choose the error to act on: one of the failures of background tasks may be behind the one
+    that came out of a run.
 
     The first failure of a task wins, unless neither is recoverable: then the error of the run is
     the answer to the failure. The other one becomes a note, or a line of the log.
     """
-    if not failures or failures[0] is error or is_clean_end(error):
+    if failures[0] is error or is_clean_end(error):
         return error
     chosen = failures[0]
     hidden = error

@@ -417,13 +417,13 @@ def test_what_counts_as_progress() -> None:
     history = RecoveryHistory(recovery_policy(no_progress_limit=2, max_attempts=1))
     for _ in range(2):
         for _ in range(2):
-            assert history.failed(LOST, 5) is None
+            assert history.failed(repr(LOST), 5) is None
             history.completed(4)
         history.completed(5)
     for _ in range(2):
-        assert history.failed(LOST, 5) is None
+        assert history.failed(repr(LOST), 5) is None
         history.completed(4)
-    assert history.failed(LOST, 3) == "step 5 failed 3 times (no_progress_limit=2)"
+    assert history.failed(repr(LOST), 3) == "step 5 failed 3 times (no_progress_limit=2)"
 
 
 async def test_a_clean_end_while_recovering_is_a_clean_end() -> None:
