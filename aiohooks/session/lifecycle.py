@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from threading import get_ident
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from aiohooks._core.activity import ENTRIES, Awaited, active, enter
 from aiohooks._core.calls import RunWaits, Wait, limited
@@ -96,8 +96,10 @@ from aiohooks.stores.publishers import Publisher
 
 T = TypeVar("T")
 
-OPEN_SESSIONS: WeakSet[Lifecycle] = WeakSet()
-"""The sessions of this process that are being opened, are open, or are being closed."""
+OPEN_SESSIONS: WeakKeyDictionary[Lifecycle, None] = WeakKeyDictionary()
+"""The sessions of this process that are being opened, are open, or are being closed, in the order
+of their openings.
+"""
 _FLUSH_SECS = 5.0
 """How long to wait until other processes can know that this session has left."""
 DEFAULT_YIELD_SECS = 0.005
@@ -177,10 +179,10 @@ class Lifecycle(TasksOwner):
         self.phase = phase
         self.phase_began_at = current_clock().now()
         if phase == "closed":
-            OPEN_SESSIONS.discard(self)
+            OPEN_SESSIONS.pop(self, None)
             ENTRIES.pop(id(self), None)
         elif phase == "opening":
-            OPEN_SESSIONS.add(self)
+            OPEN_SESSIONS[self] = None
             enter(self)
 
     # -- open
