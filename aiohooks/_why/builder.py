@@ -114,7 +114,6 @@ class _Builder:
         self._edges: dict[tuple[str, str], Needs] = {}
         self._keys: list[object] = []  # kept, so that their ids stay unique
         self._new_tasks: list[Task] = []
-        self._idle_sessions: dict[str, list[str]] = {}
         self._entries: defaultdict[Task | None, list[Entry]] = defaultdict(list)
         for entry in entries():
             self._entries[entry.task].append(entry)
@@ -127,7 +126,6 @@ class _Builder:
         # To expand a task may add further tasks.
         while self._new_tasks:
             self._expand_task(self._new_tasks.pop())
-        self._connect_idle_sessions()
         nodes = (WaitNode(node_id, **fields) for node_id, fields in self._nodes.items())
         edges = (WaitEdge(*ids, needs) for ids, needs in self._edges.items())
         return WaitGraph(tuple(nodes), tuple(edges))
@@ -153,18 +151,6 @@ class _Builder:
             needs = "all"
         for node in awaited:
             self._edges.setdefault((waiter, node), needs)
-
-    def _connect_idle_sessions(self) -> None:
-        """Let sessions wait for the tasks that may run them, unless they wait for something else.
-
-        Other tasks than these may run a session, too, so it is in no deadlock with them.
-        """
-        waiters = {waiter for waiter, _ in self._edges}
-        for session, tasks in self._idle_sessions.items():
-            if session in waiters:
-                continue
-            for task in tasks:
-                self._edges[session, task] = "any"
 
     def _place(self, node: str, frames: Frames) -> None:
         """Note the line at which a node waits."""
@@ -213,8 +199,9 @@ class _Builder:
             if awaited.kind != "session":
                 self._connect(node, targets, awaited.needs)
             elif awaited.needs == "any":
-                # It waits for its next run. A task that makes a run waits for the session.
-                self._idle_sessions[node] = targets
+                # It waits for its next run, which another task may make as well: no deadlock. A
+                # task that makes a run waits for the session.
+                self._edges.update(((node, target), "any") for target in targets)
         return node
 
     def _add_task(self, task: Task) -> str:
