@@ -41,10 +41,7 @@ def wait_for_others(waiter: Awaitable[T]) -> Awaitable[T]:
 
 
 class WaitLog:
-    """Reports when the oldest of several waits has lasted `secs`, and again after each `secs`.
-
-    As a block, it is itself the only wait.
-    """
+    """Reports when the oldest of several waits has lasted `secs`, and again after each `secs`."""
 
     def __init__(self, secs: float, report: Callable[[float], object]) -> None:
         """Start with no waits. `report` gets the seconds that the oldest wait has lasted."""
@@ -66,14 +63,6 @@ class WaitLog:
         self._since.pop(wait, None)
         if not self._since:
             self._timer.cancel()
-
-    # `contextlib.contextmanager` would set the traceback of an error that the block raises, which
-    # fails for a frozen dataclass.
-    def __enter__(self) -> None:
-        self.begin(self)
-
-    def __exit__(self, *_: object) -> None:
-        self.end(self)
 
     def _check(self) -> None:
         now = self._clock.now()
