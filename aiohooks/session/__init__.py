@@ -6,13 +6,12 @@ types of its results. Read `monitored.py` first: it has one run on one screen. E
 only from those above it:
 
     status          the status of a session, as a value and as text; SessionEvents
+    creators        the sources of a session; Scaffold, how raw sessions are created and restored;
+                    RecoveryPolicy and its history
     coordinator     Coordinator: background tasks, their failures, the stop, the drain and the pause
     hook            SessionRunHook, and the arguments and results of its methods
-    creators        the sources of a session; Scaffold, and how raw sessions are created and
-                    restored
     hook_set        HookSet: the hooks checked, sorted and called, their requests merged
     feeds           the feeds of the loops: taken ahead, set back by a recovery
-    recovery        RecoveryPolicy, its history and the root cause: decisions, nothing waits
     signals         SIGINT and SIGTERM as a drain or a stop
     lifecycle       Lifecycle: opens, recovers and closes; owns the raw session
     why             why a process waits, asked from inside, by a signal or from outside

@@ -51,7 +51,7 @@ from aiohooks.errors import (
     raise_unchanged,
     safe_repr,
 )
-from aiohooks.session.recovery import NEVER, RecoveryPolicy
+from aiohooks.session.creators import NEVER, RecoveryPolicy
 from aiohooks.session.status import (
     EffectRecorder,
     SessionEvents,
@@ -895,6 +895,26 @@ class Coordinator(RequestMethods):
         if is_among(error, self._whole.lasting_errors):
             return False
         return self.owner.policy.recovers(error)
+
+    def root_cause(self, error: BaseException) -> BaseException:
+        """Choose the error to act on: the failure of a background task may be behind the one that
+        came out of a run.
+
+        The first failure of a task wins, unless neither is recoverable: then the error of the run
+        is the answer to the failure. The other one becomes a note, or a line of the log.
+        """
+        if not self.errors or self.errors[0] is error or is_clean_end(error):
+            return error
+        chosen = self.errors[0]
+        hidden = error
+        note = f"the run failed with it: {safe_repr(hidden)}"
+        if not self.is_recoverable(chosen) and not self.is_recoverable(error):
+            chosen = error
+            hidden = self.errors[0]
+            note = f"a background task had failed before: {safe_repr(hidden)}"
+        if not add_note(chosen, note):
+            logger.error("%s: %s", self.requests.label, note, exc_info=hidden)
+        return chosen
 
     @property
     def ending_failures(self) -> list[BaseException]:

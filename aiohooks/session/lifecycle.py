@@ -7,8 +7,9 @@ Read it downward; each method calls the layer below it:
     recover     close the failed raw session, pause, create another one
     close       `end` of the hooks, background tasks, the raw session, `close` of the hooks
 
-`recovery` has the policy, the history and the choice of the root cause.
-`Coordinator.is_recoverable` is the one place that decides whether a new raw session can help.
+`creators` has the policy and the history of recoveries, the coordinator the choice of the root
+cause. `Coordinator.is_recoverable` is the one place that decides whether a new raw session can
+help.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ from aiohooks.session.coordinator import (
 )
 from aiohooks.session.creators import (
     ChiefSessionCreator,
+    RecoveryHistory,
+    RecoveryPolicy,
     SessionCreator,
     WorkerSessionCreator,
     restore_hooks,
@@ -76,12 +79,6 @@ from aiohooks.session.creators import (
 from aiohooks.session.feeds import FeedsWentBack, SessionFeeds
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.hook_set import HookSet
-from aiohooks.session.recovery import (
-    RecoveryHistory,
-    RecoveryPolicy,
-    has_commit,
-    root_cause,
-)
 from aiohooks.session.signals import StopOnSignal
 from aiohooks.session.status import (
     CLOSING,
@@ -433,9 +430,7 @@ class Lifecycle(TasksOwner):
             if is_cancel or (error is cause and not is_among(error, coordinator.errors)):
                 # The caller, a signal, the end of the session or a restore has ended the run.
                 raise_unchanged(error)
-            if coordinator.errors:
-                label = self.requests.label
-                error = root_cause(error, coordinator.errors, coordinator.is_recoverable, label)
+            error = coordinator.root_cause(error)
             if coordinator.is_recoverable(error):
                 return await self._recover(error, commit)
             coordinator.note_delivery(error)
@@ -505,10 +500,19 @@ class Lifecycle(TasksOwner):
             # The traceback of what is raised refers to this frame.
             del error
         self.recovering_from = None
-        if commit is None or not has_commit(self.session, commit):
+        if commit is None or not self._has_commit(commit):
             return False
         self.feeds.keep_element_of_run()
         return True
+
+    def _has_commit(self, commit: Position) -> bool:
+        """Return whether the new raw session continues behind a commit of the one before."""
+        if self.session is None:
+            return False
+        if self.session.restored is not None:
+            return self.session.restored.checkpoint.step >= commit.step
+        latest = self.session.global_step.latest
+        return latest.epoch == commit.epoch and latest.step >= commit.step
 
     async def _replace_session(self, error: BaseException, step: int | None) -> None:
         """Replace the raw session after `error` of the run of `step`; None means the error of a

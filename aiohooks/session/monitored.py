@@ -78,12 +78,11 @@ from aiohooks.session.coordinator import (
     Requests,
     note_own_end_in_drain,
 )
-from aiohooks.session.creators import Source, creator_of
+from aiohooks.session.creators import NEVER, RecoveryPolicy, Source, creator_of
 from aiohooks.session.feeds import Element, Feeds, FeedsWentBack
 from aiohooks.session.feeds import Source as FeedSource
 from aiohooks.session.hook import SessionRunContext, SessionRunHook
 from aiohooks.session.lifecycle import DEFAULT_YIELD_SECS, Lifecycle
-from aiohooks.session.recovery import NEVER, RecoveryPolicy
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
 from aiohooks.session.status import SessionStatus
 from aiohooks.stores.base import StepStore

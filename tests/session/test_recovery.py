@@ -14,7 +14,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.clock import sleep
-from aiohooks.session.recovery import RecoveryHistory
+from aiohooks.session.creators import RecoveryHistory
 from aiohooks.stores import open_step_store
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook, choose, explore
 from tests.support.checks import refused
