@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from aiohooks.session.coordinator import Coordinator
     from aiohooks.session.creators import (
         ChiefSessionCreator,
+        RecoveryPolicy,
         Scaffold,
         SessionCreator,
         WorkerSessionCreator,
@@ -109,7 +110,6 @@ if TYPE_CHECKING:
         effect,
     )
     from aiohooks.session.monitored import AsyncMonitoredSession, AsyncSingularMonitoredSession
-    from aiohooks.session.recovery import RecoveryPolicy
     from aiohooks.session.run import run
     from aiohooks.session.signals import SignalPolicy
     from aiohooks.stores import MemoryStepStore, StepStore, open_step_store
@@ -206,6 +206,7 @@ if not TYPE_CHECKING:
             "aiohooks.session.coordinator": ("Coordinator",),
             "aiohooks.session.creators": (
                 "ChiefSessionCreator",
+                "RecoveryPolicy",
                 "Scaffold",
                 "SessionCreator",
                 "WorkerSessionCreator",
@@ -222,7 +223,6 @@ if not TYPE_CHECKING:
                 "AsyncSingularMonitoredSession",
             ),
             "aiohooks.session.run": ("run",),
-            "aiohooks.session.recovery": ("RecoveryPolicy",),
             "aiohooks.session.signals": ("SignalPolicy",),
             "aiohooks.stores": ("MemoryStepStore", "StepStore", "open_step_store"),
             "aiohooks.training": ("monitored_training_session",),

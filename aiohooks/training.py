@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from aiohooks.graph.session import Session
+    from aiohooks.session.creators import RecoveryPolicy
     from aiohooks.session.monitored import SessionOptions
-    from aiohooks.session.recovery import RecoveryPolicy
 
     class TrainingOptions(SessionOptions, total=False):
         """The options of a session and of its creator."""

@@ -23,7 +23,11 @@ class BlockedLoopWatch(threading.Thread):
     The time is real time, not that of the current clock.
     """
 
-    def __init__(self, secs: float, on_blocked: Callable[[Frames, float], object]) -> None:
+    def __init__(
+        self,
+        secs: float,
+        on_blocked: Callable[[Frames, float], object],
+    ) -> None:
         """Create a watch of the running loop, in its thread.
 
         `on_blocked` is called in the watching thread, once for each block. Its arguments are the

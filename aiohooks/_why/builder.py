@@ -19,9 +19,20 @@ from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from aiohooks._core.activity import Awaited, Entry, Needs, entries
+from aiohooks._core.activity import (
+    Awaited,
+    Entry,
+    Needs,
+    entries,
+)
 from aiohooks._why.graph import HIDDEN, WaitEdge, WaitGraph, WaitNode
-from aiohooks._why.sources import Holders, called_function, group_of, holders_among, sources_of
+from aiohooks._why.sources import (
+    Holders,
+    called_function,
+    group_of,
+    holders_among,
+    sources_of,
+)
 from aiohooks._why.tasks import (
     PACKAGE,
     Frame,
@@ -114,7 +125,6 @@ class _Builder:
         self._edges: dict[tuple[str, str], Needs] = {}
         self._keys: list[object] = []  # kept, so that their ids stay unique
         self._new_tasks: list[Task] = []
-        self._idle_sessions: dict[str, list[str]] = {}
         self._entries: defaultdict[Task | None, list[Entry]] = defaultdict(list)
         for entry in entries():
             self._entries[entry.task].append(entry)
@@ -127,14 +137,19 @@ class _Builder:
         # To expand a task may add further tasks.
         while self._new_tasks:
             self._expand_task(self._new_tasks.pop())
-        self._connect_idle_sessions()
-        nodes = (WaitNode(node_id, **fields) for node_id, fields in self._nodes.items())
-        edges = (WaitEdge(*ids, needs) for ids, needs in self._edges.items())
+        nodes = [WaitNode(node_id, **fields) for node_id, fields in self._nodes.items()]
+        edges = [WaitEdge(*ids, needs) for ids, needs in self._edges.items()]
         return WaitGraph(tuple(nodes), tuple(edges))
 
     # -- nodes and edges
 
-    def _add_node(self, key: object, kind: str, name: str, **fields: Any) -> tuple[str, bool]:
+    def _add_node(
+        self,
+        key: object,
+        kind: str,
+        name: str,
+        **fields: Any,
+    ) -> tuple[str, bool]:
         """Return the id of the node with a key, a text or any object, and whether it is new."""
         node = _node_id(key)
         is_new = node not in self._nodes
@@ -153,18 +168,6 @@ class _Builder:
             needs = "all"
         for node in awaited:
             self._edges.setdefault((waiter, node), needs)
-
-    def _connect_idle_sessions(self) -> None:
-        """Let sessions wait for the tasks that may run them, unless they wait for something else.
-
-        Other tasks than these may run a session, too, so it is in no deadlock with them.
-        """
-        waiters = {waiter for waiter, _ in self._edges}
-        for session, tasks in self._idle_sessions.items():
-            if session in waiters:
-                continue
-            for task in tasks:
-                self._edges[session, task] = "any"
 
     def _place(self, node: str, frames: Frames) -> None:
         """Note the line at which a node waits."""
@@ -188,8 +191,9 @@ class _Builder:
             elif is_task(thing):
                 if not thing.done():
                     nodes.append(self._add_task(thing))
-            elif isinstance(thing, concurrent.futures.Future) or asyncio.isfuture(thing):
-                nodes += self._add(sources_of(thing, self._stacks))
+            elif asyncio.isfuture(thing) or isinstance(thing, concurrent.futures.Future):
+                sources = sources_of(thing, self._stacks)
+                nodes += self._add(sources)
         return nodes
 
     def _add_awaited(self, awaited: Awaited) -> str:
@@ -197,10 +201,15 @@ class _Builder:
         if is_task(awaited.key) and not awaited.key.done():
             # The call stands for its task.
             node = self._add_task(awaited.key)
-            fields = self._nodes[node]
-            fields.update(kind=awaited.kind, name=name, secs=awaited.secs)
+            self._nodes[node].update(
+                kind=awaited.kind,
+                name=name,
+                secs=awaited.secs,
+            )
             return node
-        key = awaited if awaited.key is None else awaited.key
+        key = awaited.key
+        if key is None:
+            key = awaited
         node, is_new = self._add_node(
             key,
             awaited.kind,
@@ -213,19 +222,24 @@ class _Builder:
             if awaited.kind != "session":
                 self._connect(node, targets, awaited.needs)
             elif awaited.needs == "any":
-                # It waits for its next run. A task that makes a run waits for the session.
-                self._idle_sessions[node] = targets
+                # It waits for its next run, which another task may make as well: no deadlock. A
+                # task that makes a run waits for the session.
+                self._edges.update(((node, target), "any") for target in targets)
         return node
 
     def _add_task(self, task: Task) -> str:
-        kind = HIDDEN if _is_internal(task) else "task"
-        node, is_new = self._add_node(task, kind, f"task {task.get_name()!r}")
+        kind = "task"
+        if _is_internal(task):
+            kind = HIDDEN
+        name = f"task {task.get_name()!r}"
+        node, is_new = self._add_node(task, kind, name)
         if is_new:
             self._new_tasks.append(task)
         return node
 
     def _add_thread(self, thread: threading.Thread) -> str:
-        node, is_new = self._add_node(thread, "thread", f"thread {thread.name!r}")
+        name = f"thread {thread.name!r}"
+        node, is_new = self._add_node(thread, "thread", name)
         if is_new:
             frames = frames_of(self._stacks.get(thread.ident or 0))
             self._place(node, frames)
@@ -234,8 +248,12 @@ class _Builder:
 
     def _add_running(self, frames: Frames) -> str:
         """Add the function that blocks an event loop."""
-        detail = "runs; the event loop waits for it"
-        node, _ = self._add_node(frames, "call", "code", detail=detail)
+        node, _ = self._add_node(
+            frames,
+            "call",
+            "code",
+            detail="runs; the event loop waits for it",
+        )
         self._place(node, frames)
         fields = self._nodes[node]
         fields["name"] = fields.get("function", "code")
@@ -285,7 +303,11 @@ class _Builder:
         frames: Frames,
     ) -> str | None:
         """Add the entries of a task, and return the innermost; None if its wait is known."""
-        waits = [wait for entry in self._entries[task] if (wait := entry.awaited())]
+        waits: list[Awaited] = []
+        for entry in self._entries[task]:
+            awaited = entry.awaited()
+            if awaited is not None:
+                waits.append(awaited)
         # A task that makes a run waits for its session, and the session for the rest.
         waits.sort(key=lambda wait: wait.kind != "session")
         for awaited in waits:
@@ -315,7 +337,8 @@ class _Builder:
         group, needs = group_of(frames)
         targets = self._add(group) or self._add([end])
         if not targets:
-            targets = self._add([called_function(frames, self._holders)])
+            function = called_function(frames, self._holders)
+            targets = self._add([function])
         self._connect(node, targets, needs)
 
     @functools.cached_property

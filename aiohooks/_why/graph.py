@@ -52,7 +52,8 @@ class WaitNode:
             function = re.escape(self.function or "")
             if not re.search(rf"(?<!\w){function}(?!\w)", name):
                 text += f"{self.function} at "
-            text += self.where.removeprefix(os.getcwd() + os.sep)
+            folder = os.getcwd() + os.sep
+            text += self.where.removeprefix(folder)
         if self.secs is not None:
             text += f", {secs_text(self.secs)}"
         return printable(text, _MAX_LENGTH)
@@ -112,10 +113,15 @@ class WaitGraph:
         """
         awaited = self._awaited_nodes(self.edges)
         needed = {edge.awaited for edge in self.edges}
-        roots = sorted(
-            awaited,
-            key=lambda node: (node.kind != "session", node.id in needed, node.kind == HIDDEN),
-        )
+
+        def rank(node: WaitNode) -> tuple[bool, bool, bool]:
+            return (
+                node.kind != "session",
+                node.id in needed,
+                node.kind == HIDDEN,
+            )
+
+        roots = sorted(awaited, key=rank)
         chains: list[Chain] = []
         pending: list[Chain] = [(root,) for root in reversed(roots)]
         while pending:
@@ -154,8 +160,9 @@ class WaitGraph:
         for cycle in self.deadlocks:
             deadlocked.update(cycle)
             shown = [node for node in cycle if node.kind != HIDDEN] or cycle
-            nodes = [*map(str, shown), shown[0].name]
-            texts["deadlock: " + link.join(nodes)] = None
+            names = [*map(str, shown), shown[0].name]
+            text = link.join(names)
+            texts[f"deadlock: {text}"] = None
         for chain in self.chains():
             if chain[0].kind != HIDDEN and chain[0] not in deadlocked:
                 text = link.join(_node_texts(chain, deadlocked, unsure))
@@ -179,9 +186,11 @@ class WaitGraph:
     def from_json(cls, text: str | bytes) -> Self:
         """Return the graph that `to_json` was called for."""
         content = json.loads(text)
-        nodes = tuple(WaitNode(**node) for node in content["nodes"])
-        edges = tuple(WaitEdge(*edge) for edge in content["edges"])
-        return cls(nodes, edges, tuple(content["notes"]))
+        return cls(
+            tuple(WaitNode(**node) for node in content["nodes"]),
+            tuple(WaitEdge(*edge) for edge in content["edges"]),
+            tuple(content["notes"]),
+        )
 
 
 def _cycle_in(awaited: dict[WaitNode, list[WaitNode]]) -> Chain:

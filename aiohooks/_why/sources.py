@@ -13,7 +13,13 @@ import itertools
 import threading
 import types
 from asyncio.subprocess import Process
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 from aiohooks._core.activity import Awaited, Needs
@@ -68,8 +74,9 @@ def group_of(frames: Frames) -> tuple[list[Any], Needs]:
         returns = frame.f_locals.get("return_when", asyncio.ALL_COMPLETED)
         if returns != asyncio.ALL_COMPLETED:
             needs = "any"
-        tasks: list[Any] = [*group] if isinstance(group, set | list) else [group]
-        return tasks, needs
+        if not isinstance(group, set | list):
+            group = [group]
+        return [*group], needs
     return [], "all"
 
 
@@ -80,7 +87,10 @@ def sources_of(future: Any, stacks: Stacks) -> list[Any]:
     if asyncio.isfuture(future):
         children = getattr(future, "_children", ())  # of `asyncio.gather`
         callbacks = getattr(future, "_callbacks", None) or ()
-        return [*children, *_chained(callback for callback, _ in callbacks)]
+        return [
+            *children,
+            *_chained(callback for callback, _ in callbacks),
+        ]
     # The task of `run_coroutine_threadsafe`, or else a call of an executor.
     return _chained(getattr(future, "_done_callbacks", ())) or [_call_of(future, stacks)]
 
@@ -91,7 +101,8 @@ def _chained(callbacks: Iterable[Any]) -> list[Any]:
     for callback in callbacks:
         if isinstance(callback, types.FunctionType) and callback.__qualname__ in _VARIABLES:
             variables = inspect.getclosurevars(callback).nonlocals
-            chained.append(variables[_VARIABLES[callback.__qualname__]])
+            name = _VARIABLES[callback.__qualname__]
+            chained.append(variables[name])
     return chained
 
 
@@ -157,8 +168,12 @@ def _library_function(frames: Frames, holders: Holders) -> Awaited | None:
     if not name.endswith(".acquire"):
         return Awaited("function", name, key=key)
     tasks = holders.get(id(owner), ())
-    detail = "" if tasks else "its holder is not known: no task is in a `with` block of it"
-    needs: Needs = "all" if "Lock" in name else "perhaps"
+    detail = ""
+    if not tasks:
+        detail = "its holder is not known: no task is in a `with` block of it"
+    needs: Needs = "perhaps"
+    if "Lock" in name:
+        needs = "all"
     return Awaited(
         "lock",
         name,

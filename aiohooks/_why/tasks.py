@@ -70,8 +70,9 @@ def task_wait(task: Task) -> TaskWait:
         frames += frames_of_links(links)
         wait = _entered_wait(task)
         if wait is None:
-            end = links[-1][1] if links else None
-            awaits = describe_awaitable(end) if is_task(end) else None
+            awaits = None
+            if links and is_task(links[-1][1]):
+                awaits = describe_awaitable(links[-1][1])
             return TaskWait(frames, awaits, None)
         if wait.kind != "calls":
             return TaskWait(frames, wait.name, wait.kind)
@@ -95,7 +96,9 @@ def _entered_wait(task: Task) -> Awaited | None:
 def _first_task(calls: Awaited) -> Task | None:
     """Return the task of the first call that has not ended."""
     for call in calls.by():
-        task = call.key if isinstance(call, Awaited) else call
+        task = call
+        if isinstance(call, Awaited):
+            task = call.key
         if is_task(task) and not task.done():
             return task
     return None
@@ -112,10 +115,10 @@ def describe_awaitable(awaitable: object) -> str:
 def describe_suspension(task: Task) -> str:
     """Return what a task waits for, and at which line, as a note for the error that ends it."""
     wait = task_wait(task)
-    awaits = ""
+    where = f"at {wait.where or 'its beginning'}"
     if wait.awaits is not None:
-        awaits = f"waiting for {wait.awaits}, "
-    return f"when its time was up it was {awaits}at {wait.where or 'its beginning'}"
+        where = f"waiting for {wait.awaits}, {where}"
+    return f"when its time was up it was {where}"
 
 
 def is_task(awaitable: object) -> TypeGuard[Task]:
@@ -209,7 +212,7 @@ def is_library(frame: Frame) -> bool:
     file = frame.f_code.co_filename
     if file.startswith(_LIBRARIES):
         return True
-    return file.startswith(_STDLIB) and "site-packages" not in file
+    return file.startswith(_STDLIB) and _INSTALLED not in file
 
 
 def location(frame: Frame) -> str:

@@ -25,13 +25,13 @@ from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.graph.session import Session
 from aiohooks.hooks.timing import BUCKET_SECS, HookTimingHook
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.events import session_events
 from aiohooks.session.hook import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
+from aiohooks.session.status import session_events
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry

@@ -61,17 +61,18 @@ _BUILD_LEAF = operator.itemgetter(0)
 _ATTEMPTS = range(100)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Monitor:
-    """The time limit and the methods of a monitored session that its raw session uses.
+    """The time limit and the methods of a monitored session that its raw sessions use.
 
-    `Session` has methods of the same names.
+    `Session` has methods of the same names. `plans` are those of the latest raw session.
     """
 
     grace_secs: float
     stateful_hooks: Callable[[], Mapping[str, Stateful]]
     state_of: Callable[[Stateful], Any]
     drain_hooks: Callable[[], Awaitable[None]]
+    plans: dict[Any, Plan] = dataclasses.field(default_factory=dict[Any, Plan])
 
 
 class RunRequest:
@@ -182,6 +183,8 @@ class Session:
         self._loop: asyncio.AbstractEventLoop | None = None
         # The plans by fetches, keys of the feeds, and whether the run is raw.
         self._plans: dict[tuple[Any, tuple[Any, ...], bool], Plan] = {}
+        # Those of the raw session that this one replaces: a recovery plans nothing again.
+        self._earlier_plans: Mapping[Any, Plan] = {}
         initial = {variable.name: variable.initial for variable in graph.variables}
         # A variable that is added to the graph later has no value in this session, so checkpoints
         # are made of these variables.
@@ -378,11 +381,13 @@ class Session:
         if len(parts) == len(nodes) and LEAF_TYPES.issuperset(part_types):
             key = (fetches, fed_keys, is_raw)
         if key not in self._plans:
-            step = self._step_to_run(nodes, fed_nodes, is_raw)
-            plan = Plan(self.graph, feeds, self.grace_secs)
-            plan.fetch(nodes)
-            if step is not None:
-                plan.call_step(step, nodes)
+            plan = self._earlier_plans.get(key)
+            if plan is None:
+                step = self._step_to_run(nodes, fed_nodes, is_raw)
+                plan = Plan(self.graph, feeds, self.grace_secs)
+                plan.fetch(nodes)
+                if step is not None:
+                    plan.call_step(step, nodes)
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             self._plans[key] = plan
@@ -557,6 +562,8 @@ def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
     If `run` is overridden, the function calls it, and the whole call is a single wait.
     """
     session._monitor = monitor  # pyright: ignore[reportPrivateUsage]
+    session._earlier_plans = monitor.plans  # pyright: ignore[reportPrivateUsage]
+    monitor.plans = session._plans  # pyright: ignore[reportPrivateUsage]
     if not session._has_own_grace:  # pyright: ignore[reportPrivateUsage]
         session.grace_secs = monitor.grace_secs
     inherits_run = type(session).run is Session.run

@@ -15,8 +15,8 @@ from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import FetchingHook, Sampling, Values, checked_values
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.events import session_events
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
+from aiohooks.session.status import session_events
 
 T = TypeVar("T")
 

@@ -29,8 +29,8 @@ from aiohooks.graph.variables import values_of
 from aiohooks.hooks._observing import checked_numbers, logger
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.events import session_events
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
+from aiohooks.session.status import session_events
 
 
 class CheckpointSaverListener:

@@ -52,9 +52,8 @@ from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import ResettingHook
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.events import session_events
 from aiohooks.session.hook import SessionRunContext, SessionRunValues
-from aiohooks.session.status import EffectStatus
+from aiohooks.session.status import EffectStatus, session_events
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

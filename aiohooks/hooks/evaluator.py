@@ -38,13 +38,13 @@ from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger, scalar
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.events import session_events
 from aiohooks.session.hook import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
+from aiohooks.session.status import session_events
 
 
 @dataclass(frozen=True, slots=True, eq=False)

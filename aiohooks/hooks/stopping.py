@@ -30,13 +30,13 @@ from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import FetchingHook, logger, scalar
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.events import session_events
 from aiohooks.session.hook import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
+from aiohooks.session.status import session_events
 
 
 class StopAtStepHook(SessionRunHook):

@@ -50,9 +50,13 @@ from aiohooks.errors import (
     raise_unchanged,
     safe_repr,
 )
-from aiohooks.session.events import SessionEvents
-from aiohooks.session.recovery import NEVER, RecoveryPolicy
-from aiohooks.session.status import EffectRecorder, SessionStatus, background_activities
+from aiohooks.session.creators import NEVER, RecoveryPolicy
+from aiohooks.session.status import (
+    EffectRecorder,
+    SessionEvents,
+    SessionStatus,
+    background_activities,
+)
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -891,6 +895,26 @@ class Coordinator(RequestMethods):
             return False
         return self.owner.policy.recovers(error)
 
+    def root_cause(self, error: BaseException) -> BaseException:
+        """Choose the error to act on: the failure of a background task may be behind the one that
+        came out of a run.
+
+        The first failure of a task wins, unless neither is recoverable: then the error of the run
+        is the answer to the failure. The other one becomes a note, or a line of the log.
+        """
+        if not self.errors or self.errors[0] is error or is_clean_end(error):
+            return error
+        chosen = self.errors[0]
+        hidden = error
+        note = f"the run failed with it: {safe_repr(hidden)}"
+        if not self.is_recoverable(chosen) and not self.is_recoverable(error):
+            chosen = error
+            hidden = self.errors[0]
+            note = f"a background task had failed before: {safe_repr(hidden)}"
+        if not add_note(chosen, note):
+            logger.error("%s: %s", self.requests.label, note, exc_info=hidden)
+        return chosen
+
     @property
     def ending_failures(self) -> list[BaseException]:
         """The failures from which the session does not recover, in the order of occurrence."""
@@ -1093,20 +1117,37 @@ def _queue_wait(task: Task) -> object:
     return waiter if is_waiting else None
 
 
-def long_wait_log(waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> WaitLog:
-    """Return a block whose wait is logged after a second, and again when it waits for other things.
+class long_wait_log:
+    """A block whose wait is logged after a second, and again when it waits for other things.
 
-    Args:
-        waiter: the beginning of the message: the waiter and the occasion.
-        waits_for: returns the awaited things, with a description of each.
+    It is a class because `contextlib.contextmanager` sets the traceback of an error that the block
+    raises, which fails if the error is frozen.
     """
-    logged: set[object] = set()
 
-    def log_if_new(secs: float) -> None:
-        awaited = waits_for()
-        if not logged.issuperset(awaited):
-            logged.update(awaited)
+    def __init__(self, waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> None:
+        """Begin nothing yet.
+
+        Args:
+            waiter: the beginning of the message: the waiter and the occasion.
+            waits_for: returns the awaited things, with a description of each.
+        """
+        self._waiter = waiter
+        self._waits_for = waits_for
+        self._clock = current_clock()
+        self._logged: set[object] = set()
+
+    def __enter__(self) -> None:
+        self._began_at = self._clock.now()
+        self._timer = self._clock.call_later(_NOTICE_SECS, self._log)
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _log(self) -> None:
+        awaited = self._waits_for()
+        if not self._logged.issuperset(awaited):
+            self._logged.update(awaited)
+            secs = secs_text(self._clock.now() - self._began_at)
             descriptions = "; ".join(awaited.values())
-            logger.warning("%s: has waited %s for %s", waiter, secs_text(secs), descriptions)
-
-    return WaitLog(_NOTICE_SECS, log_if_new)
+            logger.warning("%s: has waited %s for %s", self._waiter, secs, descriptions)
+        self._timer = self._clock.call_later(_NOTICE_SECS, self._log)

@@ -1,5 +1,5 @@
 """The sources of a monitored session, and the creators of its raw sessions; restoring them from
-checkpoints.
+checkpoints; the policy and the history of a recovery, which creates another one.
 """
 
 from __future__ import annotations
@@ -9,26 +9,33 @@ import dataclasses
 import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from aiohooks import checkpoint
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
     check_callable,
+    check_choice,
     check_instance,
     check_mapping,
     check_secs,
+    checked_int,
     is_coroutine_function,
 )
+from aiohooks._core.waits import Backoff
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.errors import (
+    AbortedError,
     CheckpointMismatchError,
+    FeedsLostError,
     InvalidArgumentError,
     NotReadyError,
     PublisherFinishedError,
+    UnavailableError,
     add_note,
     did_you_mean,
+    is_clean_end,
 )
 from aiohooks.graph.graph import Graph, graph_of_step
 from aiohooks.graph.session import Session
@@ -556,3 +563,119 @@ def graph_of(source: object, wanted: str = "a Graph") -> Graph:
     raise InvalidArgumentError(
         f"{source!r} cannot be run; give {wanted} or an `async def` that is the step"
     )
+
+
+# -- recovery, as far as it is a decision
+
+
+def check_error_types(types: Any, name: str, base: type[BaseException]) -> None:
+    """Raise unless `types`, an argument, is a tuple of subclasses of `base`."""
+    kinds = cast("tuple[object, ...]", types if isinstance(types, tuple) else (None,))
+    if not all(isinstance(kind, type) and issubclass(kind, base) for kind in kinds):
+        raise InvalidArgumentError(
+            f"{name} is {types!r}; give a tuple of exception classes, subclasses of {base.__name__}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecoveryPolicy:
+    """Which errors a session recovers from, and when it gives up.
+
+    A run that had been committed, because `after_run` of a hook failed or a background task did
+    meanwhile, is repeated and counts as another step, as in TensorFlow. In a loop whose feeds are
+    tracked `run` returns its values instead, as each of their elements counts once; unless the new
+    session was restored from before the commit. `run_step_fn` repeats its function in any case.
+
+    Args:
+        on: types of errors after which the session is replaced and the run repeated.
+        max_attempts: recoveries in a row without a completed run between them.
+        backoff: the pauses before them.
+        no_progress_limit: how often the same step may fail, also with earlier steps completed
+            between.
+        on_lost_feeds: what to do when going back has undone steps with feeds that do not come
+            again: those that are not tracked in the `Scaffold`, or have no state. "log", the
+            default: a warning says how many steps are gone. "raise": `FeedsLostError` ends the
+            session.
+    """
+
+    on: tuple[type[BaseException], ...] = (AbortedError, UnavailableError)
+    max_attempts: int = dataclasses.field(default=10, kw_only=True)
+    backoff: Backoff = dataclasses.field(default=Backoff(), kw_only=True)
+    no_progress_limit: int = dataclasses.field(default=3, kw_only=True)
+    on_lost_feeds: Literal["log", "raise"] = dataclasses.field(default="log", kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in ("max_attempts", "no_progress_limit"):
+            number = checked_int(getattr(self, name), name, expected="a whole number, 0 for never")
+            object.__setattr__(self, name, number)
+        check_instance(self.backoff, Backoff, "backoff")
+        check_choice(self.on_lost_feeds, "on_lost_feeds", "log", "raise")
+        check_error_types(self.on, "on", Exception)
+
+    def recovers(self, error: BaseException) -> bool:
+        """Return whether a session recovers from `error`.
+
+        A group is recovered from if each member is recoverable or a clean end, and at least one is
+        recoverable.
+        """
+        if isinstance(error, BaseExceptionGroup):
+            group = cast("BaseExceptionGroup[BaseException]", error)
+            members = group.exceptions
+            if not any(map(self.recovers, members)):
+                return False
+            return all(self.recovers(member) or is_clean_end(member) for member in members)
+        return isinstance(error, self.on) and not isinstance(error, FeedsLostError)
+
+
+NEVER = RecoveryPolicy((), max_attempts=0)
+"""The policy of a session that never recovers."""
+
+
+class RecoveryHistory:
+    """The failures since the last progress, and whether to give up."""
+
+    def __init__(self, policy: RecoveryPolicy) -> None:
+        self._policy = policy
+        self._in_a_row: list[str] = []
+        self._failed_steps: list[int] = []
+        """The steps whose runs failed, since the first of them, or a later one, was completed."""
+
+    def failed(self, description: str, step: int | None) -> str | None:
+        """Record a failure of the run of `step` (None: of a creation); return why to give up, or
+        None to continue.
+        """
+        where = "creating a session" if step is None else f"the run of step {step}"
+        self._in_a_row.append(f"{where}: {description}")
+        if step is not None:
+            failed = self._failed_steps
+            if failed and step > failed[0]:
+                failed.clear()
+            failed.append(step)
+            if len(failed) > (limit := self._policy.no_progress_limit):
+                return f"step {failed[0]} failed {len(failed)} times (no_progress_limit={limit})"
+        if len(self._in_a_row) > self._policy.max_attempts:
+            return f"{self._policy.max_attempts} attempts are used up"
+        return None
+
+    def completed(self, step: int) -> None:
+        """Record a completed run of `step`."""
+        if self._in_a_row:
+            self._in_a_row.clear()
+        if self._failed_steps and step >= self._failed_steps[0]:
+            self._failed_steps.clear()
+
+    def pause_secs(self) -> float:
+        """Return the pause before the next attempt."""
+        return self._policy.backoff.pause_secs(len(self._in_a_row))
+
+    @property
+    def failures(self) -> list[str]:
+        """The last failures since a run was completed, oldest first."""
+        return self._in_a_row[-20:]
+
+    def notes(self, why: str) -> list[str]:
+        """Return the history, for the error that is raised."""
+        return [
+            f"recovery gave up: {why}; what failed, oldest first:",
+            *(f"  {line}" for line in self.failures),
+        ]

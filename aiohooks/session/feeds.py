@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakSet
 
 from aiohooks._core.activity import Awaited, active, awaited_tasks
+from aiohooks._core.calls import RunWaits
 from aiohooks._core.cancel import current_task, to_thread, wait_done
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.reports import logger
@@ -46,7 +47,6 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.session import Session, was_fed
 from aiohooks.session.coordinator import Coordinator, Producer, Producers
-from aiohooks.session.turns import Turns
 
 if TYPE_CHECKING:
     from aiohooks.checkpoint import Restored
@@ -88,9 +88,9 @@ class Element:
 class SessionFeeds:
     """The sources of all loops of one session, over its recoveries."""
 
-    def __init__(self, coordinator: Coordinator, turns: Turns) -> None:
+    def __init__(self, coordinator: Coordinator, waits: RunWaits) -> None:
         self.coordinator: Coordinator = coordinator
-        self.turns: Turns = turns
+        self._waits = waits
         self.session: Session | None = None
         """The raw session, unless it is being replaced."""
         self.tracked: Mapping[str, object] = {}
@@ -100,9 +100,9 @@ class SessionFeeds:
         any more.
         """
         self.sources: WeakSet[Source] = WeakSet()
-        self.in_use: dict[object, Element] = {}
-        """The elements of tasks, of feeds whose reads a state counts, until their runs have
-        ended.
+        self.in_use: dict[int, Element] = {}
+        """The elements of tasks, by the ids of these, of feeds whose reads a state counts, until
+        their runs have ended.
         """
         self._kept: set[Source] = set()
         """The sources with elements that loops have left, and those of tracked feeds."""
@@ -239,27 +239,27 @@ class SessionFeeds:
 
     def _is_of_commit(self, element: Element) -> bool:
         """Return whether the run in progress uses this element, and is committed."""
-        scope = self.turns.waits.scope
-        if scope is None or not scope.committed:
+        scope = self._waits.scope
+        if scope is None or not (scope.active and scope.committed):
             return False
-        return element is self.in_use.get(self.turns.runner)
+        return element is self.in_use.get(scope.runner)
 
     # -- the element of a run
 
-    def uses_tracked_feeds(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether the run of a task has an element of tracked feeds."""
+    def uses_tracked_feeds(self, task: int) -> bool:
+        """Return whether the run of the task with this id has an element of tracked feeds."""
         element = self.in_use.get(task)
         return element is not None and self.is_tracked(element.source.feeds)
 
     def raise_if_element_went_back(self) -> None:
         """Raise `FeedsWentBack` if a recovery by another task has restored the feeds of the run."""
-        element = self.in_use.get(current_task())
+        element = self.in_use.get(id(current_task()))
         if element is not None and element.use == "comes again":
             raise FeedsWentBack
 
     def keep_element_of_run(self) -> None:
         """Count the element of the run as used: the restored checkpoint has its step."""
-        element = self.in_use.get(current_task())
+        element = self.in_use.get(id(current_task()))
         if element is not None:
             element.use = "used"
 
@@ -469,7 +469,7 @@ class Source:
             raise StopAsyncIteration
         if self.stateful is not None or self.counting:
             element.use = "taken"
-            self._session.in_use[current_task()] = element
+            self._session.in_use[id(current_task())] = element
         return element
 
     def first_unused(self) -> Element | None:
@@ -493,7 +493,7 @@ class Source:
         """
         session = self._session
         if element.use != "unused":
-            del session.in_use[current_task()]
+            del session.in_use[id(current_task())]
             if element.use == "comes again":
                 return
         if not is_used:

@@ -7,8 +7,9 @@ Read it downward; each method calls the layer below it:
     recover     close the failed raw session, pause, create another one
     close       `end` of the hooks, background tasks, the raw session, `close` of the hooks
 
-`recovery` has the policy, the history and the choice of the root cause.
-`Coordinator.is_recoverable` is the one place that decides whether a new raw session can help.
+`creators` has the policy and the history of recoveries, the coordinator the choice of the root
+cause. `Coordinator.is_recoverable` is the one place that decides whether a new raw session can
+help.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
 import socket
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from threading import get_ident
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from aiohooks._core.activity import ENTRIES, Awaited, active, enter
 from aiohooks._core.calls import RunWaits, Wait, limited
@@ -65,34 +69,42 @@ from aiohooks.session.coordinator import (
 )
 from aiohooks.session.creators import (
     ChiefSessionCreator,
+    RecoveryHistory,
+    RecoveryPolicy,
     SessionCreator,
     WorkerSessionCreator,
     restore_hooks,
     warn_if_not_saved,
 )
-from aiohooks.session.events import opening_events
 from aiohooks.session.feeds import FeedsWentBack, SessionFeeds
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.hook_set import HookSet
-from aiohooks.session.recovery import (
-    RecoveryHistory,
-    RecoveryPolicy,
-    has_commit,
-    root_cause,
-)
 from aiohooks.session.signals import StopOnSignal
-from aiohooks.session.status import CLOSING, SessionStatus, descriptions_of, status_of
-from aiohooks.session.turns import Turns
+from aiohooks.session.status import (
+    CLOSING,
+    SessionStatus,
+    descriptions_of,
+    opening_events,
+    status_of,
+)
 from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
 from aiohooks.stores.publishers import Publisher
 
 T = TypeVar("T")
 
-OPEN_SESSIONS: WeakSet[Lifecycle] = WeakSet()
-"""The sessions of this process that are being opened, are open, or are being closed."""
+OPEN_SESSIONS: WeakKeyDictionary[Lifecycle, None] = WeakKeyDictionary()
+"""The sessions of this process that are being opened, are open, or are being closed, in the order
+of their openings.
+"""
 _FLUSH_SECS = 5.0
 """How long to wait until other processes can know that this session has left."""
+DEFAULT_YIELD_SECS = 0.005
+"""After how long without a turn the event loop gets one before the next run, by default."""
+_TURN_PASSES = 3
+"""The passes of the loop that make one turn: it finds an event, calls the callback, and the task
+that waited continues.
+"""
 
 
 class Lifecycle(TasksOwner):
@@ -135,7 +147,7 @@ class Lifecycle(TasksOwner):
         self.waits: RunWaits = self.turns.waits
         self.waits.owner = self
         self.hooks: HookSet = HookSet(self.coordinator, hooks, self.graph)
-        self.feeds: SessionFeeds = SessionFeeds(self.coordinator, self.turns)
+        self.feeds: SessionFeeds = SessionFeeds(self.coordinator, self.waits)
         self.recoveries: int = 0
         self.recovering_from: BaseException | None = None
         self._recovery: asyncio.Task[None] | None = None
@@ -164,10 +176,10 @@ class Lifecycle(TasksOwner):
         self.phase = phase
         self.phase_began_at = current_clock().now()
         if phase == "closed":
-            OPEN_SESSIONS.discard(self)
+            OPEN_SESSIONS.pop(self, None)
             ENTRIES.pop(id(self), None)
         elif phase == "opening":
-            OPEN_SESSIONS.add(self)
+            OPEN_SESSIONS[self] = None
             enter(self)
 
     # -- open
@@ -418,8 +430,7 @@ class Lifecycle(TasksOwner):
             if is_cancel or (error is cause and not is_among(error, coordinator.errors)):
                 # The caller, a signal, the end of the session or a restore has ended the run.
                 raise_unchanged(error)
-            label = self.requests.label
-            error = root_cause(error, coordinator.errors, coordinator.is_recoverable, label)
+            error = coordinator.root_cause(error)
             if coordinator.is_recoverable(error):
                 return await self._recover(error, commit)
             coordinator.note_delivery(error)
@@ -436,11 +447,10 @@ class Lifecycle(TasksOwner):
         each of their elements counts once, the run is not repeated.
         """
         scope = self.waits.scope
-        is_committed = scope is not None and scope.attempt is not None and scope.attempt.committed
         session = self.session
-        if session is None or not is_committed:
+        if session is None or scope is None or scope.attempt is None:
             return None
-        if not self.feeds.uses_tracked_feeds(self.turns.runner):
+        if not (scope.attempt.committed and self.feeds.uses_tracked_feeds(scope.runner)):
             return None
         return Position(session.global_step.latest.epoch, session.committed_step)
 
@@ -490,10 +500,19 @@ class Lifecycle(TasksOwner):
             # The traceback of what is raised refers to this frame.
             del error
         self.recovering_from = None
-        if commit is None or not has_commit(self.session, commit):
+        if commit is None or not self._has_commit(commit):
             return False
         self.feeds.keep_element_of_run()
         return True
+
+    def _has_commit(self, commit: Position) -> bool:
+        """Return whether the new raw session continues behind a commit of the one before."""
+        if self.session is None:
+            return False
+        if self.session.restored is not None:
+            return self.session.restored.checkpoint.step >= commit.step
+        latest = self.session.global_step.latest
+        return latest.epoch == commit.epoch and latest.step >= commit.step
 
     async def _replace_session(self, error: BaseException, step: int | None) -> None:
         """Replace the raw session after `error` of the run of `step`; None means the error of a
@@ -505,8 +524,9 @@ class Lifecycle(TasksOwner):
         coordinator = self.coordinator
         try:
             while True:
-                self._begin_recovery(error, step)
-                await self._close_raw_session(f"recovering from {safe_repr(error)}")
+                description = safe_repr(error)
+                self._begin_recovery(error, description, step)
+                await self._close_raw_session(f"recovering from {description}")
                 if self.gave_up is error:
                     raise_unchanged(error)
                 await self._pause()
@@ -526,15 +546,15 @@ class Lifecycle(TasksOwner):
             # The traceback of what is raised refers to this frame.
             del error
 
-    def _begin_recovery(self, error: BaseException, step: int | None) -> None:
+    def _begin_recovery(self, error: BaseException, description: str, step: int | None) -> None:
         """Log that the session recovers from `error`, before anything can end that, or that it
         gives up.
         """
         label = self.requests.label
-        reason = self.history.failed(error, step)
+        reason = self.history.failed(description, step)
         if reason is None:
             self.recoveries += 1
-            logger.warning("%s: recovering from %s", label, safe_repr(error))
+            logger.warning("%s: recovering from %s", label, description)
             return
         logger.error("%s: recovery gave up: %s", label, reason, exc_info=error)
         self.gave_up = error
@@ -961,6 +981,110 @@ class Lifecycle(TasksOwner):
             f"the pause of {secs_text(secs)} before recovery {self.recoveries}",
             f"what failed, oldest first: {'; '.join(self.history.failures)}",
         )
+
+
+class Turns:
+    """The turns of the runs of one session, which come in the order in which they were asked for;
+    whose turn it is, and what that run awaits.
+
+    Unlike with `asyncio.Lock`, taking a turn without waiting costs two attribute accesses
+    (`taken`), and the number of waiters is known.
+    """
+
+    def __init__(self, yield_secs: float | None) -> None:
+        self.taken: bool = False
+        """Whether a task has the turn; set it to take a turn that is free."""
+        self.runs: int = 0
+        """The number of runs begun."""
+        self.runner: asyncio.Task[Any] | None = None
+        """The task of the run in progress."""
+        self.waits: RunWaits = RunWaits()
+        """The waits of the run in progress; to end them ends the run."""
+        self.now: Callable[[], float] = time.monotonic
+        """The clock of `loop_turn_due`."""
+        self.loop_turn_due: float = math.inf
+        """The time from which the event loop has to have a turn before the next run."""
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        # With None or 0 the loop gets no turns between runs.
+        self._yield_secs = yield_secs or math.inf
+        # Whether the loop has had a turn since `watch_loop`.
+        self._loop_turned = True
+
+    async def wait(self) -> None:
+        """Wait for the turn, and have it then."""
+        if not self.taken:
+            self.taken = True
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.release()  # the turn came together with the cancellation: pass it on
+            elif waiter in self._waiters:  # or passed over already
+                self._waiters.remove(waiter)
+            raise
+
+    def release(self) -> None:
+        """Pass the turn on to the next waiter, or free it."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self.taken = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+    def begin_attempt(self, failed: RunScope) -> RunScope:
+        """Begin the next attempt of a run; code that outlives the failed one is no part of it."""
+        failed.active = False
+        current_scope.set(failed.outer)
+        scope = self.waits.scope = begin_run(failed.session, failed.publisher)
+        scope.runner = failed.runner
+        scope.committed = failed.committed
+        return scope
+
+    def end_run(self, scope: RunScope) -> None:
+        """End the run, and let the next run begin."""
+        waits = self.waits
+        self.runner = None
+        # Most runs have neither: a reset would cost more than this check.
+        if waits.cause is not None or waits.own_contexts:
+            waits.reset()
+        scope.active = False
+        # Tasks that were started in the run have its scope, and must not keep its feeds alive.
+        scope.attempt = None
+        current_scope.set(scope.outer)
+        if self._waiters:
+            self.release()
+        else:
+            self.taken = False  # a call fewer in each run
+        # Last: observers get a scope that has ended.
+        if scope.observers:
+            scope.end_attempt()
+
+    # -- the turns of the event loop
+
+    def watch_loop(self) -> None:
+        """Notice whether the loop has a turn from now on."""
+        self.loop_turn_due = math.inf
+        if self._yield_secs < math.inf:
+            self._loop_turned = False
+            self.loop_turn_due = self.now() + self._yield_secs
+            asyncio.get_running_loop().call_soon(self._note_loop_turn)
+
+    def _note_loop_turn(self) -> None:
+        self._loop_turned = True
+
+    async def let_loop_turn(self) -> None:
+        """Let the loop have a turn, if it had none since `watch_loop`."""
+        if not self._loop_turned:
+            for _ in range(_TURN_PASSES):
+                await asyncio.sleep(0)
 
 
 class EndErrors:

@@ -28,7 +28,6 @@ from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StopRequestedError
 from aiohooks.session.coordinator import Coordinator, Requests
-from aiohooks.session.status import SessionStatus
 
 
 class Escalation(enum.IntEnum):
@@ -118,7 +117,7 @@ class StopOnSignal:
         self.escalation: Escalation | None = None
         self.is_cancelled: bool = False
         self.timers: list[TimerHandle] = []
-        self._coordinator = coordinator
+        self.coordinator: Coordinator = coordinator
         self._begun: Escalation | None = None
         """How far the loop has come with it."""
 
@@ -184,13 +183,9 @@ class StopOnSignal:
             abandoned = StopRequestedError(
                 f"{number.name} received, and the step took longer than {policy.step_secs} s more"
             )
-            end_step = functools.partial(self._coordinator.owner.end_run, abandoned)
+            end_step = functools.partial(self.coordinator.owner.end_run, abandoned)
             self.timers.append(call_later(policy.step_secs, end_step))
             self.timers.append(call_later(policy.grace_secs, end_period))
-
-    def status(self) -> SessionStatus | None:
-        """Return what the session is doing."""
-        return self._coordinator.status()
 
 
 class LoopSignals:
@@ -355,7 +350,7 @@ class LoopSignals:
         cancelling = {session.task: session.task.cancelling() for session in due}
         for session in due:
             session.is_cancelled = True
-            logger.warning("cancelling %s", session.status())
+            logger.warning("cancelling %s", session.coordinator.status())
         self._has_cancelled = True
         number = self._received[-1]
         _last_signals[self._loop] = number

@@ -31,11 +31,10 @@ from aiohooks.errors import (
 )
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.functions import LambdaHook
-from aiohooks.session.creators import ChiefSessionCreator, Source, graph_of
+from aiohooks.session.creators import ChiefSessionCreator, RecoveryPolicy, Source, graph_of
 from aiohooks.session.hook import HOOK_METHODS, SessionRunContext, SessionRunHook
 from aiohooks.session.hook_set import LIFECYCLE
 from aiohooks.session.monitored import AsyncMonitoredSession
-from aiohooks.session.recovery import RecoveryPolicy
 from aiohooks.testing._checks import by_name, run_checks
 from aiohooks.testing.clock import ManualClock
 from aiohooks.testing.hooks import FaultInjectionHook, RecordingHook

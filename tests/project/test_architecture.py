@@ -53,7 +53,6 @@ KNOWN_TO_HOOKS = {
     "session",
     "session.hook",
     "session.coordinator",
-    "session.events",
     "session.status",
 }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.clock import sleep
-from aiohooks.session.recovery import RecoveryHistory
+from aiohooks.graph.plan import Plan
+from aiohooks.session.creators import RecoveryHistory
 from aiohooks.stores import open_step_store
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook, choose, explore
 from tests.support.checks import refused
@@ -66,6 +68,22 @@ async def test_an_error_of_a_hook_is_recovered(phase: str, error: Exception, sus
     ] * 2
     assert sessions.attempts == ([1] if phase == "after_create_session" else [1, 2])
     assert session.global_step.latest.step == (2 if phase == "after_run" else 1)
+
+
+async def test_a_recovery_plans_nothing_again() -> None:
+    """The new session has the plans of the one that it replaces; those that it lacks it makes."""
+
+    def count_plans() -> int:
+        return sum(type(item) is Plan for item in gc.get_objects())
+
+    sessions, fault = SessionRecorder(), FaultInjectionHook({("after_run", 2): LOST})
+    async with counting(sessions, fault, recovery=NO_BACKOFF) as session:
+        await session.run("train")
+        planned = count_plans()
+        await session.run("train")
+        assert (len(sessions.sessions), count_plans()) == (2, planned)
+        await session.run(["train", "total"])
+        assert count_plans() == planned + 1
 
 
 async def test_a_store_that_refuses_from_the_start_is_not_retried(tmp_path: Path) -> None:
@@ -417,13 +435,13 @@ def test_what_counts_as_progress() -> None:
     history = RecoveryHistory(recovery_policy(no_progress_limit=2, max_attempts=1))
     for _ in range(2):
         for _ in range(2):
-            assert history.failed(LOST, 5) is None
+            assert history.failed(repr(LOST), 5) is None
             history.completed(4)
         history.completed(5)
     for _ in range(2):
-        assert history.failed(LOST, 5) is None
+        assert history.failed(repr(LOST), 5) is None
         history.completed(4)
-    assert history.failed(LOST, 3) == "step 5 failed 3 times (no_progress_limit=2)"
+    assert history.failed(repr(LOST), 3) == "step 5 failed 3 times (no_progress_limit=2)"
 
 
 async def test_a_clean_end_while_recovering_is_a_clean_end() -> None:
