@@ -271,8 +271,8 @@ class Lifecycle(TasksOwner):
             raise SessionClosedError("the session was closed while a raw session was created")
         self.store = session.global_step
         self.raw_coordinator = self.coordinator.for_raw_session()
-        restore_hooks(session)
         if session.restored is not None:
+            restore_hooks(session, session.restored)
             checkpoint = session.restored.checkpoint
             await self.coordinator.events.restored.emit(checkpoint.step, checkpoint.path)
         # Before the hooks, which may fail: the elements in use come again in any case.
