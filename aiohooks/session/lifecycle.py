@@ -7,6 +7,7 @@ Read it downward; each method calls the layer below it:
     recover     close the failed raw session, pause, create another one
     close       `end` of the hooks, background tasks, the raw session, `close` of the hooks
 
+`Turns` has the turns of its runs, and `EndErrors` decides which error of its end is raised.
 `creators` has the policy and the history of recoveries, the coordinator the choice of the root
 cause. `Coordinator.is_recoverable` is the one place that decides whether a new raw session can
 help.
