@@ -577,6 +577,8 @@ class in_thread:  # The name is in lower case because you call it like a functio
                 f"{fn!r} is a coroutine function, which cannot run in a thread; leave out in_thread"
             )
         self.fn: Callable[..., Any] = fn
+        # Messages name the function, and hooks are checked by its signature.
+        functools.update_wrapper(self, fn)
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Only direct calls get here: a session calls `fn` itself, as an operation in a thread.

@@ -94,13 +94,10 @@ async def restore_session(session: Session, restored: Restored) -> None:
     session.restored = dataclasses.replace(restored, state={"hooks": hooks})
 
 
-def restore_hooks(session: Session) -> None:
+def restore_hooks(session: Session, restored: Restored) -> None:
     """Load the saved states of the hooks; a hook without a saved state keeps its own, and this is
     logged.
     """
-    restored = session.restored
-    if restored is None:
-        return
     what = f"checkpoint {restored.checkpoint.path}"
     states = _saved_part(restored, "hooks")
     hooks = session.stateful_hooks()

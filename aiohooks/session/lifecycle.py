@@ -7,6 +7,7 @@ Read it downward; each method calls the layer below it:
     recover     close the failed raw session, pause, create another one
     close       `end` of the hooks, background tasks, the raw session, `close` of the hooks
 
+`Turns` has the turns of its runs, and `EndErrors` decides which error of its end is raised.
 `creators` has the policy and the history of recoveries, the coordinator the choice of the root
 cause. `Coordinator.is_recoverable` is the one place that decides whether a new raw session can
 help.
@@ -271,8 +272,8 @@ class Lifecycle(TasksOwner):
             raise SessionClosedError("the session was closed while a raw session was created")
         self.store = session.global_step
         self.raw_coordinator = self.coordinator.for_raw_session()
-        restore_hooks(session)
         if session.restored is not None:
+            restore_hooks(session, session.restored)
             checkpoint = session.restored.checkpoint
             await self.coordinator.events.restored.emit(checkpoint.step, checkpoint.path)
         # Before the hooks, which may fail: the elements in use come again in any case.

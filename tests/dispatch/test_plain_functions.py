@@ -311,6 +311,21 @@ async def test_the_argument_that_is_special_is_that_of_the_functions() -> None:
         ah.compose_functions([rewrite, rewrite], results="wrap")
 
 
+async def test_a_function_in_a_thread_has_its_name_and_signature() -> None:
+    """Messages name the function, and it must take every call, as any other function must."""
+
+    def store(request: str) -> None:
+        raise OSError(request)
+
+    async def send(request: str, extra: int) -> None: ...
+
+    with pytest.raises(OSError, match="full") as caught:
+        await ah.compose_functions([ah.in_thread(store)])("full")
+    assert caught.value.__notes__ == ["raised by store"]
+    with refused(InvalidHookError, "store(request) cannot take the call"):
+        ah.compose_functions([send, ah.in_thread(store)])
+
+
 async def test_functions_fail_as_hooks_do(clock: ManualClock) -> None:
     """An error comes out with a note, or is logged; a time limit is that of each."""
 
