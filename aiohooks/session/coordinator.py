@@ -32,7 +32,7 @@ from aiohooks._core.clock import (
     wake,
 )
 from aiohooks._core.coroutines import close_unawaited
-from aiohooks._core.reports import WaitLog, logger
+from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, current_scope, leave_run
 from aiohooks._core.validate import check_callable, check_instance, check_secs
 from aiohooks._why.tasks import Task, describe_awaitable, is_task, links_of, task_wait

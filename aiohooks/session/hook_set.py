@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from aiohooks._core.calls import OwnContext, RunWaits
 from aiohooks._core.clock import current_clock
@@ -66,11 +66,11 @@ _users: weakref.WeakValueDictionary[tuple[int, int], HookSet] = weakref.WeakValu
 """The open session of each hook, by its process and its id: a hook need not be hashable, and its
 session keeps it alive.
 """
+T = TypeVar("T")
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
 _MOST_MERGES = 1024
 # Half the price of calling the class: a NamedTuple's own `__new__` is written in Python.
 _new_tuple = cast("Any", tuple).__new__
-_new_values: Callable[[tuple[Any, ...]], SessionRunValues] = partial(_new_tuple, SessionRunValues)
 Answers = Sequence[Sequence[SessionRunValues]]
 """The values of the hooks of each order group of `after_run`."""
 
@@ -367,11 +367,13 @@ class Merger:
                 raise InvalidHookError(
                     f"{name} returned {added!r}; return SessionRunArgs(fetches, feed_dict) or None"
                 )
-            fetches.append(added.fetches)
-            if added.feed_dict is not None:
-                feeds.append((name, added.feed_dict))
-            if added.options is not None:
-                hook_options.append((name, added.options))
+            # In half the time of its attributes.
+            added_fetches, feed_dict, options = added
+            fetches.append(added_fetches)
+            if feed_dict is not None:
+                feeds.append((name, feed_dict))
+            if options is not None:
+                hook_options.append((name, options))
         merged = self._merged_fetches(fetches)
         feed_dict = request.feed_dict
         if feeds:
@@ -397,20 +399,15 @@ class Merger:
     def _merge_fetches(self, fetches: list[Any]) -> RunRequest:
         """Return a request for all nodes, which builds the parts of the caller and the hooks."""
         leaves = Leaves(self._graph)
-        caller = leaves.build(fetches[0])
-        builds: list[Build] = []
+        builds = [leaves.build(fetches[0])]
         for owner, wanted in zip(self._names, fetches[1:], strict=True):
             build: Build = _nothing
             if wanted is not None:
-                try:
-                    build = leaves.build(wanted)
-                except FetchError as error:
-                    add_note(error, f"fetched by {owner}")
-                    raise
+                build = _for_owner(owner, leaves.build, wanted)
+                if type(wanted) not in _LEAF_OR_NOTHING:  # to build a leaf cannot fail
+                    build = partial(_for_owner, owner, build)
             builds.append(build)
-        return RunRequest(
-            leaves.nodes, None, build=partial(_build_parts, caller, builds, self._names)
-        )
+        return RunRequest(leaves.nodes, None, build=partial(_build_parts, builds))
 
     def split(self, request: RunRequest, values: Any) -> tuple[Any, Answers]:
         """Return the caller's result of a merged run, and the values of each hook of
@@ -425,7 +422,8 @@ class Merger:
     def _answers(self, parts: Sequence[Any], request: RunRequest) -> Answers:
         options = request.options
         metadata = request.run_metadata
-        answers = [_new_values((part, options, metadata)) for part in (*parts, None)]
+        answers = [_new_tuple(SessionRunValues, (part, options, metadata)) for part in parts]
+        answers.append(_new_tuple(SessionRunValues, (None, options, metadata)))
         return [take(answers) for take in self._takes]
 
     def note_owners(self, error: FetchError, requests: Sequence[SessionRunArgs | None]) -> None:
@@ -445,19 +443,18 @@ def _nothing(_: Sequence[Any]) -> None:
     """Build the part of a hook that fetches nothing."""
 
 
-def _build_parts(
-    caller: Build, builds: Sequence[Build], names: Sequence[str], values: Sequence[Any]
-) -> list[Any]:
-    """Build the parts of the caller and the hooks of the values of all nodes; an error of a hook's
-    part names the hook.
-    """
-    parts: list[Any] = []
+def _build_parts(builds: Sequence[Build], values: Sequence[Any]) -> list[Any]:
+    """Build the parts of the caller and the hooks of the values of all nodes."""
+    return [build(values) for build in builds]
+
+
+def _for_owner(owner: str, build: Callable[[Any], T], argument: Any) -> T:
+    """Return `build(argument)`, and note the owner on an error of its fetches."""
     try:
-        parts.extend(build(values) for build in builds)
+        return build(argument)
     except FetchError as error:
-        add_note(error, f"fetched by {names[len(parts)]}")
+        add_note(error, f"fetched by {owner}")
         raise
-    return [caller(values), *parts]
 
 
 def _has_request(requests: Sequence[SessionRunArgs | None]) -> bool:
