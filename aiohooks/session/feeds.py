@@ -295,12 +295,7 @@ class SessionFeeds:
         if any(wait.lasts for wait in waits):
             self.coordinator.owner.start_recovery()
 
-    def note_new_session(
-        self,
-        session: Session,
-        on_lost_feeds: Literal["log", "raise"],
-        recovering_from: BaseException | None,
-    ) -> None:
+    def note_new_session(self, session: Session, recovering_from: BaseException | None) -> None:
         """Take back the elements in use if the feeds were restored, and report the steps that are
         undone.
         """
@@ -315,23 +310,16 @@ class SessionFeeds:
         if session.restored is None:
             self._report_kept_objects(session)
         else:
-            self._report_undone_steps(session.restored, on_lost_feeds, recovering_from)
+            self._report_undone_steps(session.restored, recovering_from)
 
     def _report_undone_steps(
-        self,
-        restored: Restored,
-        on_lost_feeds: Literal["log", "raise"],
-        recovering_from: BaseException | None,
+        self, restored: Restored, recovering_from: BaseException | None
     ) -> None:
-        """Log how many steps a recovery has undone, or raise if their feeds are lost.
-
-        Args:
-            restored: the checkpoint that the new session was restored from.
-            on_lost_feeds: whether to raise if the feeds of these steps are lost.
-            recovering_from: the error that the session recovers from.
+        """Log how many steps a recovery has undone, by the checkpoint that it has restored.
 
         Raises:
-            FeedsLostError: the feeds are lost.
+            FeedsLostError: their feeds are lost, and the policy says so; its cause is the error
+                that the session recovers from.
         """
         step = restored.checkpoint.step
         undone = self._reached - step
@@ -346,7 +334,7 @@ class SessionFeeds:
             return
         if are_lost:
             text += f", and with them their feeds, are gone; {_HOW_TO_KEEP_FEEDS}"
-            if on_lost_feeds == "raise":
+            if self.coordinator.owner.policy.on_lost_feeds == "raise":
                 raise FeedsLostError(f"the recovery {text}") from recovering_from
         else:
             text += " are undone"

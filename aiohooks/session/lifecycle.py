@@ -277,7 +277,7 @@ class Lifecycle(TasksOwner):
             checkpoint = session.restored.checkpoint
             await self.coordinator.events.restored.emit(checkpoint.step, checkpoint.path)
         # Before the hooks, which may fail: the elements in use come again in any case.
-        self.feeds.note_new_session(session, self.policy.on_lost_feeds, self.recovering_from)
+        self.feeds.note_new_session(session, self.recovering_from)
         await self.hooks.after_create_session(session, self.raw_coordinator)
         if session.finished is not None:
             self.coordinator.request_stop(str(session.finished))
