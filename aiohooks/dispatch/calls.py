@@ -18,6 +18,7 @@ import inspect
 import itertools
 import operator
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
@@ -107,6 +108,8 @@ class RegisteredHook:
     failures_in_a_row: int = 0
     last_error: str | None = None
     disabled_since: float | None = None
+    groups: list[weakref.ref[OrderGroup]] = field(default_factory=list[weakref.ref["OrderGroup"]])
+    """The groups of calls that it is part of."""
     _logged: set[tuple[str, type]] = field(default_factory=set[tuple[str, type]])
     """The methods of which an error was logged, with its type."""
 
@@ -126,6 +129,10 @@ class RegisteredHook:
 
     def status(self, pending: int) -> HookStatus:
         """Return the status of its calls, of which `pending` are queued."""
+        for reference in self.groups:
+            group = reference()
+            if group is not None:
+                group.count_calls()
         return HookStatus(
             self.name,
             self.calls,
@@ -271,18 +278,19 @@ class OrderGroup:
             bind: returns the function that is called for a hook.
             kind: the kind of the calls for observers.
         """
+        self.uncounted: int = 0
+        """How often all calls were made since `count_calls`. That costs less than counting each."""
         self.kind: Kind = kind
         self.grace_secs: float = grace_secs
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
         self.calls: list[HookCall] = []
-        for registered in hooks:
+        for registered in self.hooks:
+            registered.groups.append(weakref.ref(self, registered.groups.remove))
             bound = bind(registered, method)
             self.calls.append(HookCall(registered, method, bound, timeout))
         self.methods: Sequence[Method] = [call.method for call in self.calls]
         self.in_turn: bool = not any(call.may_wait for call in self.calls)
         """Whether no call may wait, so that they are made one after the other."""
-        self.uncounted: int = 0
-        """How often all calls were made since `count_calls`. That costs less than counting each."""
         self.keeping: Set[RegisteredHook] = frozenset()
         """The hooks that have one context for several methods, so that their tokens stay valid."""
 
@@ -291,6 +299,9 @@ class OrderGroup:
         for registered in self.hooks:
             registered.calls += self.uncounted
         self.uncounted = 0
+
+    def __del__(self) -> None:
+        self.count_calls()
 
     def kept_contexts(self, waits: RunWaits) -> Sequence[OwnContext | None]:
         """Return the context of each call that shares one with other calls of the run."""
@@ -422,8 +433,7 @@ async def call_groups(
             await calls.wait()
             results += calls.results
             continue
-        for registered in group.hooks:
-            registered.calls += 1
+        group.uncounted += 1
         first = len(results)
         remaining: Any = iter(methods)
         if second_args is not None:

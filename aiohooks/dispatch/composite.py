@@ -119,8 +119,6 @@ class Composite:
 
     def status(self) -> list[HookStatus]:
         """Return the status of each hook."""
-        for method in self.methods.values():
-            method.count_calls()
         return self.background.status(self.hooks)
 
     def close(self) -> None:
@@ -265,16 +263,10 @@ class CompositeMethod:
 
     def reset(self) -> None:
         """Find the hooks anew at the next call."""
-        self.count_calls()
         self.current = None
         self.quick = None
         attribute = self._function if self.hooks else self
         setattr(self.composite.kind, self.point.name, attribute)
-
-    def count_calls(self) -> None:
-        """Add the number of quick calls to the counts of the hooks."""
-        if self.quick is not None:
-            self.quick.count_calls()
 
     def find_target(self) -> Target:
         """Return the target of the next calls; raise if the group cannot be used."""
