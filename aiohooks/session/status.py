@@ -9,8 +9,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from pathlib import Path
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias
 
 from aiohooks import checkpoint
 from aiohooks._core.activity import entries
@@ -22,6 +21,9 @@ from aiohooks.dispatch.calls import HookStatus
 from aiohooks.dispatch.hook import Hook
 from aiohooks.errors import safe_repr
 from aiohooks.stores._protocol import StoreStatistics
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 P = ParamSpec("P")
 AnySession: TypeAlias = Any

@@ -55,6 +55,22 @@ async def test_hooks_before_one_that_cannot_be_entered_get_its_error() -> None:
     assert first.left_with == [OSError, error, True]
 
 
+@pytest.mark.parametrize("name", ["__aenter__", "__aexit__"])
+async def test_a_hook_with_half_of_a_context_manager_is_none(name: str) -> None:
+    """It has to have both methods to be entered."""
+    called = []
+
+    async def note(self, name) -> None:
+        called.append(name)
+
+    async def half(self, *details) -> None:
+        raise AssertionError("it is no context manager")
+
+    async with ah.HookGroup(Events, [hook(**{"on": note, name: half})]) as group:
+        await group.hooks.on("x")
+    assert called == ["x"]
+
+
 async def test_a_cancel_while_a_group_is_left_is_raised_when_its_hooks_are_left() -> None:
     """The caller gets it, as it may be the end of the program."""
 

@@ -301,6 +301,24 @@ async def test_a_hook_that_ends_what_it_wraps_has_failed(caplog: pytest.LogCaptu
     assert "is not called any more, as its disable_after says" in caplog.text
 
 
+async def test_what_the_last_hook_passes_is_all_that_is_passed() -> None:
+    """A function that takes any number of arguments gets no others of the call."""
+
+    class Filters:
+        @ah.point("wrap")
+        async def run(self, first, second, call_next): ...
+
+    class Passes:
+        async def run(self, first, second, call_next):
+            return await call_next("changed")
+
+    async def innermost(*args):
+        return args
+
+    group: Any = ah.compose(Filters, [Passes()])
+    assert await group.run(1, 2, innermost) == ("changed",)
+
+
 async def test_a_plain_function_returns_no_coroutine() -> None:
     """It would never be awaited, and what is wrapped would not run."""
 

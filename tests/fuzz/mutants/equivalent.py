@@ -94,7 +94,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "any exponent that a float can take is longer than the longest pause",
     (
         "aiohooks/dispatch/interface.py",
-        "Interface.check",
+        "Interface._check_method",
         "point.fitting.add(function)  =>  pass",
     ): "it is checked once more, and fits",
     (
