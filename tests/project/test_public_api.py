@@ -196,7 +196,7 @@ SIGNATURES: dict[str, str | None] = {
     "LambdaHook": "(*, fetches=None, every=None, name=None, **functions)",
     "LoggingHook": "(values, *, every=None, at_end=False, formatter=None)",
     "stores.Position": "(epoch, step)",
-    "MemoryStepStore": "(step=0, *, run='default')",
+    "MemoryStepStore": "(step=0, *, run='default', subscribe=<function>)",
     "monitored_training_session": (
         "(source, *, is_chief=True, checkpoint_dir=None, scaffold=None, hooks=(),"
         " chief_only_hooks=(), save_checkpoint=<Every>, save_summaries=<Every>,"
