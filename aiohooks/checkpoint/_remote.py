@@ -34,8 +34,13 @@ from aiohooks.checkpoint._format import (
     NewerVersionError,
     damage_in,
 )
-from aiohooks.checkpoint.mirror import Mirror, MirrorStatus
-from aiohooks.checkpoint.policies import Checkpoint, KeepPolicy, not_kept
+from aiohooks.checkpoint.policies import (
+    Checkpoint,
+    KeepPolicy,
+    Mirror,
+    MirrorStatus,
+    not_kept,
+)
 from aiohooks.errors import CheckpointError, InvalidArgumentError, missing_extra
 
 try:
@@ -70,8 +75,6 @@ class Copier:
 
     def _reset(self) -> None:
         self._remote = RemoteDirectory(self.mirror)
-        self._newest_there: int | None = None
-        """The highest sequence in the mirror; None until it has been read."""
         self._current: Checkpoint | None = None
         self._next: Checkpoint | None = None
         self._task: asyncio.Task[None] | None = None
@@ -96,16 +99,8 @@ class Copier:
         If the mirror has not been read, this is the time in milliseconds: the last run that wrote
         there may have got further than this directory.
         """
-        if self._newest_there is None:
-            return int(time.time() * 1000)
-        return self._newest_there + 1
-
-    async def _names(self) -> list[Name]:
-        """Return the checkpoints in the mirror, newest first."""
-        names = await self._remote.names()
-        if self._newest_there is None:
-            self._newest_there = names[0].sequence if names else 0
-        return names
+        newest = self._remote.newest_sequence
+        return int(time.time() * 1000) if newest is None else newest + 1
 
     # Copying there
 
@@ -153,7 +148,7 @@ class Copier:
             self._next = checkpoint
 
     async def _copy(self, checkpoint: Checkpoint) -> None:
-        names = await self._names()
+        names = await self._remote.names()
         with contextlib.ExitStack() as opened:
             try:
                 manifest, contents = await to_thread(_open_checkpoint, checkpoint, opened)
@@ -236,7 +231,7 @@ class Copier:
                 format.
         """
         damaged: list[str] = []
-        for name in await self._names():
+        for name in await self._remote.names():
             if newest_here is not None and name <= newest_here:
                 break
             if step is not None and step != name.step:
@@ -322,6 +317,8 @@ class RemoteDirectory:
                 f"mirror has the protocol {protocol!r}, which fsspec does not know",
             ) from None
         self._mirror = mirror
+        self.newest_sequence: int | None = None
+        """The highest sequence in the mirror; None until it has been read."""
         self._opened: tuple[Any, str] | None = None
         self._checkpoints: dict[Name, Checkpoint] = {}
         """The checkpoints whose manifest has been read or written."""
@@ -383,8 +380,10 @@ class RemoteDirectory:
                 checkpoints in it; or it cannot be read.
         """
         paths = await self.call(self._list)
-        names = [path.rstrip("/").rpartition("/")[2] for path in paths]
-        return _format.checkpoint_names(names)
+        entries = [path.rstrip("/").rpartition("/")[2] for path in paths]
+        names = _format.checkpoint_names(entries)
+        self.newest_sequence = names[0].sequence if names else 0
+        return names
 
     def _list(self) -> list[str]:
         fs, root = self._open()
@@ -511,11 +510,12 @@ class RemoteDirectory:
         old: list[Name] = []
         for name in sorted({saved, *names}, reverse=True):
             with contextlib.suppress(DamagedError, NewerVersionError):
-                checkpoint = self._checkpoints.get(name) or await self._read_checkpoint(name)
-                if checkpoint is None:
-                    old.append(name)
+                if name in self._checkpoints:
+                    sound[name] = self._checkpoints[name]
+                elif manifest := await self.read_manifest(name):
+                    sound[name] = manifest.checkpoint(Path())
                 else:
-                    sound[name] = checkpoint
+                    old.append(name)
         self._checkpoints = sound
         removed = not_kept(keep, list(sound.values()), sound[saved])
         old += map(_format.name_of, removed)
@@ -523,10 +523,6 @@ class RemoteDirectory:
             if name < saved:
                 await self.call(self._remove, name)
                 sound.pop(name, None)
-
-    async def _read_checkpoint(self, name: Name) -> Checkpoint | None:
-        manifest = await self.read_manifest(name)
-        return None if manifest is None else manifest.checkpoint(Path())
 
     def _remove(self, name: Name) -> None:
         fs, root = self._open()

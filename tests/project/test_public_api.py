@@ -432,7 +432,6 @@ NOT_FOR_A_SESSION = {
     "aiohooks.adapters",
     "aiohooks.testing",
     "aiohooks.checkpoint.saver",
-    "aiohooks.checkpoint.mirror",
     "aiohooks.stores.shared",
     "aiohooks.stores.engine",
     "aiohooks.stores.open",
