@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiohooks import errors
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import sleep
 from aiohooks.errors import (
     FeedConflictError,
@@ -352,8 +352,9 @@ class _GraphStepStore(MemoryStepStore):
 class TensorFlowSession(Session):
     """The raw session over a `tf.Session`, created by `TensorFlowSessionCreator`.
 
-    The global step is that of the TensorFlow graph. The session reads it after each run, and every
-    half a second during waits for a step, because other sessions of a cluster advance it.
+    The global step is that of the TensorFlow graph. The session reads it after each run, when
+    a wait for a step begins, and then every half a second, because other sessions of a cluster
+    advance it.
 
     TensorFlow cannot stop a run. The cancellation of a run waits until TensorFlow has finished it,
     and the changes of variables remain.
@@ -561,15 +562,10 @@ class TensorFlowHooks(BlockingHook):
     `end` of a hook fails.
     """
 
-    def __init__(
-        self,
-        hooks: Iterable[Any],
-        *,
-        grace_secs: float = DEFAULT_GRACE_SECS,
-    ) -> None:
-        """Wrap `hooks`. A cancellation waits at most `grace_secs` for a call of a hook."""
+    def __init__(self, hooks: Iterable[Any]) -> None:
+        """Wrap `hooks`. A cancellation waits for a call of a hook, at most for 10 s."""
         self._calls_in_order = _CallsInOrder(hooks)
-        super().__init__(self._calls_in_order, grace_secs=grace_secs)
+        super().__init__(self._calls_in_order)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         # `begin` rejects the graph of any other session.
