@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aiohooks._core.activity import Awaited, active
@@ -29,58 +29,35 @@ from aiohooks.version_gate.tickets import AdmissionLedger, Ticket, logger, versi
 Until = Callable[[Awaitable[Any]], Awaitable[Any]]
 
 
-class NotNeeded(Exception):
-    """Ends a wait on a store that is no longer needed.
-
-    It is a signal between waiters, and no caller gets it.
-    """
+class _RoomFreedError(Exception):
+    """Ends the first waiter's wait for a version. It is a signal, and no caller gets it."""
 
 
-@dataclass(eq=False)
-class _Waiter:
-    """A caller in the queue."""
+class _Waiter(Wait[None]):
+    """The wait of a caller in the queue."""
 
-    admitted: bool = False
-    expired: bool = False
-    # Whether it was woken because another waiter's wait on the store has failed.
-    checks_store: bool = False
-    # `wake` sets it while another waiter waits on the store.
-    turn: asyncio.Event = field(default_factory=asyncio.Event)
-    # `wake` ends it while this waiter waits on the store, on behalf of all waiters.
-    store_wait: Wait[None] | None = None
-
-    def wake(self) -> None:
-        """End the current wait of the caller, which then checks why it was woken."""
-        if self.store_wait is not None:
-            self.store_wait.end(NotNeeded("the queue moves"))
-        else:
-            self.turn.set()
-
-    def expire(self) -> None:
-        """End the wait of the caller with a `StepTimeoutError`."""
-        self.expired = True
-        self.wake()
+    admitted = False
 
 
 class AdmissionQueue:
     """The callers that wait for room in the ledger, in order.
 
-    A single waiter, on behalf of all, waits until the step store publishes a version. The others
-    wait until they are woken. When this waiter leaves, it wakes the next one, which takes over.
-    Each caller waits in its own task, so that a cancelled caller leaves nothing behind, and each
-    caller gets its own error.
+    The first one waits for the next version or a freed place, and the others for their turn. Each
+    waits in its own task, so that a cancelled caller leaves nothing behind, and gets its own error.
     """
 
     def __init__(self, versions: StepStore, max_lag: int, per_version: int) -> None:
         """Start with an empty queue, and an empty ledger."""
         self.ledger: AdmissionLedger = AdmissionLedger(
-            versions, max_lag, per_version, on_room=self._admit_waiters
+            versions, max_lag, per_version, on_room=self._end_wait_for_room
         )
         self.waiters: dict[_Waiter, None] = {}
         self.wait_count: int = 0
         self.max_waiting: int = 0
         self.waited_secs: float = 0.0
-        self._store_is_watched = False  # whether a waiter waits on the store
+        # Its waiters get it in the order in which they came.
+        self._turn = asyncio.Lock()
+        self._room: Wait[None] | None = None  # the first waiter's wait for room
         self._clock = current_clock()
         self._log = WaitLog(60.0, self._log_long_wait)
 
@@ -98,14 +75,9 @@ class AdmissionQueue:
             self,
         )
 
-    def _admit_waiters(self) -> None:
-        """Admit waiters in order while there is room."""
-        while self.waiters and self.ledger.room > 0:
-            self.ledger.entering += 1
-            waiter = next(iter(self.waiters))
-            del self.waiters[waiter]
-            waiter.admitted = True
-            waiter.wake()
+    def _end_wait_for_room(self) -> None:
+        if self._room is not None and self.ledger.room > 0:
+            self._room.end(_RoomFreedError())
 
     async def admit(self, secs: float | None, until: Until | None) -> Ticket:
         """Return the ticket of an item, once there is room for it and for all earlier callers."""
@@ -136,14 +108,14 @@ class AdmissionQueue:
         begin_secs = self._clock.now()
         if secs == 0:
             raise self._timeout_error(begin_secs)
-        waiter = _Waiter()
+        waiter = _Waiter(self._name)
         self.waiters[waiter] = None
         self.wait_count += 1
         self.max_waiting = max(self.max_waiting, len(self.waiters))
-        timer = call_later(secs, waiter.expire, self._clock)
+        timer = call_later(secs, lambda: self._expire(waiter, begin_secs), self._clock)
         self._log.begin(waiter)
         try:
-            admission = self._wait_admitted(waiter, begin_secs)
+            admission = waiter.result_of(self._wait_for_turn(waiter))
             with active("wait", self._name, self._awaited):
                 if until is None:
                     await admission
@@ -160,27 +132,27 @@ class AdmissionQueue:
             self._log.end(waiter)
             self.waited_secs += self._clock.now() - begin_secs
             self.waiters.pop(waiter, None)
-            # If this waiter waited on the store on behalf of all, the next one takes over.
-            if self.waiters and not self._store_is_watched:
-                next(iter(self.waiters)).wake()
 
-    async def _wait_admitted(self, waiter: _Waiter, begin_secs: float) -> None:
-        """Wait on the store if no other waiter does; otherwise wait to be woken. Repeat this."""
-        while not waiter.admitted:
-            if waiter.expired:
-                raise self._timeout_error(begin_secs)
-            if not self._store_is_watched:
-                await self._wait_on_store(waiter)
-                continue
-            waiter.turn.clear()
-            await waiter.turn.wait()
-
-    async def _wait_on_store(self, waiter: _Waiter) -> None:
-        """Wait for the next version or reset, or until `waiter` is woken."""
-        # This may admit the waiter.
+    def _expire(self, waiter: _Waiter, begin_secs: float) -> None:
+        # A version that comes in the same iteration of the event loop still admits.
         self.ledger.sync()
-        if waiter.admitted:
-            return
+        is_next = waiter is next(iter(self.waiters), None)
+        if not is_next or self.ledger.room <= 0:
+            waiter.end(self._timeout_error(begin_secs))
+
+    async def _wait_for_turn(self, waiter: _Waiter) -> None:
+        """Wait for the turn of a caller, and then for room."""
+        async with self._turn:
+            self.ledger.sync()
+            while self.ledger.room <= 0:
+                await self._wait_for_room()
+                self.ledger.sync()
+            self.ledger.entering += 1
+            waiter.admitted = True
+            del self.waiters[waiter]
+
+    async def _wait_for_room(self) -> None:
+        """Wait for the next version or reset, or until there is room."""
         versions = self.ledger.versions
         position = versions.latest
 
@@ -189,27 +161,18 @@ class AdmissionQueue:
             if versions.latest == position:
                 await versions.wait_for(position.step + 1, on_reset="raise")
 
-        self._store_is_watched = True
-        waiter.store_wait = Wait(f"a wait in the version gate of {versions.run}")
+        self._room = Wait(self._name)
         try:
-            await waiter.store_wait.result_of(wait_for_change())
-        except (StepResetError, NotNeeded):
+            await self._room.result_of(wait_for_change())
+        except (StepResetError, _RoomFreedError):
             pass
         except AiohooksError as error:
             add_note(
                 error, f"{len(self.waiters)} waited for room in the version gate of {versions.run}"
             )
-            # Wake the other waiters to wait on the store as well, so that each gets its own error.
-            # A waiter that was woken for this reason need not wake them again.
-            if not waiter.checks_store:
-                for sleeping in self.waiters:
-                    sleeping.checks_store = True
-                    sleeping.wake()
             raise
         finally:
-            self._store_is_watched = False
-            waiter.store_wait = None
-        self.ledger.sync()
+            self._room = None
 
     def _log_long_wait(self, secs: float) -> None:
         """Log the waits, of which the oldest has lasted for `secs`."""
