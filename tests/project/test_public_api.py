@@ -170,9 +170,7 @@ SIGNATURES: dict[str, str | None] = {
     "Graph": "()",
     "Graph.placeholder": "(self, name, *, default=<_Missing>)",
     "Graph.variable": "(self, name, initial)",
-    "Graph.operation": (
-        "(self, fn=None, *, inputs=None, updates=None, adds_to=None, thread=False, name=None)"
-    ),
+    "Graph.operation": "(self, fn=None, **options)",
     "Graph.train_op": "(self, fn=None, *, steps=1, **options)",
     "Graph.finalize": "(self)",
     "Graph.finalized": "property",
