@@ -180,7 +180,11 @@ class CheckpointDirectory:
             with directory.make(temporary) as inside:
                 files: dict[str, FileEntry] = {}
                 for file, data in contents.items():
-                    files[file] = inside.write_new(file, data)
+                    entry = inside.write_new(file, data)
+                    # The manifest of a download has the entries already.
+                    if manifest.files.get(file, entry) != entry:
+                        raise DamagedError(f"{file} does not have the checksum in the manifest")
+                    files[file] = entry
                 manifest = dataclasses.replace(manifest, files=files)
                 inside.write_new(_format.MANIFEST, [_format.encode(manifest)])
                 inside.sync()
