@@ -1,8 +1,9 @@
-"""The gate: a ledger of admitted items, and a queue of callers that wait for room."""
+"""The gate, with the callers that wait for room in its ledger of admitted items."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,191 +40,19 @@ class _Waiter(Wait[None]):
     admitted = False
 
 
-class AdmissionQueue:
-    """The callers that wait for room in the ledger, in order.
-
-    The first one waits for the next version or a freed place, and the others for their turn. Each
-    waits in its own task, so that a cancelled caller leaves nothing behind, and gets its own error.
-    """
-
-    def __init__(self, versions: StepStore, max_lag: int, per_version: int) -> None:
-        """Start with an empty queue, and an empty ledger."""
-        self.ledger: AdmissionLedger = AdmissionLedger(
-            versions, max_lag, per_version, on_room=self._end_wait_for_room
-        )
-        self.waiters: dict[_Waiter, None] = {}
-        self.wait_count: int = 0
-        self.max_waiting: int = 0
-        self.waited_secs: float = 0.0
-        # Its waiters get it in the order in which they came.
-        self._turn = asyncio.Lock()
-        self._room: Wait[None] | None = None  # the first waiter's wait for room
-        self._clock = current_clock()
-        self._log = WaitLog(60.0, self._log_long_wait)
-
-    @property
-    def _name(self) -> str:
-        return f"room in the version gate of {self.ledger.versions.run}"
-
-    def _awaited(self) -> Awaited:
-        versions = self.ledger.versions
-        return Awaited(
-            "gate",
-            self._name,
-            repr(self.ledger).strip("<>"),
-            lambda: [versions.awaited_step(versions.latest.step + 1)],
-            self,
-        )
-
-    def _end_wait_for_room(self) -> None:
-        if self._room is not None and self.ledger.room > 0:
-            self._room.end(_RoomFreedError())
-
-    async def admit(self, secs: float | None, until: Until | None) -> Ticket:
-        """Return the ticket of an item, once there is room for it and for all earlier callers."""
-        ticket = self.admit_nowait()
-        if ticket is None:
-            await self.wait(secs, until)
-            self.ledger.sync()
-            # The ledger has kept a place for this caller since its admission. The ticket takes it.
-            self.ledger.entering -= 1
-            ticket = self.ledger.issue_ticket()
-        return ticket
-
-    def admit_nowait(self) -> Ticket | None:
-        """Return the ticket of an item if there is room for it, and no caller waits."""
-        self.ledger.check_loop_and_sync()
-        if self.waiters or self.ledger.room <= 0:
-            return None
-        return self.ledger.issue_ticket()
-
-    async def wait(self, secs: float | None, until: Until | None) -> None:
-        """Wait at the end of the queue until admitted. Call this only if there is no room.
-
-        If `until` is given, such as `session.until`, it awaits the wait and can end it early.
-
-        Raises:
-            StepTimeoutError: the caller was not admitted within `secs`.
-        """
-        begin_secs = self._clock.now()
-        if secs == 0:
-            raise self._timeout_error(begin_secs)
-        waiter = _Waiter(self._name)
-        self.waiters[waiter] = None
-        self.wait_count += 1
-        self.max_waiting = max(self.max_waiting, len(self.waiters))
-        timer = call_later(secs, lambda: self._expire(waiter, begin_secs), self._clock)
-        self._log.begin(waiter)
-        try:
-            admission = waiter.result_of(self._wait_for_turn(waiter))
-            with active("wait", self._name, self._awaited):
-                if until is None:
-                    await admission
-                else:
-                    await until(admission)
-        except BaseException:
-            # The caller may have been admitted and cancelled in the same iteration of the event
-            # loop. It does not use its place, so another caller gets it.
-            if waiter.admitted:
-                self.ledger.return_place()
-            raise
-        finally:
-            timer.cancel()
-            self._log.end(waiter)
-            self.waited_secs += self._clock.now() - begin_secs
-            self.waiters.pop(waiter, None)
-
-    def _expire(self, waiter: _Waiter, begin_secs: float) -> None:
-        # A version that comes in the same iteration of the event loop still admits.
-        self.ledger.sync()
-        is_next = waiter is next(iter(self.waiters), None)
-        if not is_next or self.ledger.room <= 0:
-            waiter.end(self._timeout_error(begin_secs))
-
-    async def _wait_for_turn(self, waiter: _Waiter) -> None:
-        """Wait for the turn of a caller, and then for room."""
-        async with self._turn:
-            self.ledger.sync()
-            while self.ledger.room <= 0:
-                await self._wait_for_room()
-                self.ledger.sync()
-            self.ledger.entering += 1
-            waiter.admitted = True
-            del self.waiters[waiter]
-
-    async def _wait_for_room(self) -> None:
-        """Wait for the next version or reset, or until there is room."""
-        versions = self.ledger.versions
-        position = versions.latest
-
-        async def wait_for_change() -> None:
-            # The position may have changed between the creation of this task and its start.
-            if versions.latest == position:
-                await versions.wait_for(position.step + 1, on_reset="raise")
-
-        self._room = Wait(self._name)
-        try:
-            await self._room.result_of(wait_for_change())
-        except (StepResetError, _RoomFreedError):
-            pass
-        except AiohooksError as error:
-            add_note(
-                error, f"{len(self.waiters)} waited for room in the version gate of {versions.run}"
-            )
-            raise
-        finally:
-            self._room = None
-
-    def _log_long_wait(self, secs: float) -> None:
-        """Log the waits, of which the oldest has lasted for `secs`."""
-        versions = self.ledger.versions
-        publishers = publisher_summary(versions.statistics().publishers)
-        text = (
-            f"{self!r}: waiting for version {versions.latest.step + 1} or a dropped item,"
-            f" {publishers}"
-        )
-        # A dict, because it keeps the order and drops repeated names.
-        holders = dict.fromkeys(ticket.admitted_by for ticket in self.ledger.open.values())
-        if holders:
-            text += f"; its open items were admitted by {shortened(tuple(holders))}"
-        logger.info("%s, for %.0f s now", text, secs)
-
-    def _timeout_error(self, begin_secs: float) -> StepTimeoutError:
-        """Return the error of a wait that began at `begin_secs`, with a note on the publishers."""
-        versions = self.ledger.versions
-        publishers = versions.statistics().publishers
-        step = versions.latest.step
-        error = step_timeout_error(
-            f"{self.ledger!r} has no room until version {step + 1} is published or an item is"
-            " dropped; not admitted",
-            wanted=step + 1,
-            seen=step,
-            secs=self._clock.now() - begin_secs,
-            publishers=publishers,
-        )
-        if publishers:
-            # Only this error needs the module, whose import takes a while.
-            from aiohooks._why.builder import why
-
-            if note := why(versions.awaited_step(step + 1)):
-                add_note(error, note)
-        return error
-
-    def __repr__(self) -> str:
-        waiting = f", {len(self.waiters)} waiting" if self.waiters else ""
-        return f"{repr(self.ledger)[:-1]}{waiting}>"
-
-
 class Admission:
     """The block of one item: `async with gate.admit() as ticket`.
 
     `VersionGate.admit` creates it.
     """
 
-    def __init__(self, queue: AdmissionQueue, secs: float | None, until: Until | None) -> None:
-        self._queue = queue
-        self._secs = secs
-        self._until = until
+    def __init__(
+        self,
+        ledger: AdmissionLedger,
+        admit: Callable[[], Awaitable[Ticket]],
+    ) -> None:
+        self._ledger = ledger
+        self._admit = admit
         self._ticket: Ticket | None = None
 
     async def __aenter__(self) -> Ticket:
@@ -231,7 +60,7 @@ class Admission:
             raise InvalidArgumentError(
                 f"the admission of {self._ticket!r} is entered again: call admit() for each item"
             )
-        self._ticket = await self._queue.admit(self._secs, self._until)
+        self._ticket = await self._admit()
         return self._ticket
 
     async def __aexit__(
@@ -241,7 +70,7 @@ class Admission:
         traceback: object,
     ) -> None:
         if self._ticket is not None:
-            self._queue.ledger.end_block(self._ticket, error)
+            self._ledger.end_block(self._ticket, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +144,21 @@ class VersionGate:
         self.max_lag: int = checked_step(max_lag, "max_lag")
         self.per_version: int = checked_step(per_version, "per_version", least=1)
         self.versions: StepStore = versions
-        self._queue = AdmissionQueue(versions, self.max_lag, self.per_version)
+        self._ledger = AdmissionLedger(
+            versions,
+            self.max_lag,
+            self.per_version,
+            on_room=self._end_wait_for_room,
+        )
+        self._waiters: dict[_Waiter, None] = {}
+        self._wait_count = 0
+        self._max_waiting = 0
+        self._waited_secs = 0.0
+        # Its waiters get it in the order in which they came.
+        self._turn = asyncio.Lock()
+        self._room: Wait[None] | None = None  # the first waiter's wait for room
+        self._clock = current_clock()
+        self._log = WaitLog(60.0, self._log_long_wait)
 
     def admit(self, *, timeout: float | None = None, until: Until | None = None) -> Admission:
         """Admit an item: `async with gate.admit() as ticket`.
@@ -337,14 +180,17 @@ class VersionGate:
         """
         secs = checked_timeout(timeout)
         check_callable(until, "until", optional=True)
-        return Admission(self._queue, secs, until)
+        return Admission(self._ledger, functools.partial(self._admit, secs, until))
 
     def admit_nowait(self) -> Ticket | None:
         """Admit an item if there is room now; return its ticket, or None.
 
         The item has no block: call `use`, `ship` or `drop` on its ticket.
         """
-        return self._queue.admit_nowait()
+        self._ledger.check_loop_and_sync()
+        if self._waiters or self._ledger.room <= 0:
+            return None
+        return self._ledger.issue_ticket()
 
     @property
     def due(self) -> int:
@@ -352,7 +198,7 @@ class VersionGate:
 
         A trainer that uses items until this is 0 never drops an item because of its age.
         """
-        return self._queue.ledger.due
+        return self._ledger.due
 
     def lag_of(self, position: Position) -> int:
         """Return how many versions were published after `position`, as far as this process knows.
@@ -370,8 +216,7 @@ class VersionGate:
 
         Outside the gate's event loop, the snapshot shows the gate as of its last use in the loop.
         """
-        queue = self._queue
-        ledger = queue.ledger
+        ledger = self._ledger
         if ledger.is_own_loop():
             ledger.sync()
         ends = ledger.ends
@@ -388,13 +233,159 @@ class VersionGate:
             stale=ends["stale"],
             invalidated=ends["invalidated"],
             abandoned=ends["abandoned"],
-            waiting=len(queue.waiters),
-            max_waiting=queue.max_waiting,
-            waits=queue.wait_count,
-            waited_secs=queue.waited_secs,
+            waiting=len(self._waiters),
+            max_waiting=self._max_waiting,
+            waits=self._wait_count,
+            waited_secs=self._waited_secs,
             lag_mean=ledger.lag_sum / max(1, used_or_shipped),
             lag_max=ledger.lag_max,
         )
 
+    # The callers that wait for room, in order. The first one waits for the next version or a freed
+    # place, and the others for their turn. Each waits in its own task, so that a cancelled caller
+    # leaves nothing behind, and gets its own error.
+
+    @property
+    def _name(self) -> str:
+        return f"room in the version gate of {self.versions.run}"
+
+    def _awaited(self) -> Awaited:
+        versions = self.versions
+        return Awaited(
+            "gate",
+            self._name,
+            repr(self._ledger).strip("<>"),
+            lambda: [versions.awaited_step(versions.latest.step + 1)],
+            self,
+        )
+
+    def _end_wait_for_room(self) -> None:
+        if self._room is not None and self._ledger.room > 0:
+            self._room.end(_RoomFreedError())
+
+    async def _admit(self, secs: float | None, until: Until | None) -> Ticket:
+        """Return the ticket of an item, once there is room for it and for all earlier callers."""
+        ticket = self.admit_nowait()
+        if ticket is None:
+            await self._wait(secs, until)
+            self._ledger.sync()
+            # The ledger has kept a place for this caller since its admission. The ticket takes it.
+            self._ledger.entering -= 1
+            ticket = self._ledger.issue_ticket()
+        return ticket
+
+    async def _wait(self, secs: float | None, until: Until | None) -> None:
+        """Wait at the end of the queue until admitted. Call this only if there is no room.
+
+        If `until` is given, such as `session.until`, it awaits the wait and can end it early.
+
+        Raises:
+            StepTimeoutError: the caller was not admitted within `secs`.
+        """
+        begin_secs = self._clock.now()
+        if secs == 0:
+            raise self._timeout_error(begin_secs)
+        waiter = _Waiter(self._name)
+        self._waiters[waiter] = None
+        self._wait_count += 1
+        self._max_waiting = max(self._max_waiting, len(self._waiters))
+        timer = call_later(secs, lambda: self._expire(waiter, begin_secs), self._clock)
+        self._log.begin(waiter)
+        try:
+            admission = waiter.result_of(self._wait_for_turn(waiter))
+            with active("wait", self._name, self._awaited):
+                if until is None:
+                    await admission
+                else:
+                    await until(admission)
+        except BaseException:
+            # The caller may have been admitted and cancelled in the same iteration of the event
+            # loop. It does not use its place, so another caller gets it.
+            if waiter.admitted:
+                self._ledger.return_place()
+            raise
+        finally:
+            timer.cancel()
+            self._log.end(waiter)
+            self._waited_secs += self._clock.now() - begin_secs
+            self._waiters.pop(waiter, None)
+
+    def _expire(self, waiter: _Waiter, begin_secs: float) -> None:
+        # A version that comes in the same iteration of the event loop still admits.
+        self._ledger.sync()
+        is_next = waiter is next(iter(self._waiters), None)
+        if not is_next or self._ledger.room <= 0:
+            waiter.end(self._timeout_error(begin_secs))
+
+    async def _wait_for_turn(self, waiter: _Waiter) -> None:
+        """Wait for the turn of a caller, and then for room."""
+        async with self._turn:
+            self._ledger.sync()
+            while self._ledger.room <= 0:
+                await self._wait_for_room()
+                self._ledger.sync()
+            self._ledger.entering += 1
+            waiter.admitted = True
+            del self._waiters[waiter]
+
+    async def _wait_for_room(self) -> None:
+        """Wait for the next version or reset, or until there is room."""
+        versions = self.versions
+        position = versions.latest
+
+        async def wait_for_change() -> None:
+            # The position may have changed between the creation of this task and its start.
+            if versions.latest == position:
+                await versions.wait_for(position.step + 1, on_reset="raise")
+
+        self._room = Wait(self._name)
+        try:
+            await self._room.result_of(wait_for_change())
+        except (StepResetError, _RoomFreedError):
+            pass
+        except AiohooksError as error:
+            add_note(
+                error, f"{len(self._waiters)} waited for room in the version gate of {versions.run}"
+            )
+            raise
+        finally:
+            self._room = None
+
+    def _log_long_wait(self, secs: float) -> None:
+        """Log the waits, of which the oldest has lasted for `secs`."""
+        versions = self.versions
+        publishers = publisher_summary(versions.statistics().publishers)
+        text = (
+            f"{self!r}: waiting for version {versions.latest.step + 1} or a dropped item,"
+            f" {publishers}"
+        )
+        # A dict, because it keeps the order and drops repeated names.
+        holders = dict.fromkeys(ticket.admitted_by for ticket in self._ledger.open.values())
+        if holders:
+            text += f"; its open items were admitted by {shortened(tuple(holders))}"
+        logger.info("%s, for %.0f s now", text, secs)
+
+    def _timeout_error(self, begin_secs: float) -> StepTimeoutError:
+        """Return the error of a wait that began at `begin_secs`, with a note on the publishers."""
+        versions = self.versions
+        publishers = versions.statistics().publishers
+        step = versions.latest.step
+        error = step_timeout_error(
+            f"{self._ledger!r} has no room until version {step + 1} is published or an item is"
+            " dropped; not admitted",
+            wanted=step + 1,
+            seen=step,
+            secs=self._clock.now() - begin_secs,
+            publishers=publishers,
+        )
+        if publishers:
+            # Only this error needs the module, whose import takes a while.
+            from aiohooks._why.builder import why
+
+            if note := why(versions.awaited_step(step + 1)):
+                add_note(error, note)
+        return error
+
     def __repr__(self) -> str:
-        return repr(self._queue)
+        waiting = f", {len(self._waiters)} waiting" if self._waiters else ""
+        return f"{repr(self._ledger)[:-1]}{waiting}>"
