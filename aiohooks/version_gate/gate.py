@@ -291,13 +291,16 @@ class VersionGate:
         self._max_waiting = max(self._max_waiting, len(self._waiters))
         timer = call_later(secs, lambda: self._expire(waiter, begin_secs), self._clock)
         self._log.begin(waiter)
+
+        async def admission() -> None:
+            await waiter.result_of(self._wait_for_turn(waiter))
+
         try:
-            admission = waiter.result_of(self._wait_for_turn(waiter))
             with active("wait", self._name, self._awaited):
                 if until is None:
-                    await admission
+                    await admission()
                 else:
-                    await until(admission)
+                    await until(admission())
         except BaseException:
             # The caller may have been admitted and cancelled in the same iteration of the event
             # loop. It does not use its place, so another caller gets it.
