@@ -91,7 +91,6 @@ class GateStatistics:
         abandoned: dropped items whose block an error or a cancellation left, or to whose ticket
             nothing refers any more.
         waiting: how many callers wait to be admitted.
-        max_waiting: the highest number of callers that have waited at the same time.
         waits: how many callers have had to wait so far.
         waited_secs: the total duration of the waits that have ended.
         lag_mean: the mean lag of the items that were used or shipped; 0 if there are none.
@@ -110,7 +109,6 @@ class GateStatistics:
     invalidated: int
     abandoned: int
     waiting: int
-    max_waiting: int
     waits: int
     waited_secs: float
     lag_mean: float
@@ -152,7 +150,6 @@ class VersionGate:
         )
         self._waiters: dict[_Waiter, None] = {}
         self._wait_count = 0
-        self._max_waiting = 0
         self._waited_secs = 0.0
         # Its waiters get it in the order in which they came.
         self._turn = asyncio.Lock()
@@ -234,7 +231,6 @@ class VersionGate:
             invalidated=ends["invalidated"],
             abandoned=ends["abandoned"],
             waiting=len(self._waiters),
-            max_waiting=self._max_waiting,
             waits=self._wait_count,
             waited_secs=self._waited_secs,
             lag_mean=ledger.lag_sum / max(1, used_or_shipped),
@@ -288,7 +284,6 @@ class VersionGate:
         waiter = _Waiter(self._name)
         self._waiters[waiter] = None
         self._wait_count += 1
-        self._max_waiting = max(self._max_waiting, len(self._waiters))
         timer = call_later(secs, lambda: self._expire(waiter, begin_secs), self._clock)
         self._log.begin(waiter)
 
