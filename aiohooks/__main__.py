@@ -187,11 +187,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_run_command(commands)
 
-    add = _add_command(commands, "checkpoints", "checkpoint.cli:checkpoints", _CHECKPOINTS)
-    add(
-        "directory",
-        help="the directory, or the URL of a mirror; a session may write to it meanwhile",
-    )
+    list_checkpoints = "checkpoint._directory:list_checkpoints"
+    add = _add_command(commands, "checkpoints", list_checkpoints, _CHECKPOINTS)
+    add("directory", help="the directory; a session may write to it meanwhile")
 
     add = _add_command(commands, "why", "_command_line.why:print_why", _WHY)
     add("pid", metavar="PID", type=_parse_pid, help="the ID of the process")

@@ -104,7 +104,7 @@ class _RunSpan:
         instruments: _Instruments,
         run_context: SessionRunContext,
     ) -> None:
-        self._instruments = instruments
+        self.instruments = instruments
         self._start_secs = time.perf_counter()
         self._span = instruments.tracer.start_span(
             "run",
@@ -115,47 +115,27 @@ class _RunSpan:
             },
         )
         self._outer_context = context.get_current()
-        self._inner_context = trace.set_span_in_context(self._span, self._outer_context)
-        self._wait_spans: dict[trace.Span, None] = {}
-        context.attach(self._inner_context)
+        self.inner_context = trace.set_span_in_context(self._span, self._outer_context)
+        self.waits: dict[trace.Span, None] = {}
+        """The spans of its current waits."""
+        context.attach(self.inner_context)
 
     def started(self, kind: Kind, what: str) -> _Wait:
         """Observe a call, which gets a span only if it suspends."""
         return _Wait(self, what)
 
-    def wait_started(self, what: str) -> trace.Span:
-        """Begin the span of a wait, as a child of the span of the run."""
-        span = self._instruments.tracer.start_span(what, context=self._inner_context)
-        self._wait_spans[span] = None
-        return span
-
-    def wait_ended(
-        self,
-        span: trace.Span,
-        what: str,
-        secs: float,
-        error: BaseException | None,
-    ) -> None:
-        # If the run has ended before the wait, it has ended the span as well.
-        if span not in self._wait_spans:
-            return
-        del self._wait_spans[span]
-        attributes = {**self._instruments.attributes, "aiohooks.wait": what}
-        self._instruments.wait_secs.record(secs, attributes)
-        _end_span(span, error)
-
     def attempt_ended(self, error: BaseException | None) -> None:
         """End the span of the run and those of its waits, and record the duration."""
-        for span in self._wait_spans:
+        for span in self.waits:
             span.end()
-        self._wait_spans.clear()
+        self.waits.clear()
         # `detach` would fail if the hook was called in a copy of the caller's context, because its
         # token belongs to one context.
         context.attach(self._outer_context)
-        attributes = dict(self._instruments.attributes)
+        attributes = dict(self.instruments.attributes)
         if error is not None and not is_clean_end(error):
             attributes["error.type"] = type(error).__qualname__
-        self._instruments.run_secs.record(time.perf_counter() - self._start_secs, attributes)
+        self.instruments.run_secs.record(time.perf_counter() - self._start_secs, attributes)
         _end_span(self._span, error)
 
 
@@ -168,19 +148,26 @@ class _Wait:
         self._span: trace.Span | None = None
 
     def suspended(self) -> None:
-        """Begin the span at the first suspension of the call."""
-        self._span = self._run.wait_started(self._what)
+        """Begin the span at the first suspension of the call, as a child of that of the run."""
+        run = self._run
+        span = run.instruments.tracer.start_span(self._what, context=run.inner_context)
+        run.waits[span] = None
+        self._span = span
         self._start_secs = time.perf_counter()
 
     def ended(self, error: BaseException | None) -> None:
-        if self._span is not None:
-            secs = time.perf_counter() - self._start_secs
-            self._run.wait_ended(
-                self._span,
-                self._what,
-                secs,
-                error,
-            )
+        run = self._run
+        span = self._span
+        # If the run has ended before the wait, it has ended the span as well.
+        if span is None or span not in run.waits:
+            return
+        del run.waits[span]
+        secs = time.perf_counter() - self._start_secs
+        run.instruments.wait_secs.record(
+            secs,
+            {**run.instruments.attributes, "aiohooks.wait": self._what},
+        )
+        _end_span(span, error)
 
 
 def _end_span(span: trace.Span, error: BaseException | None) -> None:

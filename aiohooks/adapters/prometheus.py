@@ -20,7 +20,6 @@ from typing import Any
 
 from aiohooks._core.clock import current_clock, quick_now
 from aiohooks._core.validate import check_instance
-from aiohooks.adapters._rate import StepRate
 from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.graph.session import Session
 from aiohooks.hooks.timing import BUCKET_SECS, HookTimingHook
@@ -91,7 +90,6 @@ class PrometheusHook(SessionRunHook):
         self._now = quick_now()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._rate = StepRate()
         self._run_began_at: float | None = None
         self._step_counts = [0] * (len(BUCKET_SECS) + 1)
         self._step_secs = 0.0
@@ -123,7 +121,6 @@ class PrometheusHook(SessionRunHook):
         collector = _collector_of(self._registry)
         collector.add(self._name, self._collect_samples)
         self._collector = collector
-        self._rate.update(current_clock().now(), session.global_step.latest)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Record the start of the run."""
@@ -174,7 +171,6 @@ class PrometheusHook(SessionRunHook):
         assert status is not None, "the coordinator is that of a session"
         assert status.steps is not None, "the session has been created"
         steps = status.steps
-        now = current_clock().now()
         session = (self._name,)
         yield from _state_samples(self._name, status.state)
         yield "runs", session, status.runs
@@ -182,11 +178,10 @@ class PrometheusHook(SessionRunHook):
         yield "global_step", session, steps.latest.step
         yield "step_waiters", session, steps.waiting
         yield "step_seconds", session, _histogram(self._step_counts, self._step_secs)
-        yield "steps_per_second", session, self._rate.update(now, steps.latest)
         yield "checkpoints_saved", session, self._saves
         if self._saved_step is not None:
             yield "checkpoint_step", session, self._saved_step
-            yield "checkpoint_age_seconds", session, now - self._saved_at
+            yield "checkpoint_age_seconds", session, current_clock().now() - self._saved_at
         for hook in status.hooks:
             labels = (self._name, hook.name)
             yield "hook_calls", labels, hook.calls
@@ -231,7 +226,6 @@ _METRICS: dict[str, tuple[_Kind, str, str]] = {
     "runs": (_COUNTER, "session", "Runs begun."),
     "recoveries": (_COUNTER, "session", "Raw sessions replaced."),
     "global_step": (_GAUGE, "session", "Latest step known here."),
-    "steps_per_second": (_GAUGE, "session", "Steps over the last 10 s."),
     "step_seconds": (_HISTOGRAM, "session", "Successful runs."),
     "step_waiters": (_GAUGE, "session", "Waits for a step."),
     "checkpoints_saved": (_COUNTER, "session", "Checkpoints written."),

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiohooks import errors
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import sleep
 from aiohooks.errors import (
     FeedConflictError,
@@ -271,38 +271,43 @@ class _Coordinator(tf.train.Coordinator):  # type: ignore[misc]
 _READ_SECS = 0.5
 
 
-class _StepReader:
-    """Keeps the step store of a TensorFlow graph at the global step of the graph.
+class _GraphStepStore(MemoryStepStore):
+    """The step store of a TensorFlow graph, kept at the global step of the graph.
 
     Other sessions of a cluster advance the step, and TensorFlow does not report this, so the step
     is read while there are waits for it.
     """
 
     def __init__(self) -> None:
-        self.store: MemoryStepStore = MemoryStepStore()
-        # Only this reader, no publisher, knows whether waits can succeed.
-        self._waits = self.store._waits  # pyright: ignore[reportPrivateUsage]
-        self._task: asyncio.Task[None] | None = None
+        super().__init__(subscribe=self._note_waits)
+        self._has_waits = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
 
-    def start(
+    def _note_waits(self, step: int | None) -> None:
+        if step is None:
+            self._has_waits.clear()
+        else:
+            self._has_waits.set()
+
+    def start_reader(
         self,
         read_step: Callable[[], int],
         grace_secs: float,
     ) -> None:
-        """Read the step of a session whenever there are waits for it, until `stop`."""
-        # Waits must continue without a publisher: sessions of other processes may advance the step,
-        # and are no publishers here.
+        """Read the step of a session whenever there are waits for it, until `stop_reader`."""
+        # Only the reader knows whether waits can succeed: sessions of other processes may advance
+        # the step, and are no publishers here.
         self._waits.registration_open = True
-        self._task = asyncio.create_task(
+        self._reader = asyncio.create_task(
             self._read_during_waits(read_step, grace_secs),
             name="reader of TensorFlow's global step",
         )
 
-    async def stop(self) -> None:
+    async def stop_reader(self) -> None:
         """Stop reading the step. Waits then fail if the store has no publisher."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait([self._reader])
         self._waits.registration_open = False
         self._waits.fail_unreachable()
 
@@ -315,9 +320,9 @@ class _StepReader:
         # A step that is lower than before the read is not outdated: TensorFlow has restored a
         # checkpoint.
         if step < step_before:
-            await self.store.reset(step)
+            await self.reset(step)
         else:
-            await self.store.raise_to(step)
+            await self.raise_to(step)
 
     async def _read_during_waits(
         self,
@@ -326,11 +331,8 @@ class _StepReader:
     ) -> None:
         """Read the step again and again while there are waits. End only by a cancellation."""
         while True:
-            await sleep(_READ_SECS)
-            statistics = self.store.statistics()
-            if not statistics.waiting and not statistics.watching:
-                continue
-            step_before = self.store.latest.step
+            await self._has_waits.wait()
+            step_before = self.latest.step
             try:
                 step = await to_thread(read_step, grace_secs=grace_secs)
                 await self.apply(step, step_before)
@@ -339,18 +341,20 @@ class _StepReader:
                 # It does not recover from other errors.
                 reason = error
                 if not isinstance(reason, errors.AiohooksError):
-                    text = f"the step of {self.store.run} cannot be read"
+                    text = f"the step of {self.run} cannot be read"
                     reason = errors.PublisherFailedError(text)
                     reason.__cause__ = error
                 # Waits that begin later do not get this error, but read the step again.
                 self._waits.abort(reason)
+            await sleep(_READ_SECS)
 
 
 class TensorFlowSession(Session):
     """The raw session over a `tf.Session`, created by `TensorFlowSessionCreator`.
 
-    The global step is that of the TensorFlow graph. The session reads it after each run, and every
-    half a second during waits for a step, because other sessions of a cluster advance it.
+    The global step is that of the TensorFlow graph. The session reads it after each run, when
+    a wait for a step begins, and then every half a second, because other sessions of a cluster
+    advance it.
 
     TensorFlow cannot stop a run. The cancellation of a run waits until TensorFlow has finished it,
     and the changes of variables remain.
@@ -363,12 +367,12 @@ class TensorFlowSession(Session):
     def __init__(
         self,
         graph: TensorFlowGraph,
-        steps: _StepReader,
+        steps: _GraphStepStore,
         tf_session: Any,
         tf_coord: Any,
         read_step: Callable[[], int],
     ) -> None:
-        super().__init__(graph, global_step=steps.store)
+        super().__init__(graph, global_step=steps)
         self._steps = steps
         self._read_step = read_step
         self.tf_session: Any = tf_session
@@ -397,7 +401,7 @@ class TensorFlowSession(Session):
         build = leaves.build(fetches)
         feeds = canonical_feeds(self.graph, feed_dict)
         tf_options = _tf_options(options)
-        step_before = self._steps.store.latest.step
+        step_before = self._steps.latest.step
         values, step = await to_thread(
             self._run_in_thread,
             leaves.nodes,
@@ -429,7 +433,7 @@ class TensorFlowSession(Session):
         """Close the `tf.Session` after its threads have ended, or after the grace period."""
         if not self.closed:
             await super().aclose()
-            await self._steps.stop()
+            await self._steps.stop_reader()
             await to_thread(self._close_session, grace_secs=self.grace_secs)
 
     def _close_session(self) -> None:
@@ -495,8 +499,8 @@ class TensorFlowSessionCreator:
         """
         self._creator = tf.train.ChiefSessionCreator() if creator is None else creator
         self.graph: TensorFlowGraph = TensorFlowGraph(graph)
-        self._steps = _StepReader()
-        self.global_step: MemoryStepStore = self._steps.store
+        self._steps = _GraphStepStore()
+        self.global_step: MemoryStepStore = self._steps
 
     async def create_session(self) -> TensorFlowSession:
         """Create a raw session over a new `tf.Session`.
@@ -516,9 +520,9 @@ class TensorFlowSessionCreator:
             read_step,
         )
         # The store has the latest step of the session before. A restored step may be lower.
-        await self._steps.apply(step, self.global_step.latest.step)
+        await self._steps.apply(step, self._steps.latest.step)
         session.committed_step = step
-        self._steps.start(read_step, session.grace_secs)
+        self._steps.start_reader(read_step, session.grace_secs)
         return session
 
     @_errors_of_both()
@@ -558,15 +562,10 @@ class TensorFlowHooks(BlockingHook):
     `end` of a hook fails.
     """
 
-    def __init__(
-        self,
-        hooks: Iterable[Any],
-        *,
-        grace_secs: float = DEFAULT_GRACE_SECS,
-    ) -> None:
-        """Wrap `hooks`. A cancellation waits at most `grace_secs` for a call of a hook."""
+    def __init__(self, hooks: Iterable[Any]) -> None:
+        """Wrap `hooks`. A cancellation waits for a call of a hook, at most for 10 s."""
         self._calls_in_order = _CallsInOrder(hooks)
-        super().__init__(self._calls_in_order, grace_secs=grace_secs)
+        super().__init__(self._calls_in_order)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         # `begin` rejects the graph of any other session.

@@ -1,8 +1,7 @@
 """Checkpoints: written completely or not at all, verified when read, and free of executable code.
 
     saver.py       Saver, for coroutines: save, restore, verify
-    policies.py    Checkpoint, and which ones are kept
-    mirror.py      the options of a mirror
+    policies.py    Checkpoint, which ones are kept, and the options of a mirror
     stateful.py    Stateful, and snapshots of states; RandomState
     _directory.py  CheckpointDirectory: what Saver does, in methods that block
     _remote.py     copies in another file system, made in the background
@@ -10,7 +9,6 @@
     _format.py     names and manifests; dtypes of arrays
     _encoding.py   a state to bytes and back
     _torch.py      tensors of PyTorch: copies, and memory as bytes
-    cli.py         `python -m aiohooks checkpoints DIR`
 
 On disk:
 
@@ -34,13 +32,14 @@ the same bytes on every Python. There is no pickle.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aiohooks.checkpoint.mirror import Mirror, MirrorStatus
     from aiohooks.checkpoint.policies import (
         Checkpoint,
         KeepBest,
         KeepEvery,
         KeepNewest,
         KeepPolicy,
+        Mirror,
+        MirrorStatus,
         Restored,
     )
     from aiohooks.checkpoint.saver import Saver
@@ -67,13 +66,14 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "aiohooks.checkpoint.mirror": ("Mirror", "MirrorStatus"),
             "aiohooks.checkpoint.policies": (
                 "Checkpoint",
                 "KeepBest",
                 "KeepEvery",
                 "KeepNewest",
                 "KeepPolicy",
+                "Mirror",
+                "MirrorStatus",
                 "Restored",
             ),
             "aiohooks.checkpoint.saver": ("Saver",),

@@ -1,4 +1,7 @@
-"""A directory of checkpoints: saving, restoring and verifying, with methods that block."""
+"""A directory of checkpoints: saving, restoring and verifying, with methods that block.
+
+And the command `python -m aiohooks checkpoints DIR`, which lists them.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import contextlib
 import dataclasses
 import errno
 import os
+import sys
 import threading
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +27,10 @@ from aiohooks.checkpoint._format import (
     NewerVersionError,
 )
 from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, Restored, not_kept
-from aiohooks.errors import CheckpointError, CorruptCheckpointError
+from aiohooks.errors import CheckpointError, CorruptCheckpointError, printable
 
 # How often a reader without the lock starts again because a writer removed what it was reading.
 _MAX_READ_ATTEMPTS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The result of reading one checkpoint completely."""
-
-    path: Path
-    reason: str | None
-    """What is damaged, or None."""
-    checkpoint: Checkpoint | None = None
-    """The checkpoint, if it is good."""
-
-    @property
-    def was_set_aside(self) -> bool:
-        return _format.parse_damaged(self.path.name) is not None
 
 
 class CheckpointDirectory:
@@ -192,7 +180,11 @@ class CheckpointDirectory:
             with directory.make(temporary) as inside:
                 files: dict[str, FileEntry] = {}
                 for file, data in contents.items():
-                    files[file] = inside.write_new(file, data)
+                    entry = inside.write_new(file, data)
+                    # The manifest of a download has the entries already.
+                    if manifest.files.get(file, entry) != entry:
+                        raise DamagedError(f"{file} does not have the checksum in the manifest")
+                    files[file] = entry
                 manifest = dataclasses.replace(manifest, files=files)
                 inside.write_new(_format.MANIFEST, [_format.encode(manifest)])
                 inside.sync()
@@ -297,14 +289,11 @@ class CheckpointDirectory:
             with contextlib.suppress(DamagedError, NewerVersionError):
                 if name in self._checkpoints:
                     sound[name] = self._checkpoints[name]
-                else:
-                    sound[name] = self._read_checkpoint(directory, name)
+                    continue
+                with directory.open_checkpoint(name) as inside:
+                    sound[name] = inside.read_manifest(name).checkpoint(self.path)
         self._checkpoints = sound
         return list(sound.values())
-
-    def _read_checkpoint(self, directory: Directory, name: Name) -> Checkpoint:
-        with directory.open_checkpoint(name) as inside:
-            return inside.read_manifest(name).checkpoint(self.path)
 
     def _read(
         self,
@@ -376,7 +365,7 @@ class CheckpointDirectory:
             message = f"{self.path} has no checkpoint of step {step}"
             raise CheckpointError(errno.ENOENT, f"{message}; there are: {steps or 'none at all'}")
         if not set_aside:
-            earlier = sorted(filter(_format.parse_damaged, directory.names), reverse=True)
+            earlier = _format.damaged_names(directory.names)
             set_aside = [(damaged, "was set aside as damaged before") for damaged in earlier]
         if set_aside:
             raise self._corrupt_error(set_aside)
@@ -424,33 +413,27 @@ class CheckpointDirectory:
             return self._sound(directory)
         return []
 
-    def verify(self) -> list[Verified]:
+    def verify(self) -> list[tuple[Path, str | None]]:
         """Read all checkpoints; see `Saver.verify`."""
-        verified: list[Verified] = []
+        verified: list[tuple[Path, str | None]] = []
         with (
             _error_context(f"the checkpoints in {self.path} could not be verified"),
             contextlib.suppress(FileNotFoundError),
             self._opened() as directory,
         ):
             for name in _format.checkpoint_names(directory.names):
-                result = self._verify(directory, name)
-                # A writer may have removed it, or set it aside, meanwhile.
-                if result.reason is None or str(name) in directory.list_names():
-                    verified.append(result)
-            damaged = filter(_format.parse_damaged, directory.list_names())
-            verified += [
-                Verified(self.path / text, "was set aside as damaged")
-                for text in sorted(damaged, reverse=True)
-            ]
+                damage: str | None = None
+                try:
+                    self._read(directory, name)
+                except (DamagedError, NewerVersionError) as error:
+                    # A writer may have removed it, or set it aside, meanwhile.
+                    if str(name) not in directory.list_names():
+                        continue
+                    damage = str(error)
+                verified.append((self.path / str(name), damage))
+            damaged = _format.damaged_names(directory.list_names())
+            verified += [(self.path / text, "was set aside as damaged") for text in damaged]
         return verified
-
-    def _verify(self, directory: Directory, name: Name) -> Verified:
-        try:
-            manifest, _ = self._read(directory, name)
-        except (DamagedError, NewerVersionError) as error:
-            return Verified(self.path / str(name), str(error))
-        checkpoint = manifest.checkpoint(self.path)
-        return Verified(checkpoint.path, None, checkpoint)
 
     def close(self) -> None:
         """Release the lock; the directory can be used again."""
@@ -471,3 +454,39 @@ def _error_context(failure: str) -> Generator[None]:
     except MemoryError as error:
         message = f"{failure}: there is not enough memory"
         raise CheckpointError(errno.ENOMEM, message) from error
+
+
+def list_checkpoints(directory: str) -> int:
+    """Read the checkpoints in a directory completely and print them, newest first.
+
+    Change nothing.
+
+    Returns:
+        0 if there is a checkpoint and none is damaged (those set aside earlier do not count),
+        otherwise 1.
+    """
+    path = Path(directory)
+    if not path.is_dir():
+        print(printable(f"{directory} is not a directory"), file=sys.stderr)
+        return 1
+    opened = CheckpointDirectory(path, read_only=True)
+    try:
+        verified = opened.verify()
+        sound = {checkpoint.path: checkpoint for checkpoint in opened.checkpoints()}
+    except CheckpointError as error:
+        print(printable(f"the checkpoints could not be read: {error}"), file=sys.stderr)
+        return 1
+    damages: list[str | None] = []
+    for checkpoint_path, damage in verified:
+        text = damage or "good"
+        if damage is None and checkpoint_path in sound:
+            checkpoint = sound[checkpoint_path]
+            text += f", {checkpoint.size} bytes"
+            for name, value in checkpoint.metrics.items():
+                text += f", {name}={value:.6g}"
+        print(f"{checkpoint_path.name}: {printable(text)}")
+        if not _format.parse_damaged(checkpoint_path.name):
+            damages.append(damage)
+    if not damages:
+        print("there are no checkpoints")
+    return 0 if damages and not any(damages) else 1

@@ -247,10 +247,6 @@ class _Encoder:
         size = value.bit_length() // 8 + 1
         return Ext(_INT, value.to_bytes(size, "little", signed=True))
 
-    def complex_number(self, value: complex) -> Ext:
-        data = struct.pack("<dd", value.real, value.imag)
-        return Ext(_COMPLEX, data)
-
     def items(self, values: Sequence[Any]) -> list[Any]:
         self._enter(values)
         converted: list[Any] = []
@@ -259,9 +255,6 @@ class _Encoder:
             converted.append(self.value(value))
         self._path.pop()
         return converted
-
-    def tuple_items(self, values: Sequence[Any]) -> Ext:
-        return _extension(_TUPLE, self.items(values))
 
     def mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
         for key in values:
@@ -292,9 +285,6 @@ class _Encoder:
         metadata = self.value(metadata)
         self._path.pop()
         return _extension(_MODULE, [converted, metadata])
-
-    def counter(self, values: Mapping[Any, Any]) -> Ext:
-        return _extension(_COUNTER, [self.mapping(values)])
 
     def array(self, array: Array) -> Ext:
         dtype = self._checked_dtype(array.dtype)
@@ -384,13 +374,13 @@ _PLAIN = {type(None), bool, float, bytes}
 _CONVERTERS: dict[type, Callable[[_Encoder, Any], Any]] = {
     str: _Encoder.text,
     int: _Encoder.integer,
-    complex: _Encoder.complex_number,
+    complex: lambda _, value: Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag)),
     list: _Encoder.items,
-    tuple: _Encoder.tuple_items,
+    tuple: lambda encoder, values: _extension(_TUPLE, encoder.items(values)),
     dict: _Encoder.mapping,
     MappingProxyType: _Encoder.mapping,
     OrderedDict: _Encoder.ordered_mapping,
-    Counter: _Encoder.counter,
+    Counter: lambda encoder, values: _extension(_COUNTER, [encoder.mapping(values)]),
     np.ndarray: _Encoder.array,
     np.memmap: _Encoder.array,
 }

@@ -263,8 +263,11 @@ class Directory:
         with damage_in(file), self.opened(file, entry.size) as reader:
             try:
                 yield reader
-            finally:
+            except DamagedError:
                 reader.check(entry.crc32)
+                raise
+            # Not after other errors, which say nothing about the file.
+            reader.check(entry.crc32)
 
 
 class FileReader:

@@ -142,6 +142,11 @@ def checkpoint_names(names: Iterable[str]) -> list[Name]:
     return sorted(filter(None, map(parse_name, names)), reverse=True)
 
 
+def damaged_names(names: Iterable[str]) -> list[str]:
+    """Return the names of checkpoints that were set aside, newest first."""
+    return sorted(filter(parse_damaged, names), reverse=True)
+
+
 def is_temporary(text: str) -> bool:
     """Return whether a writer left this name unfinished.
 

@@ -28,14 +28,20 @@ from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Directory, FileReader, exists
 from aiohooks.checkpoint._format import (
     DamagedError,
+    FileEntry,
     Manifest,
     MirrorError,
     Name,
     NewerVersionError,
     damage_in,
 )
-from aiohooks.checkpoint.mirror import Mirror, MirrorStatus
-from aiohooks.checkpoint.policies import Checkpoint, KeepPolicy, not_kept
+from aiohooks.checkpoint.policies import (
+    Checkpoint,
+    KeepPolicy,
+    Mirror,
+    MirrorStatus,
+    not_kept,
+)
 from aiohooks.errors import CheckpointError, InvalidArgumentError, missing_extra
 
 try:
@@ -70,8 +76,6 @@ class Copier:
 
     def _reset(self) -> None:
         self._remote = RemoteDirectory(self.mirror)
-        self._newest_there: int | None = None
-        """The highest sequence in the mirror; None until it has been read."""
         self._current: Checkpoint | None = None
         self._next: Checkpoint | None = None
         self._task: asyncio.Task[None] | None = None
@@ -96,16 +100,8 @@ class Copier:
         If the mirror has not been read, this is the time in milliseconds: the last run that wrote
         there may have got further than this directory.
         """
-        if self._newest_there is None:
-            return int(time.time() * 1000)
-        return self._newest_there + 1
-
-    async def _names(self) -> list[Name]:
-        """Return the checkpoints in the mirror, newest first."""
-        names = await self._remote.names()
-        if self._newest_there is None:
-            self._newest_there = names[0].sequence if names else 0
-        return names
+        newest = self._remote.newest_sequence
+        return int(time.time() * 1000) if newest is None else newest + 1
 
     # Copying there
 
@@ -153,7 +149,7 @@ class Copier:
             self._next = checkpoint
 
     async def _copy(self, checkpoint: Checkpoint) -> None:
-        names = await self._names()
+        names = await self._remote.names()
         with contextlib.ExitStack() as opened:
             try:
                 manifest, contents = await to_thread(_open_checkpoint, checkpoint, opened)
@@ -236,7 +232,7 @@ class Copier:
                 format.
         """
         damaged: list[str] = []
-        for name in await self._names():
+        for name in await self._remote.names():
             if newest_here is not None and name <= newest_here:
                 break
             if step is not None and step != name.step:
@@ -258,8 +254,8 @@ class Copier:
             raise DamagedError("its upload was not finished")
         download = _Download()
         contents = {
-            file: download.blocks(RemoteFile(self._remote, manifest, file))
-            for file in manifest.files
+            file: download.blocks(self._remote, f"{name}/{file}", entry.size)
+            for file, entry in manifest.files.items()
         }
         await to_thread(commit, manifest, contents, on_cancel=download.cancel)
 
@@ -272,16 +268,19 @@ class _Download:
         self._reading: concurrent.futures.Future[bytes] | None = None
         self._is_cancelled = False
 
-    def blocks(self, file: RemoteFile) -> Iterator[bytes]:
-        """Yield the blocks of a file in the thread. Raises as `RemoteFile.read` does."""
-        while True:
-            self._reading = asyncio.run_coroutine_threadsafe(file.read(), self._loop)
+    def blocks(
+        self,
+        directory: RemoteDirectory,
+        path: str,
+        size: int,
+    ) -> Iterator[bytes]:
+        """Yield the blocks of a file in the thread. Raises as `RemoteDirectory.read_block` does."""
+        for start in range(0, size, _BLOCK_BYTES):
+            reading = directory.read_block(path, start, size)
+            self._reading = asyncio.run_coroutine_threadsafe(reading, self._loop)
             if self._is_cancelled:  # perhaps before the assignment
                 self._reading.cancel()
-            block = self._reading.result()
-            if not block:
-                return
-            yield block
+            yield self._reading.result()
 
     def cancel(self) -> None:
         """End the thread at its next block."""
@@ -322,6 +321,8 @@ class RemoteDirectory:
                 f"mirror has the protocol {protocol!r}, which fsspec does not know",
             ) from None
         self._mirror = mirror
+        self.newest_sequence: int | None = None
+        """The highest sequence in the mirror; None until it has been read."""
         self._opened: tuple[Any, str] | None = None
         self._checkpoints: dict[Name, Checkpoint] = {}
         """The checkpoints whose manifest has been read or written."""
@@ -383,8 +384,10 @@ class RemoteDirectory:
                 checkpoints in it; or it cannot be read.
         """
         paths = await self.call(self._list)
-        names = [path.rstrip("/").rpartition("/")[2] for path in paths]
-        return _format.checkpoint_names(names)
+        entries = [path.rstrip("/").rpartition("/")[2] for path in paths]
+        names = _format.checkpoint_names(entries)
+        self.newest_sequence = names[0].sequence if names else 0
+        return names
 
     def _list(self) -> list[str]:
         fs, root = self._open()
@@ -415,13 +418,35 @@ class RemoteDirectory:
             NewerVersionError: it has a later version of the format.
         """
         path = f"{name}/{_format.MANIFEST}"
-        data = await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + 1)
+        data = await self.call(self._read_range, path, 0, _format.MAX_MANIFEST_BYTES + 1)
         if data is None:
             return None
         with damage_in(_format.MANIFEST):
             return _format.decode(data, name)
 
-    def read_range(
+    async def read_block(
+        self,
+        path: str,
+        start: int,
+        size: int,
+    ) -> bytes:
+        """Return the block that begins at `start` of a file that should have `size` bytes.
+
+        The last block of a longer file is longer, too.
+
+        Raises:
+            DamagedError: the file is missing.
+            MirrorError: it could not be read.
+        """
+        end = start + _BLOCK_BYTES
+        if end >= size:
+            end = size + 1
+        data = await self.call(self._read_range, path, start, end)
+        if data is None:
+            raise DamagedError(f"{path.rpartition('/')[2]} is missing")
+        return data
+
+    def _read_range(
         self,
         path: str,
         start: int,
@@ -459,8 +484,8 @@ class RemoteDirectory:
             for file, reader in contents.items():
                 await self._write_file(f"{name}/{file}", reader)
             with damage_in("what was read back of"):
-                for file in manifest.files:
-                    await RemoteFile(self, manifest, file).verify()
+                for file, entry in manifest.files.items():
+                    await self._verify(f"{name}/{file}", entry)
         elif existing.files != manifest.files:
             raise MirrorError(f"another checkpoint has the name {name}: a mirror has one writer")
         if existing is None or _format.encode(existing) != data:
@@ -469,6 +494,18 @@ class RemoteDirectory:
             if written is None or _format.encode(written) != data:
                 raise DamagedError(f"{_format.MANIFEST} is not what was uploaded")
         self._checkpoints[name] = manifest.checkpoint(Path())
+
+    async def _verify(self, path: str, entry: FileEntry) -> None:
+        """Read a file completely; raise as `read_block` does, or if it is another one."""
+        size = 0
+        crc32 = 0
+        for start in range(0, entry.size, _BLOCK_BYTES):
+            block = await self.read_block(path, start, entry.size)
+            size += len(block)
+            crc32 = await to_thread(zlib.crc32, block, crc32)
+        if (size, crc32) != entry:
+            file = path.rpartition("/")[2]
+            raise DamagedError(f"{file} does not have the checksum in the manifest")
 
     async def _write_file(
         self,
@@ -511,11 +548,12 @@ class RemoteDirectory:
         old: list[Name] = []
         for name in sorted({saved, *names}, reverse=True):
             with contextlib.suppress(DamagedError, NewerVersionError):
-                checkpoint = self._checkpoints.get(name) or await self._read_checkpoint(name)
-                if checkpoint is None:
-                    old.append(name)
+                if name in self._checkpoints:
+                    sound[name] = self._checkpoints[name]
+                elif manifest := await self.read_manifest(name):
+                    sound[name] = manifest.checkpoint(Path())
                 else:
-                    sound[name] = checkpoint
+                    old.append(name)
         self._checkpoints = sound
         removed = not_kept(keep, list(sound.values()), sound[saved])
         old += map(_format.name_of, removed)
@@ -523,10 +561,6 @@ class RemoteDirectory:
             if name < saved:
                 await self.call(self._remove, name)
                 sound.pop(name, None)
-
-    async def _read_checkpoint(self, name: Name) -> Checkpoint | None:
-        manifest = await self.read_manifest(name)
-        return None if manifest is None else manifest.checkpoint(Path())
 
     def _remove(self, name: Name) -> None:
         fs, root = self._open()
@@ -537,58 +571,6 @@ class RemoteDirectory:
         if _has_directories(root):
             with contextlib.suppress(OSError):  # there may be files of others in it
                 fs.rmdir(f"{root}/{name}")
-
-
-class RemoteFile:
-    """Reads a file of a checkpoint in a mirror, and verifies it."""
-
-    def __init__(
-        self,
-        directory: RemoteDirectory,
-        manifest: Manifest,
-        file: str,
-    ) -> None:
-        self._directory = directory
-        self._path = f"{manifest.name}/{file}"
-        self._file = file
-        self._entry = manifest.files[file]
-        self._size = 0
-        self._crc32 = 0
-
-    async def verify(self) -> None:
-        """Read the file to its end. Raises as `read` does."""
-        while await self.read():
-            pass
-
-    async def read(self) -> bytes:
-        """Return the next block; b"" at the end.
-
-        Raises:
-            DamagedError: the file is missing, or does not have the size or checksum of its entry.
-            MirrorError: it could not be read.
-        """
-        unread_size = self._entry.size - self._size
-        if not unread_size:
-            return b""
-        with damage_in(self._file):
-            data = await self._directory.call(self._read_block)
-            if data is None:
-                raise DamagedError("is missing")
-            # A block is read with the byte after it, which finds a file that is too long.
-            if len(data) != min(_BLOCK_BYTES + 1, unread_size):
-                raise DamagedError(f"does not have the {self._entry.size} bytes in the manifest")
-            block = data[:_BLOCK_BYTES]
-            self._size += len(block)
-            if len(block) == unread_size and self._crc32 != self._entry.crc32:
-                raise DamagedError("does not have the checksum in the manifest")
-            return block
-
-    def _read_block(self) -> bytes | None:
-        end = self._size + _BLOCK_BYTES + 1
-        data = self._directory.read_range(self._path, self._size, end)
-        if data is not None:
-            self._crc32 = zlib.crc32(data[:_BLOCK_BYTES], self._crc32)
-        return data
 
 
 def _has_directories(root: str) -> bool:

@@ -20,8 +20,14 @@ from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._format import MirrorError, Name
-from aiohooks.checkpoint.mirror import Mirror, MirrorStatus
-from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, Restored
+from aiohooks.checkpoint.policies import (
+    Checkpoint,
+    KeepNewest,
+    KeepPolicy,
+    Mirror,
+    MirrorStatus,
+    Restored,
+)
 from aiohooks.checkpoint.stateful import Stateful, torch_support
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
 
@@ -332,8 +338,7 @@ class Saver:
         Returns:
             Path and damage of each (None: it is good), newest first, then those set aside earlier.
         """
-        verified = await to_thread(self._directory.verify)
-        return [(checkpoint.path, checkpoint.reason) for checkpoint in verified]
+        return await to_thread(self._directory.verify)
 
     async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Release the directory. Calling it again has no effect.

@@ -149,7 +149,7 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
         if store is not None:
             return await launch(_run_in_process, spec, observer, forgets=run is None)
         async with _new_directory(stop_grace_secs) as path:
-            local_spec = dataclasses.replace(spec, url=f"local://{path}", own_dir=path)
+            local_spec = dataclasses.replace(spec, url=f"local://{path}")
             return await launch(_run_in_process, local_spec, local_spec.open_store(), forgets=False)
 
     return await until_sigterm(run_all(), f"the launcher of the run {spec.run}")
@@ -326,41 +326,13 @@ def _process_main(sender: connection.Connection[Any, Any], spec: TaskSpec) -> No
     os.setpgrp()
     launcher = parent_process()
     assert launcher is not None, "multiprocessing has started this process"
-    release_directory = _lock_directory(spec.own_dir)
     threading.Thread(
         target=_end_with_launcher,
-        args=(launcher, spec.stop_grace_secs, release_directory),
+        args=(launcher, spec.stop_grace_secs),
         name="aiohooks: parent's end",
         daemon=True,
     ).start()
     _send_result(sender, run_task(spec))
-    # The launcher was killed if this process has another parent.
-    if os.getppid() != launcher.pid:
-        release_directory()
-
-
-def _lock_directory(path: str | None) -> Callable[[], None]:
-    """Lock the launcher's directory, if there is one; return the function that releases the lock.
-
-    The launcher's processes share the lock. They release it only if the launcher was killed, and
-    the last of them removes the directory. A forked process does not inherit this POSIX lock.
-    """
-    if path is None:
-        return lambda: None
-    import fcntl  # every system with process groups has this module
-
-    # No run has a file of this name.
-    fd = os.open(os.path.join(path, ".processes"), os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.lockf(fd, fcntl.LOCK_SH)
-
-    def release_lock() -> None:
-        fcntl.lockf(fd, fcntl.LOCK_UN)
-        # This raises while another process has the lock.
-        with contextlib.suppress(BlockingIOError, PermissionError):
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
-
-    return release_lock
 
 
 def _send_result(sender: connection.Connection[Any, Any], result: TaskResult) -> None:
@@ -382,9 +354,7 @@ def _send_result(sender: connection.Connection[Any, Any], result: TaskResult) ->
     sender.close()
 
 
-def _end_with_launcher(
-    launcher: BaseProcess, grace_secs: float, release_directory: Callable[[], None]
-) -> None:
+def _end_with_launcher(launcher: BaseProcess, grace_secs: float) -> None:
     """End this process after its launcher, which may be killed before it can end its processes."""
     with _open_process(launcher.pid, launcher.sentinel) as process_file:
         connection.wait([process_file.fileno()])
@@ -392,6 +362,5 @@ def _end_with_launcher(
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(grace_secs)
-    release_directory()
     # This kills the whole group: this process, and the processes that it has started.
     os.killpg(0, signal.SIGKILL)

@@ -102,8 +102,6 @@ class TaskSpec:
     backoff: Backoff = Backoff()
     stop_grace_secs: float = 2.5
     url: str = ""
-    # The directory that the launcher has made for the store, if any.
-    own_dir: str | None = None
     task_id: int = 0
     attempt: int = 1
 

@@ -225,14 +225,7 @@ class Graph:
     @overload
     def operation(self, **options: Unpack[OperationOptions]) -> AddOperation: ...
     def operation(
-        self,
-        fn: Any = None,
-        *,
-        inputs: InputKeys = None,
-        updates: VariableKey = None,
-        adds_to: VariableKey = None,
-        thread: bool = False,
-        name: str | None = None,
+        self, fn: Any = None, **options: Unpack[OperationOptions]
     ) -> Operation | AddOperation:
         """Add a function as an operation. The names of its parameters are those of its inputs.
 
@@ -258,9 +251,7 @@ class Graph:
                 contradict each other.
             GraphFinalizedError: the graph is finalized, for example by an open session.
         """
-        return self._operation_or_decorator(
-            fn, steps=0, name=name, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread
-        )
+        return self._operation_or_decorator(fn, steps=0, **options)
 
     @overload
     def train_op(self, fn: AsyncFn[A], /) -> Operation[A]: ...

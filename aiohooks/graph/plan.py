@@ -72,16 +72,6 @@ class Leaves:
         Raises:
             FetchError: a part of the request is neither a known node nor a container of fetches.
         """
-        cls: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(fetches, list):
-            elements: list[Any] = fetches  # pyright: ignore[reportUnknownVariableType]
-            builders = [self.build(element) for element in elements]
-            return lambda values: [builder(values) for builder in builders]
-        # A subclass of `list` becomes a plain list above. A subclass of `dict` keeps its class, so
-        # `_split_container` handles it below.
-        if cls is dict:
-            by_key = {key: self.build(value) for key, value in fetches.items()}
-            return lambda values: {key: builder(values) for key, builder in by_key.items()}
         if fetches is None:
             raise FetchError(
                 "None cannot be fetched; give [] to fetch nothing, or leave it out of a list"
@@ -92,50 +82,56 @@ class Leaves:
             slot = self._slots.setdefault(node, len(self._slots))
             return operator.itemgetter(slot)
         parts, rebuild = container
-        # The parts are a list or a dict, which the branches above handle.
-        build_parts = self.build(parts)
+        builders = [self.build(part) for part in parts]
 
         def build_container(values: Sequence[Any]) -> Any:
-            built_parts = build_parts(values)
+            items = [builder(values) for builder in builders]
             try:
-                return rebuild(built_parts)
+                return rebuild(items)
             except Exception as error:
                 raise FetchError(
-                    f"the fetches have a {cls.__name__}, and none can be made of their values:"
-                    f" {safe_repr(error)}. Instead, fetch a tuple, list or dict"
+                    f"the fetches have a {type(fetches).__name__}, and none can be made of their"
+                    f" values: {safe_repr(error)}. Instead, fetch a tuple, list or dict"
                 ) from error
 
         return build_container
 
 
-def _split_container(fetches: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+def _split_container(fetches: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     """Take a container of fetches apart, or return None if `fetches` is not a container.
 
     Return the fetches in it, and a function that builds the same kind of container from their
-    values. The fetches of a tuple are a list. The fetches of a mapping are a dict by key, and those
-    of a dataclass or an `attrs` object are a dict by the names of its fields.
+    values. A subclass of `list` becomes a plain list.
     """
     if isinstance(fetches, (str, Node)):
         return None
     cls: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
     container: Any = fetches
+    if isinstance(fetches, list):
+        return container, list
     if isinstance(fetches, tuple):
         if hasattr(cls, "_fields"):
             # The class of a named tuple takes each item as an argument of its own.
             return [*container], lambda items: cls(*items)
         return [*container], cls
-    if isinstance(fetches, defaultdict):
-        return dict(container), functools.partial(cls, container.default_factory)
     if isinstance(fetches, Mapping):
-        return dict(container), cls
+        keys = [*container]
+        if isinstance(fetches, defaultdict):
+            cls = functools.partial(cls, container.default_factory)
+        return [container[key] for key in keys], lambda items: cls(_by_key(keys, items))
     # The package `attrs` stores the fields of a class in this attribute.
     fields = getattr(cls, "__attrs_attrs__", None)
     if dataclasses.is_dataclass(cls):
         fields = dataclasses.fields(cls)
     if fields is None:
         return None
-    attributes = {field.name: getattr(fetches, field.name) for field in fields}
-    return attributes, functools.partial(_copy_with, fetches)
+    names = [field.name for field in fields]
+    parts = [getattr(fetches, name) for name in names]
+    return parts, lambda items: _copy_with(fetches, _by_key(names, items))
+
+
+def _by_key(keys: list[Any], items: list[Any]) -> dict[Any, Any]:
+    return dict(zip(keys, items, strict=True))
 
 
 def _copy_with(original: Any, attributes: dict[str, Any]) -> Any:

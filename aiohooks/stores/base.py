@@ -448,7 +448,7 @@ def step_timeout_error(
     return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)
 
 
-def _no_subscription(step: int | None) -> None:
+def no_subscription(step: int | None) -> None:
     """Do nothing: the store observes each position."""
 
 
@@ -477,7 +477,7 @@ class StepStore(abc.ABC):
         position: Position,
         *,
         run: str,
-        subscribe: Callable[[int | None], None] = _no_subscription,
+        subscribe: Callable[[int | None], None] = no_subscription,
     ) -> None:
         """Start from `position`.
 

@@ -13,7 +13,7 @@ This count bounds the lag only of items that are used in the order of their admi
 overtake each other, the ticket decides: it counts the versions published after the admission, and
 `use` rejects stale items.
 
-    gate       VersionGate; the queue of waiting callers
+    gate       VersionGate, and its waiting callers
     tickets    Ticket; the ledger of admitted items
 
 A gate needs a step store and no session.

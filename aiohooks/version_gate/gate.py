@@ -1,10 +1,11 @@
-"""The gate: a ledger of admitted items, and a queue of callers that wait for room."""
+"""The gate, with the callers that wait for room in its ledger of admitted items."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aiohooks._core.activity import Awaited, active
@@ -29,226 +30,14 @@ from aiohooks.version_gate.tickets import AdmissionLedger, Ticket, logger, versi
 Until = Callable[[Awaitable[Any]], Awaitable[Any]]
 
 
-class NotNeeded(Exception):
-    """Ends a wait on a store that is no longer needed.
-
-    It is a signal between waiters, and no caller gets it.
-    """
+class _RoomFreedError(Exception):
+    """Ends the first waiter's wait for a version. It is a signal, and no caller gets it."""
 
 
-@dataclass(eq=False)
-class _Waiter:
-    """A caller in the queue."""
+class _Waiter(Wait[None]):
+    """The wait of a caller in the queue."""
 
-    admitted: bool = False
-    expired: bool = False
-    # Whether it was woken because another waiter's wait on the store has failed.
-    checks_store: bool = False
-    # `wake` sets it while another waiter waits on the store.
-    turn: asyncio.Event = field(default_factory=asyncio.Event)
-    # `wake` ends it while this waiter waits on the store, on behalf of all waiters.
-    store_wait: Wait[None] | None = None
-
-    def wake(self) -> None:
-        """End the current wait of the caller, which then checks why it was woken."""
-        if self.store_wait is not None:
-            self.store_wait.end(NotNeeded("the queue moves"))
-        else:
-            self.turn.set()
-
-    def expire(self) -> None:
-        """End the wait of the caller with a `StepTimeoutError`."""
-        self.expired = True
-        self.wake()
-
-
-class AdmissionQueue:
-    """The callers that wait for room in the ledger, in order.
-
-    A single waiter, on behalf of all, waits until the step store publishes a version. The others
-    wait until they are woken. When this waiter leaves, it wakes the next one, which takes over.
-    Each caller waits in its own task, so that a cancelled caller leaves nothing behind, and each
-    caller gets its own error.
-    """
-
-    def __init__(self, versions: StepStore, max_lag: int, per_version: int) -> None:
-        """Start with an empty queue, and an empty ledger."""
-        self.ledger: AdmissionLedger = AdmissionLedger(
-            versions, max_lag, per_version, on_room=self._admit_waiters
-        )
-        self.waiters: dict[_Waiter, None] = {}
-        self.wait_count: int = 0
-        self.max_waiting: int = 0
-        self.waited_secs: float = 0.0
-        self._store_is_watched = False  # whether a waiter waits on the store
-        self._clock = current_clock()
-        self._log = WaitLog(60.0, self._log_long_wait)
-
-    @property
-    def _name(self) -> str:
-        return f"room in the version gate of {self.ledger.versions.run}"
-
-    def _awaited(self) -> Awaited:
-        versions = self.ledger.versions
-        return Awaited(
-            "gate",
-            self._name,
-            repr(self.ledger).strip("<>"),
-            lambda: [versions.awaited_step(versions.latest.step + 1)],
-            self,
-        )
-
-    def _admit_waiters(self) -> None:
-        """Admit waiters in order while there is room."""
-        while self.waiters and self.ledger.room > 0:
-            self.ledger.entering += 1
-            waiter = next(iter(self.waiters))
-            del self.waiters[waiter]
-            waiter.admitted = True
-            waiter.wake()
-
-    async def admit(self, secs: float | None, until: Until | None) -> Ticket:
-        """Return the ticket of an item, once there is room for it and for all earlier callers."""
-        ticket = self.admit_nowait()
-        if ticket is None:
-            await self.wait(secs, until)
-            self.ledger.sync()
-            # The ledger has kept a place for this caller since its admission. The ticket takes it.
-            self.ledger.entering -= 1
-            ticket = self.ledger.issue_ticket()
-        return ticket
-
-    def admit_nowait(self) -> Ticket | None:
-        """Return the ticket of an item if there is room for it, and no caller waits."""
-        self.ledger.check_loop_and_sync()
-        if self.waiters or self.ledger.room <= 0:
-            return None
-        return self.ledger.issue_ticket()
-
-    async def wait(self, secs: float | None, until: Until | None) -> None:
-        """Wait at the end of the queue until admitted. Call this only if there is no room.
-
-        If `until` is given, such as `session.until`, it awaits the wait and can end it early.
-
-        Raises:
-            StepTimeoutError: the caller was not admitted within `secs`.
-        """
-        begin_secs = self._clock.now()
-        if secs == 0:
-            raise self._timeout_error(begin_secs)
-        waiter = _Waiter()
-        self.waiters[waiter] = None
-        self.wait_count += 1
-        self.max_waiting = max(self.max_waiting, len(self.waiters))
-        timer = call_later(secs, waiter.expire, self._clock)
-        self._log.begin(waiter)
-        try:
-            admission = self._wait_admitted(waiter, begin_secs)
-            with active("wait", self._name, self._awaited):
-                if until is None:
-                    await admission
-                else:
-                    await until(admission)
-        except BaseException:
-            # The caller may have been admitted and cancelled in the same iteration of the event
-            # loop. It does not use its place, so another caller gets it.
-            if waiter.admitted:
-                self.ledger.return_place()
-            raise
-        finally:
-            timer.cancel()
-            self._log.end(waiter)
-            self.waited_secs += self._clock.now() - begin_secs
-            self.waiters.pop(waiter, None)
-            # If this waiter waited on the store on behalf of all, the next one takes over.
-            if self.waiters and not self._store_is_watched:
-                next(iter(self.waiters)).wake()
-
-    async def _wait_admitted(self, waiter: _Waiter, begin_secs: float) -> None:
-        """Wait on the store if no other waiter does; otherwise wait to be woken. Repeat this."""
-        while not waiter.admitted:
-            if waiter.expired:
-                raise self._timeout_error(begin_secs)
-            if not self._store_is_watched:
-                await self._wait_on_store(waiter)
-                continue
-            waiter.turn.clear()
-            await waiter.turn.wait()
-
-    async def _wait_on_store(self, waiter: _Waiter) -> None:
-        """Wait for the next version or reset, or until `waiter` is woken."""
-        # This may admit the waiter.
-        self.ledger.sync()
-        if waiter.admitted:
-            return
-        versions = self.ledger.versions
-        position = versions.latest
-
-        async def wait_for_change() -> None:
-            # The position may have changed between the creation of this task and its start.
-            if versions.latest == position:
-                await versions.wait_for(position.step + 1, on_reset="raise")
-
-        self._store_is_watched = True
-        waiter.store_wait = Wait(f"a wait in the version gate of {versions.run}")
-        try:
-            await waiter.store_wait.result_of(wait_for_change())
-        except (StepResetError, NotNeeded):
-            pass
-        except AiohooksError as error:
-            add_note(
-                error, f"{len(self.waiters)} waited for room in the version gate of {versions.run}"
-            )
-            # Wake the other waiters to wait on the store as well, so that each gets its own error.
-            # A waiter that was woken for this reason need not wake them again.
-            if not waiter.checks_store:
-                for sleeping in self.waiters:
-                    sleeping.checks_store = True
-                    sleeping.wake()
-            raise
-        finally:
-            self._store_is_watched = False
-            waiter.store_wait = None
-        self.ledger.sync()
-
-    def _log_long_wait(self, secs: float) -> None:
-        """Log the waits, of which the oldest has lasted for `secs`."""
-        versions = self.ledger.versions
-        publishers = publisher_summary(versions.statistics().publishers)
-        text = (
-            f"{self!r}: waiting for version {versions.latest.step + 1} or a dropped item,"
-            f" {publishers}"
-        )
-        # A dict, because it keeps the order and drops repeated names.
-        holders = dict.fromkeys(ticket.admitted_by for ticket in self.ledger.open.values())
-        if holders:
-            text += f"; its open items were admitted by {shortened(tuple(holders))}"
-        logger.info("%s, for %.0f s now", text, secs)
-
-    def _timeout_error(self, begin_secs: float) -> StepTimeoutError:
-        """Return the error of a wait that began at `begin_secs`, with a note on the publishers."""
-        versions = self.ledger.versions
-        publishers = versions.statistics().publishers
-        step = versions.latest.step
-        error = step_timeout_error(
-            f"{self.ledger!r} has no room until version {step + 1} is published or an item is"
-            " dropped; not admitted",
-            wanted=step + 1,
-            seen=step,
-            secs=self._clock.now() - begin_secs,
-            publishers=publishers,
-        )
-        if publishers:
-            # Only this error needs the module, whose import takes a while.
-            from aiohooks._why.builder import why
-
-            if note := why(versions.awaited_step(step + 1)):
-                add_note(error, note)
-        return error
-
-    def __repr__(self) -> str:
-        waiting = f", {len(self.waiters)} waiting" if self.waiters else ""
-        return f"{repr(self.ledger)[:-1]}{waiting}>"
+    admitted = False
 
 
 class Admission:
@@ -257,10 +46,13 @@ class Admission:
     `VersionGate.admit` creates it.
     """
 
-    def __init__(self, queue: AdmissionQueue, secs: float | None, until: Until | None) -> None:
-        self._queue = queue
-        self._secs = secs
-        self._until = until
+    def __init__(
+        self,
+        ledger: AdmissionLedger,
+        admit: Callable[[], Awaitable[Ticket]],
+    ) -> None:
+        self._ledger = ledger
+        self._admit = admit
         self._ticket: Ticket | None = None
 
     async def __aenter__(self) -> Ticket:
@@ -268,7 +60,7 @@ class Admission:
             raise InvalidArgumentError(
                 f"the admission of {self._ticket!r} is entered again: call admit() for each item"
             )
-        self._ticket = await self._queue.admit(self._secs, self._until)
+        self._ticket = await self._admit()
         return self._ticket
 
     async def __aexit__(
@@ -278,7 +70,7 @@ class Admission:
         traceback: object,
     ) -> None:
         if self._ticket is not None:
-            self._queue.ledger.end_block(self._ticket, error)
+            self._ledger.end_block(self._ticket, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +91,6 @@ class GateStatistics:
         abandoned: dropped items whose block an error or a cancellation left, or to whose ticket
             nothing refers any more.
         waiting: how many callers wait to be admitted.
-        max_waiting: the highest number of callers that have waited at the same time.
         waits: how many callers have had to wait so far.
         waited_secs: the total duration of the waits that have ended.
         lag_mean: the mean lag of the items that were used or shipped; 0 if there are none.
@@ -318,7 +109,6 @@ class GateStatistics:
     invalidated: int
     abandoned: int
     waiting: int
-    max_waiting: int
     waits: int
     waited_secs: float
     lag_mean: float
@@ -352,7 +142,20 @@ class VersionGate:
         self.max_lag: int = checked_step(max_lag, "max_lag")
         self.per_version: int = checked_step(per_version, "per_version", least=1)
         self.versions: StepStore = versions
-        self._queue = AdmissionQueue(versions, self.max_lag, self.per_version)
+        self._ledger = AdmissionLedger(
+            versions,
+            self.max_lag,
+            self.per_version,
+            on_room=self._end_wait_for_room,
+        )
+        self._waiters: dict[_Waiter, None] = {}
+        self._wait_count = 0
+        self._waited_secs = 0.0
+        # Its waiters get it in the order in which they came.
+        self._turn = asyncio.Lock()
+        self._room: Wait[None] | None = None  # the first waiter's wait for room
+        self._clock = current_clock()
+        self._log = WaitLog(60.0, self._log_long_wait)
 
     def admit(self, *, timeout: float | None = None, until: Until | None = None) -> Admission:
         """Admit an item: `async with gate.admit() as ticket`.
@@ -374,14 +177,17 @@ class VersionGate:
         """
         secs = checked_timeout(timeout)
         check_callable(until, "until", optional=True)
-        return Admission(self._queue, secs, until)
+        return Admission(self._ledger, functools.partial(self._admit, secs, until))
 
     def admit_nowait(self) -> Ticket | None:
         """Admit an item if there is room now; return its ticket, or None.
 
         The item has no block: call `use`, `ship` or `drop` on its ticket.
         """
-        return self._queue.admit_nowait()
+        self._ledger.check_loop_and_sync()
+        if self._waiters or self._ledger.room <= 0:
+            return None
+        return self._ledger.issue_ticket()
 
     @property
     def due(self) -> int:
@@ -389,7 +195,7 @@ class VersionGate:
 
         A trainer that uses items until this is 0 never drops an item because of its age.
         """
-        return self._queue.ledger.due
+        return self._ledger.due
 
     def lag_of(self, position: Position) -> int:
         """Return how many versions were published after `position`, as far as this process knows.
@@ -407,8 +213,7 @@ class VersionGate:
 
         Outside the gate's event loop, the snapshot shows the gate as of its last use in the loop.
         """
-        queue = self._queue
-        ledger = queue.ledger
+        ledger = self._ledger
         if ledger.is_own_loop():
             ledger.sync()
         ends = ledger.ends
@@ -425,13 +230,160 @@ class VersionGate:
             stale=ends["stale"],
             invalidated=ends["invalidated"],
             abandoned=ends["abandoned"],
-            waiting=len(queue.waiters),
-            max_waiting=queue.max_waiting,
-            waits=queue.wait_count,
-            waited_secs=queue.waited_secs,
+            waiting=len(self._waiters),
+            waits=self._wait_count,
+            waited_secs=self._waited_secs,
             lag_mean=ledger.lag_sum / max(1, used_or_shipped),
             lag_max=ledger.lag_max,
         )
 
+    # The callers that wait for room, in order. The first one waits for the next version or a freed
+    # place, and the others for their turn. Each waits in its own task, so that a cancelled caller
+    # leaves nothing behind, and gets its own error.
+
+    @property
+    def _name(self) -> str:
+        return f"room in the version gate of {self.versions.run}"
+
+    def _awaited(self) -> Awaited:
+        versions = self.versions
+        return Awaited(
+            "gate",
+            self._name,
+            repr(self._ledger).strip("<>"),
+            lambda: [versions.awaited_step(versions.latest.step + 1)],
+            self,
+        )
+
+    def _end_wait_for_room(self) -> None:
+        if self._room is not None and self._ledger.room > 0:
+            self._room.end(_RoomFreedError())
+
+    async def _admit(self, secs: float | None, until: Until | None) -> Ticket:
+        """Return the ticket of an item, once there is room for it and for all earlier callers."""
+        ticket = self.admit_nowait()
+        if ticket is None:
+            await self._wait(secs, until)
+            self._ledger.sync()
+            # The ledger has kept a place for this caller since its admission. The ticket takes it.
+            self._ledger.entering -= 1
+            ticket = self._ledger.issue_ticket()
+        return ticket
+
+    async def _wait(self, secs: float | None, until: Until | None) -> None:
+        """Wait at the end of the queue until admitted. Call this only if there is no room.
+
+        If `until` is given, such as `session.until`, it awaits the wait and can end it early.
+
+        Raises:
+            StepTimeoutError: the caller was not admitted within `secs`.
+        """
+        begin_secs = self._clock.now()
+        if secs == 0:
+            raise self._timeout_error(begin_secs)
+        waiter = _Waiter(self._name)
+        self._waiters[waiter] = None
+        self._wait_count += 1
+        timer = call_later(secs, lambda: self._expire(waiter, begin_secs), self._clock)
+        self._log.begin(waiter)
+
+        async def admission() -> None:
+            await waiter.result_of(self._wait_for_turn(waiter))
+
+        try:
+            with active("wait", self._name, self._awaited):
+                if until is None:
+                    await admission()
+                else:
+                    await until(admission())
+        except BaseException:
+            # The caller may have been admitted and cancelled in the same iteration of the event
+            # loop. It does not use its place, so another caller gets it.
+            if waiter.admitted:
+                self._ledger.return_place()
+            raise
+        finally:
+            timer.cancel()
+            self._log.end(waiter)
+            self._waited_secs += self._clock.now() - begin_secs
+            self._waiters.pop(waiter, None)
+
+    def _expire(self, waiter: _Waiter, begin_secs: float) -> None:
+        # A version that comes in the same iteration of the event loop still admits.
+        self._ledger.sync()
+        is_next = waiter is next(iter(self._waiters), None)
+        if not is_next or self._ledger.room <= 0:
+            waiter.end(self._timeout_error(begin_secs))
+
+    async def _wait_for_turn(self, waiter: _Waiter) -> None:
+        """Wait for the turn of a caller, and then for room."""
+        async with self._turn:
+            self._ledger.sync()
+            while self._ledger.room <= 0:
+                await self._wait_for_room()
+                self._ledger.sync()
+            self._ledger.entering += 1
+            waiter.admitted = True
+            del self._waiters[waiter]
+
+    async def _wait_for_room(self) -> None:
+        """Wait for the next version or reset, or until there is room."""
+        versions = self.versions
+        position = versions.latest
+
+        async def wait_for_change() -> None:
+            # The position may have changed between the creation of this task and its start.
+            if versions.latest == position:
+                await versions.wait_for(position.step + 1, on_reset="raise")
+
+        self._room = Wait(self._name)
+        try:
+            await self._room.result_of(wait_for_change())
+        except (StepResetError, _RoomFreedError):
+            pass
+        except AiohooksError as error:
+            add_note(
+                error, f"{len(self._waiters)} waited for room in the version gate of {versions.run}"
+            )
+            raise
+        finally:
+            self._room = None
+
+    def _log_long_wait(self, secs: float) -> None:
+        """Log the waits, of which the oldest has lasted for `secs`."""
+        versions = self.versions
+        publishers = publisher_summary(versions.statistics().publishers)
+        text = (
+            f"{self!r}: waiting for version {versions.latest.step + 1} or a dropped item,"
+            f" {publishers}"
+        )
+        # A dict, because it keeps the order and drops repeated names.
+        holders = dict.fromkeys(ticket.admitted_by for ticket in self._ledger.open.values())
+        if holders:
+            text += f"; its open items were admitted by {shortened(tuple(holders))}"
+        logger.info("%s, for %.0f s now", text, secs)
+
+    def _timeout_error(self, begin_secs: float) -> StepTimeoutError:
+        """Return the error of a wait that began at `begin_secs`, with a note on the publishers."""
+        versions = self.versions
+        publishers = versions.statistics().publishers
+        step = versions.latest.step
+        error = step_timeout_error(
+            f"{self._ledger!r} has no room until version {step + 1} is published or an item is"
+            " dropped; not admitted",
+            wanted=step + 1,
+            seen=step,
+            secs=self._clock.now() - begin_secs,
+            publishers=publishers,
+        )
+        if publishers:
+            # Only this error needs the module, whose import takes a while.
+            from aiohooks._why.builder import why
+
+            if note := why(versions.awaited_step(step + 1)):
+                add_note(error, note)
+        return error
+
     def __repr__(self) -> str:
-        return repr(self._queue)
+        waiting = f", {len(self._waiters)} waiting" if self._waiters else ""
+        return f"{repr(self._ledger)[:-1]}{waiting}>"

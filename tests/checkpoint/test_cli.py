@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from aiohooks.checkpoint import KeepNewest
-from aiohooks.checkpoint._directory import CheckpointDirectory
-from aiohooks.checkpoint.cli import checkpoints
+from aiohooks.checkpoint._directory import CheckpointDirectory, list_checkpoints
 from aiohooks.errors import CheckpointError
 from tests.support.checkpoint_files import WatchedFs, directory, names, saved
 from tests.support.source import ROOT
@@ -20,7 +19,7 @@ from tests.support.waiting import HANG_SECS
 
 def run(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
     """Return the exit code and the printed lines."""
-    code = checkpoints(str(path))
+    code = list_checkpoints(str(path))
     captured = capsys.readouterr()
     return code, (captured.out + captured.err).splitlines()
 

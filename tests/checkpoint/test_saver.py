@@ -262,9 +262,9 @@ def test_verify_lists_what_a_writer_sets_aside_meanwhile(tmp_path: Path) -> None
 
     fs.before = set_aside
     found = directory(tmp_path, fs, read_only=True).verify()
-    assert [(each.path.name, each.was_set_aside) for each in found] == [
-        ("step-000000000001.000001", False),
-        (f"damaged-{path.name}", True),
+    assert found == [
+        (tmp_path / "step-000000000001.000001", None),
+        (tmp_path / f"damaged-{path.name}", "was set aside as damaged"),
     ]
 
 

@@ -204,6 +204,26 @@ def test_a_directory_whose_name_is_not_durable_is_not_used(tmp_path: Path) -> No
     assert len(synced) == 2
 
 
+def test_an_error_after_a_read_is_no_damage(tmp_path: Path) -> None:
+    """A read whose result is lost by an error says nothing about the checkpoint, which stays."""
+    saved(tmp_path, 1)
+    failures = [OSError(errno.ESTALE, "the server has restarted")]
+
+    def readv(fd: int, buffers: list[memoryview]) -> int:
+        count = os.readv(fd, buffers)
+        if failures and len(buffers[0]) == 8:  # the size of the header of the arrays
+            raise failures.pop()
+        return count
+
+    opened = directory(tmp_path, WatchedFs(readv=readv))
+    with refused(CheckpointError, "the server has restarted"):
+        opened.restore(None)
+    restored = opened.restore(None)
+    opened.close()
+    assert restored is not None
+    assert not restored.set_aside
+
+
 def test_what_was_set_aside_stays_so(tmp_path: Path) -> None:
     """The new name is durable before anything else is read or written: a power cut does not bring
     the damage back.

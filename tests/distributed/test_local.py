@@ -368,8 +368,8 @@ async def launched(tmp_path: Path) -> AsyncIterator[tuple[Popen[bytes], list[int
 @needs_pidfd
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGKILL of one that has forked", "SIGTERM"])
 async def test_the_processes_end_with_their_launcher(tmp_path: Path, end: str) -> None:
-    """However it ends, also where a process that it has forked holds its pipes; its directory is
-    removed by the last one.
+    """However it ends, also where a process that it has forked holds its pipes; a launcher that is
+    not killed removes the directory of its run.
     """
     async with launched(tmp_path) as (launcher, pids):
         assert os.listdir(tmp_path / "temporary") != []
@@ -384,7 +384,7 @@ async def test_the_processes_end_with_their_launcher(tmp_path: Path, end: str) -
             await wait_ended(pid)
         if end == "SIGTERM":
             assert await asyncio.to_thread(launcher.wait) == 128 + signal.SIGTERM
-    assert os.listdir(tmp_path / "temporary") == []
+            assert os.listdir(tmp_path / "temporary") == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks.adapters.asgi import _waits, app
+from aiohooks.adapters.asgi import _report, app
 from aiohooks.adapters.asgi._access import AccessPolicy
 from tests.fuzz import hostile_http
 from tests.fuzz.hostile_http import MAKERS, requests
@@ -37,14 +37,14 @@ def test_a_seed_decides_the_requests() -> None:
     assert len({one.kind for one in made}) == len(MAKERS)
 
 
-async def _ignore_disconnect(receive: _waits.Receive) -> None:
+async def _ignore_disconnect(receive: _report.Receive) -> None:
     await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "weaker", "found"),
     [
-        (_waits, "_wait_disconnected", _ignore_disconnect, "tasks, waits"),
+        (_report, "_wait_disconnected", _ignore_disconnect, "tasks, waits"),
         (app, "_STEP", re.compile(".*", re.DOTALL), "a bad status"),
         (AccessPolicy, "check_request", lambda self, scope, *, controls: None, "it was served"),
         (app, "safe_text", lambda text, max_length: f"{text} in app.py", ".py is in a reply"),

@@ -170,9 +170,7 @@ SIGNATURES: dict[str, str | None] = {
     "Graph": "()",
     "Graph.placeholder": "(self, name, *, default=<_Missing>)",
     "Graph.variable": "(self, name, initial)",
-    "Graph.operation": (
-        "(self, fn=None, *, inputs=None, updates=None, adds_to=None, thread=False, name=None)"
-    ),
+    "Graph.operation": "(self, fn=None, **options)",
     "Graph.train_op": "(self, fn=None, *, steps=1, **options)",
     "Graph.finalize": "(self)",
     "Graph.finalized": "property",
@@ -196,7 +194,7 @@ SIGNATURES: dict[str, str | None] = {
     "LambdaHook": "(*, fetches=None, every=None, name=None, **functions)",
     "LoggingHook": "(values, *, every=None, at_end=False, formatter=None)",
     "stores.Position": "(epoch, step)",
-    "MemoryStepStore": "(step=0, *, run='default')",
+    "MemoryStepStore": "(step=0, *, run='default', subscribe=<function>)",
     "monitored_training_session": (
         "(source, *, is_chief=True, checkpoint_dir=None, scaffold=None, hooks=(),"
         " chief_only_hooks=(), save_checkpoint=<Every>, save_summaries=<Every>,"
@@ -432,7 +430,6 @@ NOT_FOR_A_SESSION = {
     "aiohooks.adapters",
     "aiohooks.testing",
     "aiohooks.checkpoint.saver",
-    "aiohooks.checkpoint.mirror",
     "aiohooks.stores.shared",
     "aiohooks.stores.engine",
     "aiohooks.stores.open",

@@ -1,19 +1,51 @@
-"""Reports of a session: plain data of limited size, with texts that are safe to show."""
+"""Reports of a session, and the replies to clients that wait for a step.
+
+Reports are plain data of limited size, with texts that are safe to show.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from aiohooks._core.clock import current_clock
-from aiohooks.adapters._rate import StepRate
-from aiohooks.adapters.asgi._access import safe_error, safe_text
+from aiohooks._core.calls import limited
+from aiohooks._core.cancel import retrieve_exception, wait_done
+from aiohooks.adapters.asgi._access import (
+    RETRY,
+    JsonReply,
+    error_reply,
+    safe_error,
+    safe_text,
+)
 from aiohooks.adapters.asgi._lifespan import SessionRunner
+from aiohooks.errors import (
+    PublisherFailedError,
+    PublisherFinishedError,
+    SessionClosedError,
+    StopRequestedError,
+    StoreClosedError,
+    StoreDamagedError,
+    StoreUnavailableError,
+)
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.session.status import SessionStatus
+from aiohooks.stores import StepStore
 
 _MAX_ROWS = 50
+_CLIENT_CLOSED_REQUEST = 499  # nginx's code for a client that has disconnected; it is never sent
+_STORE_ERRORS: dict[type[Exception], tuple[int, str]] = {
+    PublisherFinishedError: (410, "publisher_finished"),
+    PublisherFailedError: (503, "publisher_failed"),
+    StoreClosedError: (503, "store_closed"),
+    StoreDamagedError: (503, "store_damaged"),
+    StoreUnavailableError: (503, "store_unavailable"),
+}
+"""The status and the code of the reply to an error of the step store."""
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 State = Literal[
     "starting",
@@ -67,7 +99,6 @@ class SessionReporter:
     def __init__(self, session: AsyncMonitoredSession, runner: SessionRunner | None) -> None:
         self.session = session
         self.runner = runner
-        self._rate = StepRate()
 
     def health(self) -> ServiceHealth:
         return self._health(self.session.status())
@@ -124,12 +155,10 @@ class SessionReporter:
             "recoveries": status.recoveries,
             "hooks": [hook._asdict() for hook in status.hooks],
             "effects": [kind._asdict() for kind in status.effects],
-            "steps_per_sec": None,
             "store": None,
         }
         steps = status.steps
         if steps is not None:
-            report["steps_per_sec"] = self._rate.update(current_clock().now(), steps.latest)
             report["store"] = {
                 "run": self.session.global_step.run,
                 "epoch": steps.latest.epoch,
@@ -154,3 +183,123 @@ def _safe(value: Any) -> Any:
             return [_safe(item) for item in items[:_MAX_ROWS]]
         case _:
             return value
+
+
+# Waits for a step on behalf of clients.
+
+
+def reached_reply(session: AsyncMonitoredSession, wanted: int) -> JsonReply | None:
+    """Return the reply to a wait for a step that is reached, or None if it is not."""
+    store = _store_of(session)
+    if store is None or store.latest.step < wanted:
+        return None
+    position = store.latest
+    return JsonReply(200, {"step": position.step, "wanted": wanted, "epoch": position.epoch})
+
+
+async def wait_for_step(
+    reporter: SessionReporter,
+    wanted: int,
+    timeout: float | None,
+) -> JsonReply:
+    """Wait until a step is reached, until it cannot be reached anymore, or until the timeout.
+
+    Return the reply. This raises no error of the session.
+    """
+    wait = _wait(reporter, wanted)
+    if timeout is not None:
+        wait = limited(wait, timeout, "a client's wait")
+    try:
+        reply = await wait
+    except TimeoutError:
+        reply = error_reply(504, "timeout", f"step {wanted} was not reached in time")
+    if reply.status != 200:
+        store = _store_of(reporter.session)
+        reply.body["wanted"] = wanted
+        reply.body["step"] = None if store is None else store.latest.step
+    return reply
+
+
+async def _wait(reporter: SessionReporter, wanted: int) -> JsonReply:
+    """Wait for a step, and return the reply."""
+    session = reporter.session
+    if reporter.runner is not None:
+        # A stop or a failure of the opening is reported below.
+        with contextlib.suppress(Exception):
+            await reporter.runner.wait_opened()
+    store = _store_of(session)
+    failure: Exception | None = None
+    if store is not None:
+        try:
+            # A stop or a failed background task ends the wait, too.
+            await session.coord.wait_until_ended("a client's wait", store.wait_for(wanted))
+        except Exception as error:
+            failure = error
+    return reached_reply(session, wanted) or _unreached_reply(reporter, failure)
+
+
+def _unreached_reply(reporter: SessionReporter, error: Exception | None) -> JsonReply:
+    """Return the reply to a wait that has ended, perhaps by an error, before the step."""
+    for kind, (status, code) in _STORE_ERRORS.items():
+        if isinstance(error, kind):
+            text = safe_text(str(error))
+            if kind is PublisherFailedError and error.__cause__ is not None:
+                text = f"{text}: {safe_error(error.__cause__)}"
+            headers = RETRY if kind is StoreUnavailableError else None
+            return error_reply(status, code, text, headers)
+    if error is None or isinstance(error, (StopRequestedError, SessionClosedError)):
+        return _ended_reply(reporter)
+    text = f"a background task of the session failed: {safe_error(error)}"
+    return error_reply(503, "failed", text)
+
+
+def _ended_reply(reporter: SessionReporter) -> JsonReply:
+    """Return the reply to a wait for a step of a session that makes no more steps, or none yet."""
+    runner = reporter.runner
+    reason = reporter.session.stop_reason
+    is_ending = runner is not None and runner.is_ending and runner.failure is None
+    # A server that ends may have thousands of clients, and a report lists the waits of all of them.
+    if reason is None or not is_ending:
+        health = reporter.health()
+        if not health.ok:
+            return error_reply(503, "failed", f"the session failed: {health.failure}")
+        if health.state == "starting" and reason is None:
+            return error_reply(503, "not_started", "the session was not entered yet", RETRY)
+        reason = reason or "it has ended"
+    message = f"the session makes no more steps: {safe_text(reason)}"
+    return error_reply(410, "stopped", message)
+
+
+def _store_of(session: AsyncMonitoredSession) -> StepStore | None:
+    """Return the session's step store, or None while it has none."""
+    try:
+        return session.global_step
+    except SessionClosedError:
+        return None
+
+
+async def while_connected(
+    receive: Receive,
+    wait: Coroutine[Any, Any, JsonReply],
+) -> JsonReply:
+    """Return the reply of a wait, which is cancelled when the client disconnects."""
+    loop = asyncio.get_running_loop()
+    waiting = loop.create_task(wait)
+    listener = loop.create_task(_wait_disconnected(receive))
+    tasks = [waiting, listener]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+            task.add_done_callback(retrieve_exception)
+        await wait_done(tasks, None)
+    if waiting.cancelled():
+        return JsonReply(_CLIENT_CLOSED_REQUEST)
+    return waiting.result()
+
+
+async def _wait_disconnected(receive: Receive) -> None:
+    with contextlib.suppress(OSError):  # some servers raise it for a disconnect
+        while (await receive())["type"] != "http.disconnect":
+            pass  # a request body, which is ignored

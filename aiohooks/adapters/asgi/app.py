@@ -32,8 +32,13 @@ from aiohooks.adapters.asgi._access import (
     safe_text,
 )
 from aiohooks.adapters.asgi._lifespan import Loop, SessionRunner, notify_on_signals
-from aiohooks.adapters.asgi._report import ServiceHealth, SessionReporter
-from aiohooks.adapters.asgi._waits import reached_reply, wait_for_step, while_connected
+from aiohooks.adapters.asgi._report import (
+    ServiceHealth,
+    SessionReporter,
+    reached_reply,
+    wait_for_step,
+    while_connected,
+)
 from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.stores._protocol import MAX_STEP

@@ -1,13 +1,11 @@
 """The metrics of a session in an experiment tracker, sent in the background.
 
-tracker        the contract of trackers
-hook           `TrackerHook`, which sends the metrics of runs to a tracker
+hook           `Tracker`, the contract of trackers, and `TrackerHook`, which sends metrics to one
 mlflow, wandb, tensorboard
                ready trackers; each module needs the package
 """
 
-from aiohooks.adapters.trackers.hook import TrackerHook, TrackerStatistics
-from aiohooks.adapters.trackers.tracker import Tracker
+from aiohooks.adapters.trackers.hook import Tracker, TrackerHook, TrackerStatistics
 
 __all__ = ["Tracker", "TrackerHook", "TrackerStatistics"]
 

@@ -4,19 +4,54 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from aiohooks._core.cancel import wait_done
 from aiohooks._core.queue import ThreadQueue
 from aiohooks._core.reports import is_logged
 from aiohooks._core.validate import check_instance, check_secs, checked_int
-from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import Sampling, Values, checked_numbers, checked_values, logger
 from aiohooks.hooks._writing import Record
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Stores metrics by step.
+
+    All methods are plain, may block, and are called from one thread at a time.
+
+    A tracker connects when it is first used, not when it is made: an error of `start` or
+    `log_metrics` means that the metrics could not be sent, and the next call may try again.
+    """
+
+    def start(self, step: int) -> int:
+        """Begin, or continue after a recovery: the next metrics are of later steps than `step`.
+
+        Returns:
+            The last step that remains here: metrics of steps up to it are not sent. A tracker that
+            can drop metrics drops those of later steps, and returns `step`. Another tracker returns
+            its last step if that is later, so that no step is stored twice.
+        """
+        ...
+
+    def log_metrics(
+        self,
+        metrics: Mapping[str, float],
+        step: int,
+        time: float,
+    ) -> None:
+        """Store the metrics of a step; `time` is the Unix time at which they were taken."""
+
+    def close(self, error: BaseException | None) -> None:
+        """Called once at the end, also without `start`.
+
+        `error` is the one that ended the session, None after a clean end.
+        """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -269,24 +304,19 @@ class Sender(ThreadQueue[Record | Start]):
             self._start = item.step if self._start is None else min(item.step, self._start)
             return
         if self._start is not None:
-            self._last_step = self._start_tracker(self._start)
+            self._last_step = self._tracker.start(self._start)
+            if self._last_step > self._start:
+                logger.warning(
+                    "%r has metrics up to step %d already, and this run continues after step %d:"
+                    " steps up to %d are not sent again",
+                    self._tracker,
+                    self._last_step,
+                    self._start,
+                    self._last_step,
+                )
             self._start = None
         if item.step > self._last_step:
             self._tracker.log_metrics(item.values, item.step, item.time)
-
-    def _start_tracker(self, step: int) -> int:
-        """Start the tracker, and return the last step that it has."""
-        last_step = self._tracker.start(step)
-        if last_step > step:
-            logger.warning(
-                "%r has metrics up to step %d already, and this run continues after step %d: steps"
-                " up to %d are not sent again",
-                self._tracker,
-                last_step,
-                step,
-                last_step,
-            )
-        return last_step
 
     def close_worker(self) -> None:
         try:

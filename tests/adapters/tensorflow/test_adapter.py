@@ -546,7 +546,9 @@ async def test_waits_follow_the_steps_of_other_sessions(wait: str) -> None:
                 "timeout": lambda: store.wait_for(3, timeout=0.7),
             }
             waiting = asyncio.ensure_future(begin[wait]())
-            await until_true(lambda: store.statistics().waiting + store.statistics().watching)
+            # The wait reads the step, and then a timer runs until the next read.
+            timers = 2 if wait == "timeout" else 1
+            await until_true(lambda: clock.pending == timers)
             clock.advance(0.4)
             assert not waiting.done()
             if wait != "timeout":
@@ -561,7 +563,9 @@ async def test_waits_follow_the_steps_of_other_sessions(wait: str) -> None:
 
 
 async def test_the_step_is_read_during_waits_only() -> None:
-    """Without a wait time passes without a read."""
+    """Without a wait there is neither a read nor a timer; a wait reads the step immediately, and
+    then every half a second.
+    """
     reads: list[int] = []
 
     class Creator(tf.train.ChiefSessionCreator):  # type: ignore[misc]
@@ -583,11 +587,18 @@ async def test_the_step_is_read_during_waits_only() -> None:
                 clock.advance(0.5)
                 await ticks(5)
             assert len(reads) == created
+            assert not clock.pending
             waiting = asyncio.ensure_future(session.global_step.wait_for(1))
-            await ticks(5)
+            await until_true(lambda: clock.pending)
+            assert len(reads) == created + 1
             clock.advance(0.5)
-            await until_true(lambda: len(reads) > created)
+            await until_true(lambda: clock.pending)
+            assert len(reads) == created + 2
             waiting.cancel()
+            clock.advance(0.5)
+            await ticks(5)
+            assert len(reads) == created + 2
+            assert not clock.pending
 
 
 async def test_a_step_that_cannot_be_read_ends_the_waits() -> None:

@@ -206,11 +206,16 @@ class Scenario:
         violation.
         """
         good: set[int] = set()
-        for each in directory(path, read_only=True).verify():
-            if each.checkpoint is not None:
-                good.add(int(each.checkpoint.metrics["number"]))
-            elif not (self.damaged and f"step-{self.before[-1].step:012d}." in each.path.name):
-                raise ViolationError(f"torn under a final name: {each.path.name}: {each.reason}")
+        opened = directory(path, read_only=True)
+        numbers = {
+            checkpoint.path: int(checkpoint.metrics["number"])
+            for checkpoint in opened.checkpoints()
+        }
+        for found, damage in opened.verify():
+            if damage is None:
+                good.add(numbers[found])
+            elif not (self.damaged and f"step-{self.before[-1].step:012d}." in found.name):
+                raise ViolationError(f"torn under a final name: {found.name}: {damage}")
         return good
 
     def _check_after_later_save(self, path: Path, expected: Sequence[Save]) -> None:

@@ -95,9 +95,9 @@ class CheckpointFixture(Fixture):
             self.add_violation(f"leak: {', '.join(strange)} left in the directory")
         directory = CheckpointDirectory(self.path, keep=ah.checkpoint.KeepNewest(99))
         try:
-            for one in directory.verify():
-                if one.reason is not None:
-                    self.add_violation(f"{one.path.name} is damaged: {one.reason}")
+            for path, damage in directory.verify():
+                if damage is not None:
+                    self.add_violation(f"{path.name} is damaged: {damage}")
             restored = directory.restore(None)
         except ah.errors.CheckpointError as error:
             self.add_violation(f"leak: {error}")

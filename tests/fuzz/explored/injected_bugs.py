@@ -559,7 +559,7 @@ async def place_at_the_gate_is_lost(fixture: Fixture) -> None:
             await versions.advance()
 
     async with gate_of(fixture, versions, max_lag=0, per_version=2) as gate:
-        gate._queue.ledger.return_place = lambda: None  # type: ignore[method-assign]
+        gate._ledger.return_place = lambda: None  # type: ignore[method-assign]
         await fixture.run_together(
             one=enter, two=enter, three=enter, four=enter, helper_trainer=publish
         )

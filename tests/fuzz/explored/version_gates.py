@@ -31,16 +31,16 @@ async def gate_of(
             if ticket is not None:
                 ticket.drop()
         seen = gate.statistics()
-        if seen.open or seen.waiting or gate._queue.ledger.entering:
+        if seen.open or seen.waiting or gate._ledger.entering:
             fixture.add_violation(
-                f"leak: the gate still has {seen}, {gate._queue.ledger.entering} entering"
+                f"leak: the gate still has {seen}, {gate._ledger.entering} entering"
             )
         if seen.admitted != seen.used + seen.shipped + seen.dropped:
             fixture.add_violation(f"the gate has lost count: {seen}")
         if seen.lag_max > gate.max_lag:
             fixture.add_violation(f"the gate admitted the use of a stale item: {seen}")
         places = (gate.max_lag + 1) * gate.per_version
-        if seen.room + gate._queue.ledger.reserved != places:
+        if seen.room + gate._ledger.reserved != places:
             fixture.add_violation(f"the gate has {places} places, and {seen.room} are free: {seen}")
         if (parked := versions.statistics()).waiting:
             fixture.add_violation(f"leak: the versions still have {parked}")

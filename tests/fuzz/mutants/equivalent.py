@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImplemented"
-_READ = "data = await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + {})"
+_READ = "data = await self.call(self._read_range, path, 0, _format.MAX_MANIFEST_BYTES + {})"
 _TRUNCATE = "self._fs.ftruncate(fd, {})"
 _WARNED = (
     'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning,'

@@ -4,6 +4,7 @@
 const LEVELS = { running: "good", finished: "good", starting: "busy", recovering: "busy", paused: "busy", draining: "busy", stopping: "busy", failed: "bad" };
 const REFRESH_MS = 1000;
 const RETRY_MS = 3000;
+const RATE_WINDOW_MS = 10000;
 const token = decodeURIComponent(location.hash.slice(1));
 const headers = token ? { Authorization: `Bearer ${token}` } : {};
 const byId = (id) => document.getElementById(id);
@@ -44,6 +45,19 @@ function pairs(id, rows, grouped) {
   }));
 }
 
+// The reports of the last ten seconds. Steps before and after a reset have no difference.
+const seen = [];
+
+function stepsPerSecond(report) {
+  if (!report.store) return null;
+  if (seen.length && seen.at(-1).epoch !== report.store.epoch) seen.length = 0;
+  const last = { time: performance.now(), step: report.step, epoch: report.store.epoch };
+  seen.push(last);
+  while (seen.length > 2 && last.time - seen[1].time >= RATE_WINDOW_MS) seen.shift();
+  const [first] = seen;
+  return last.time > first.time ? (last.step - first.step) / (last.time - first.time) * 1000 : null;
+}
+
 function show(report) {
   document.title = `${report.state}: ${report.name}`;
   document.documentElement.dataset.level = LEVELS[report.state] ?? "";
@@ -59,7 +73,7 @@ function show(report) {
   byId("drain").disabled = isEnding || Boolean(report.drain_reason);
   pairs("figures", [
     ["global step", number(report.step)],
-    ["steps per second", number(report.steps_per_sec, 3)],
+    ["steps per second", number(stepsPerSecond(report), 3)],
     ["runs", number(report.runs)],
     ["waiting for a step", number(report.store ? report.store.waiting : 0)],
     ["recoveries", number(report.recoveries)],
