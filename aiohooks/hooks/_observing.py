@@ -40,11 +40,6 @@ class Sampling:
         self._asked = False
         self._offset: float | None = None
 
-    @property
-    def started(self) -> bool:
-        """Whether `start` has been called."""
-        return self._last is not None
-
     def start(self, step: int) -> bool:
         """Start to count at `step` if necessary, and return whether it was.
 

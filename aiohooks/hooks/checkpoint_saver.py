@@ -167,7 +167,6 @@ class CheckpointSaverHook(ScheduledHook):
         self._served_requests = 0
         self.latest: Checkpoint | None = None
         """The checkpoint that was written last, or None."""
-        self._latest_at = 0.0
         self.saved: int = 0
         """How many checkpoints were written."""
         self.failed: int = 0
@@ -314,13 +313,6 @@ class CheckpointSaverHook(ScheduledHook):
                 await self._own_saver.aclose()
         self._raise_failure()
 
-    @property
-    def latest_age_secs(self) -> float | None:
-        """How long ago `latest` was written; None before the first."""
-        if self.latest is None:
-            return None
-        return self._now() - self._latest_at
-
     # -- whether to save
 
     def _is_saved(self, session: Session) -> bool:
@@ -428,7 +420,8 @@ class CheckpointSaverHook(ScheduledHook):
         metrics: dict[str, float] = {}
         if previous is not None:
             metrics.update(previous.metrics)
-        metrics.update(checked_numbers(self._results))
+        if self._results:
+            metrics.update(checked_numbers(self._results))
         metrics.update(self._evaluated.get(step, {}))
         self._last = Checkpoint(step, 0, metrics, interim=is_interim)
         self._steps.add(step)
@@ -465,7 +458,6 @@ class CheckpointSaverHook(ScheduledHook):
         finally:
             del state  # else it would be kept until the listeners return
         self.latest = checkpoint
-        self._latest_at = self._now()
         self.saved += 1
         try:
             await self._coord.events.saved.emit(step, checkpoint.path)
