@@ -350,7 +350,12 @@ class CheckpointSaverHook(ScheduledHook):
 
     # -- metrics
 
-    async def _note_evaluation(self, step: int, metrics: dict[str, float], is_extra: bool) -> None:
+    async def _note_evaluation(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        is_extra: bool,
+    ) -> None:
         """Keep the numbers of an evaluation for the checkpoint of its step, or add them to it."""
         last = self._last_at(step)
         if is_extra and last is not None and not last.interim:
@@ -360,7 +365,11 @@ class CheckpointSaverHook(ScheduledHook):
             self._evaluated = {step: {**self._evaluated.get(step, {}), **metrics}}
             await self._add_metrics(step, metrics)
 
-    async def _add_metrics(self, step: int, metrics: dict[str, float]) -> None:
+    async def _add_metrics(
+        self,
+        step: int,
+        metrics: dict[str, float],
+    ) -> None:
         """Add numbers to the checkpoint of a step, if this session has saved or restored it."""
         if self._saver is None or step not in self._steps or not metrics:
             return
@@ -395,7 +404,12 @@ class CheckpointSaverHook(ScheduledHook):
             )
         await self._save_last(session)
 
-    async def _save(self, session: Session, *, at_end: bool = False) -> None:
+    async def _save(
+        self,
+        session: Session,
+        *,
+        at_end: bool = False,
+    ) -> None:
         """Take the state and start to write it, or write it in the foreground. There must be no
         other write.
         """

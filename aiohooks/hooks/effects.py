@@ -324,7 +324,11 @@ class EffectsHook(ResettingHook):
         elif self._coord is not None and len(self._unsaved) >= self._max_pending:
             self._coord.events.request_save()
 
-    def _add_to_outbox(self, step: int, recorded: list[tuple[str, Any, str]]) -> None:
+    def _add_to_outbox(
+        self,
+        step: int,
+        recorded: list[tuple[str, Any, str]],
+    ) -> None:
         if step < self._step:
             # No checkpoint was restored, so this step is not a repetition and needs new keys.
             self._run += "+"
@@ -346,9 +350,7 @@ class EffectsHook(ResettingHook):
     def status(self) -> tuple[EffectStatus, ...]:
         """Return the counts of each kind, as in `session.status().effects`."""
         unsaved = Counter(effect.kind for effect in self._unsaved)
-        return tuple(
-            delivery.status(unsaved[kind]) for kind, delivery in self._deliveries.items()
-        )
+        return tuple(delivery.status(unsaved[kind]) for kind, delivery in self._deliveries.items())
 
     # -- saves
 
@@ -460,7 +462,13 @@ class EffectsHook(ResettingHook):
 class _Delivery(Queue[Effect]):
     """The effects of one kind that are ready for their handler, and the task that delivers them."""
 
-    def __init__(self, kind: str, handler: Handler, backoff: Backoff, max_pending: int) -> None:
+    def __init__(
+        self,
+        kind: str,
+        handler: Handler,
+        backoff: Backoff,
+        max_pending: int,
+    ) -> None:
         super().__init__(max_pending)
         self.kind = kind
         self.task: asyncio.Task[None] | None = None
