@@ -18,6 +18,7 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -476,6 +477,9 @@ class _Delivery(Queue[Effect]):
         self.grace_secs = DEFAULT_GRACE_SECS
         self._handler = handler
         self._backoff = backoff
+        # Handlers are part of no run, and see the context variables of the session alone.
+        self._context = copy_context()
+        self._context.run(leave_run)
         self._delivered_count = 0
         self._failure_count = 0
         self._last_error: str | None = None
@@ -484,18 +488,23 @@ class _Delivery(Queue[Effect]):
 
     def status(self, unsaved: int) -> EffectStatus:
         """Return the counts; `unsaved` more effects wait for a checkpoint."""
-        counts = (len(self.items) + unsaved, unsaved, self._delivered_count, self._failure_count)
-        return EffectStatus(self.kind, *counts, self._last_error)
+        return EffectStatus(
+            self.kind,
+            pending=len(self.items) + unsaved,
+            unsaved=unsaved,
+            delivered=self._delivered_count,
+            failures=self._failure_count,
+            last_error=self._last_error,
+        )
 
     def begin(self, item: Effect) -> None:
         """Start the task, if there is none."""
         if self.task is None:
-            self.task = new_task(self._deliver_all(), f"delivery of {self.kind}")
+            name = f"delivery of {self.kind}"
+            self.task = new_task(self._deliver_all(), name, self._context.copy())
 
     async def _deliver_all(self) -> None:
         """Deliver the effects one after another, until there are no more."""
-        # The run that has recorded the first of them may end before they are delivered.
-        leave_run()
         try:
             while self.items:
                 await self._deliver(self.items[0])
