@@ -136,7 +136,8 @@ class EffectsHook(ResettingHook):
         if not handlers:
             raise InvalidArgumentError("handlers is empty; give {kind: coroutine function}")
         check_choice(when, "when", "checkpoint", "commit")
-        check_instance(run, str, "run", optional=True)
+        if run is not None and (not isinstance(run, str) or not run):
+            raise InvalidArgumentError(f"run is {run!r}; give a non-empty str, or leave it out")
         check_instance(backoff, Backoff, "backoff")
         check_secs(drain_secs, "drain_secs", optional=True)
         self._handlers = dict(handlers)
