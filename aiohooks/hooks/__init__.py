@@ -3,14 +3,12 @@
 They use the hook interface and the coordinator, and never the session.
 
 stopping             stop at a step, at a time, or when a value no longer improves
-global_step_waiter   wait before the first run until the global step is reached
-version_gate         wait while the step is too far ahead of the published versions
+waiting              wait for a global step, or for published versions
 evaluator            evaluate during training, inline or in the background
 checkpoint_saver     save checkpoints
 effects              deliver messages and other actions of steps that can no longer be undone
 logging              log values and the rate of steps; check for NaN
-records              write JSON lines
-summaries            write for TensorBoard
+records              write JSON lines, and event files for TensorBoard
 progress             show a progress bar
 profiler, timing     write traces of selected runs; measure the hooks and the event loop
 watchdog             report stalls
@@ -25,15 +23,13 @@ from aiohooks.hooks.effects import Effect, EffectsHook
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.hooks.functions import FeedFnHook, FinalOpsHook, LambdaHook, hook
-from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
 from aiohooks.hooks.logging import LoggingHook, NanHook, StepCounterHook
 from aiohooks.hooks.profiler import ProfilerHook
 from aiohooks.hooks.progress import ProgressHook
-from aiohooks.hooks.records import JSONLinesHook, read_records
+from aiohooks.hooks.records import JSONLinesHook, SummarySaverHook, read_records
 from aiohooks.hooks.stopping import EarlyStoppingHook, StopAtStepHook, StopAtTimeHook
-from aiohooks.hooks.summaries import SummarySaverHook
 from aiohooks.hooks.timing import Blocker, HookTimes, HookTimingHook, PhaseTime
-from aiohooks.hooks.version_gate import VersionGateHook
+from aiohooks.hooks.waiting import GlobalStepWaiterHook, VersionGateHook
 from aiohooks.hooks.watchdog import Stall, WatchdogHook
 
 __all__ = [

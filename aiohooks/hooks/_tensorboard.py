@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiohooks.errors import missing_extra
-from aiohooks.hooks._writing import Record
+from aiohooks.hooks._observing import Record
 
 try:
     from tensorboardX.event_file_writer import EventsWriter  # type: ignore[import-untyped]

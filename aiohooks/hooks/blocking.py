@@ -45,7 +45,12 @@ class BlockingHook(SessionRunHook):
     would wait for itself, a call raises `WrongLoopError`.
     """
 
-    def __init__(self, obj: Any, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
+    def __init__(
+        self,
+        obj: Any,
+        *,
+        grace_secs: float = DEFAULT_GRACE_SECS,
+    ) -> None:
         """Create a hook of `obj`; `grace_secs` is the grace period.
 
         Raises:
@@ -93,7 +98,12 @@ class BlockingHook(SessionRunHook):
             if calls is not None:
                 await calls.end(self._grace_secs)
 
-    async def _call(self, name: str, method: Callable[..., Any], *args: Any) -> Any:
+    async def _call(
+        self,
+        name: str,
+        method: Callable[..., Any],
+        *args: Any,
+    ) -> Any:
         calls = self._calls
         if calls is None or not calls.is_of_running_loop():
             calls = self._calls = _LoopCalls()
@@ -188,7 +198,13 @@ class _LoopCalls:
             return PlainView(value, self)
         return value
 
-    def call(self, what: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def call(
+        self,
+        what: str,
+        fn: Callable[..., Any],
+        *args: Any,
+        **options: Any,
+    ) -> Any:
         """Return the result of `fn(*args, **options)`, called in the event loop, and awaited if it
         is a coroutine.
         """
@@ -247,7 +263,12 @@ class PlainView:
     and waited for.
     """
 
-    def __init__(self, target: Any, calls: _LoopCalls, **replaced: Any) -> None:
+    def __init__(
+        self,
+        target: Any,
+        calls: _LoopCalls,
+        **replaced: Any,
+    ) -> None:
         self._target = target
         self._calls = calls
         self.__dict__.update(replaced)

@@ -167,7 +167,6 @@ class CheckpointSaverHook(ScheduledHook):
         self._served_requests = 0
         self.latest: Checkpoint | None = None
         """The checkpoint that was written last, or None."""
-        self._latest_at = 0.0
         self.saved: int = 0
         """How many checkpoints were written."""
         self.failed: int = 0
@@ -314,13 +313,6 @@ class CheckpointSaverHook(ScheduledHook):
                 await self._own_saver.aclose()
         self._raise_failure()
 
-    @property
-    def latest_age_secs(self) -> float | None:
-        """How long ago `latest` was written; None before the first."""
-        if self.latest is None:
-            return None
-        return self._now() - self._latest_at
-
     # -- whether to save
 
     def _is_saved(self, session: Session) -> bool:
@@ -358,7 +350,12 @@ class CheckpointSaverHook(ScheduledHook):
 
     # -- metrics
 
-    async def _note_evaluation(self, step: int, metrics: dict[str, float], is_extra: bool) -> None:
+    async def _note_evaluation(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        is_extra: bool,
+    ) -> None:
         """Keep the numbers of an evaluation for the checkpoint of its step, or add them to it."""
         last = self._last_at(step)
         if is_extra and last is not None and not last.interim:
@@ -368,7 +365,11 @@ class CheckpointSaverHook(ScheduledHook):
             self._evaluated = {step: {**self._evaluated.get(step, {}), **metrics}}
             await self._add_metrics(step, metrics)
 
-    async def _add_metrics(self, step: int, metrics: dict[str, float]) -> None:
+    async def _add_metrics(
+        self,
+        step: int,
+        metrics: dict[str, float],
+    ) -> None:
         """Add numbers to the checkpoint of a step, if this session has saved or restored it."""
         if self._saver is None or step not in self._steps or not metrics:
             return
@@ -403,7 +404,12 @@ class CheckpointSaverHook(ScheduledHook):
             )
         await self._save_last(session)
 
-    async def _save(self, session: Session, *, at_end: bool = False) -> None:
+    async def _save(
+        self,
+        session: Session,
+        *,
+        at_end: bool = False,
+    ) -> None:
         """Take the state and start to write it, or write it in the foreground. There must be no
         other write.
         """
@@ -428,7 +434,8 @@ class CheckpointSaverHook(ScheduledHook):
         metrics: dict[str, float] = {}
         if previous is not None:
             metrics.update(previous.metrics)
-        metrics.update(checked_numbers(self._results))
+        if self._results:
+            metrics.update(checked_numbers(self._results))
         metrics.update(self._evaluated.get(step, {}))
         self._last = Checkpoint(step, 0, metrics, interim=is_interim)
         self._steps.add(step)
@@ -465,7 +472,6 @@ class CheckpointSaverHook(ScheduledHook):
         finally:
             del state  # else it would be kept until the listeners return
         self.latest = checkpoint
-        self._latest_at = self._now()
         self.saved += 1
         try:
             await self._coord.events.saved.emit(step, checkpoint.path)

@@ -13,20 +13,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import dataclasses
 import math
 import os
 import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from aiohooks._core.activity import active, awaited_tasks
 from aiohooks._core.calls import Wait, limited
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
 from aiohooks._core.clock import current_clock, sleep
+from aiohooks._core.queue import Queue
 from aiohooks._core.reports import is_logged
 from aiohooks._core.scope import leave_run
 from aiohooks._core.validate import (
@@ -56,8 +56,7 @@ from aiohooks.session.hook import SessionRunContext, SessionRunValues
 from aiohooks.session.status import EffectStatus, session_events
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(NamedTuple):
     """An effect of a committed run, which a handler of an `EffectsHook` receives.
 
     Attributes:
@@ -161,7 +160,7 @@ class EffectsHook(ResettingHook):
         # The outbox: the effects that wait for a checkpoint, and those of each kind that are ready.
         self._unsaved: deque[Effect] = deque()
         self._deliveries = {
-            kind: _Delivery(kind, handler, self._backoff)
+            kind: _Delivery(kind, handler, self._backoff, self._max_pending)
             for kind, handler in self._handlers.items()
         }
         # The directory of the checkpoints that the session is restored from, if a hook saves the
@@ -212,10 +211,7 @@ class EffectsHook(ResettingHook):
             )
         self._coord = coord
         owner.effects = self
-        context = copy_context()
-        context.run(leave_run)
         for delivery in self._deliveries.values():
-            delivery.context = context
             delivery.grace_secs = owner.grace_secs
         if getattr(session, "restored", None) is not None:
             if not self._was_loaded:
@@ -233,8 +229,9 @@ class EffectsHook(ResettingHook):
         because its runs need room as well.
         """
         assert self._coord is not None
+        full = [delivery for delivery in self._deliveries.values() if delivery.is_full]
         with contextlib.suppress(StopRequestedError):
-            await self._coord.until(self._wait_for(self._full_deliveries()))
+            await self._coord.until(_delivered(full))
 
     def _lacks_room(self, run_context: SessionRunContext, run_values: object) -> bool:
         """Move the effects of the run to the outbox; return whether `after_run` must wait for room.
@@ -245,16 +242,12 @@ class EffectsHook(ResettingHook):
         if not self._attempts:
             return False
         self._move_to_outbox()
-        return bool(self._full_deliveries())
-
-    def _full_deliveries(self) -> list[_Delivery]:
-        deliveries = self._deliveries.values()
-        return [delivery for delivery in deliveries if len(delivery.ready) >= self._max_pending]
+        return any(delivery.is_full for delivery in self._deliveries.values())
 
     async def end(self, session: Session) -> None:
         """Deliver the remaining effects, except those that wait for the last checkpoint."""
         self._drains_until = current_clock().now() + self._drain_secs
-        await self._drain(self._drain_secs)
+        await self._drain()
 
     async def close(self, exc: BaseException | None) -> None:
         """Cancel the deliveries, and log how many effects remain.
@@ -264,21 +257,18 @@ class EffectsHook(ResettingHook):
         """
         self._move_to_outbox()
         if self._checkpoint_dir is None and self._coord is not None and exc is not None:
-            await self._drain(self._coord.owner.grace_secs / 3)
+            self._drains_until = current_clock().now() + self._coord.owner.grace_secs / 3
+            await self._drain()
         tasks = [delivery.task for delivery in self._deliveries.values() if delivery.task]
         for task in tasks:
             task.cancel()
         # No time limit here, because each delivery has one.
         await wait_done(tasks, None)
         self._coord = None
-        remaining = self._pending()
-        if remaining:
+        if remaining := self._pending():
             outcome = "they are lost, as no checkpoint has them"
             if self._checkpoint_dir is not None:
-                outcome = (
-                    "the next process delivers the effects in its checkpoint, and repeats the steps"
-                    " of the others"
-                )
+                outcome = "the next process delivers them, or repeats their steps"
             counts = _counts_by_kind(remaining)
             logger.warning("effects that were not delivered: %s; %s", counts, outcome)
 
@@ -335,7 +325,11 @@ class EffectsHook(ResettingHook):
         elif self._coord is not None and len(self._unsaved) >= self._max_pending:
             self._coord.events.request_save()
 
-    def _add_to_outbox(self, step: int, recorded: list[tuple[str, Any, str]]) -> None:
+    def _add_to_outbox(
+        self,
+        step: int,
+        recorded: list[tuple[str, Any, str]],
+    ) -> None:
         if step < self._step:
             # No checkpoint was restored, so this step is not a repetition and needs new keys.
             self._run += "+"
@@ -349,23 +343,15 @@ class EffectsHook(ResettingHook):
 
     def _pending(self) -> list[Effect]:
         """Return the undelivered effects. Effects of one kind keep their order."""
-        ready = [effect for delivery in self._deliveries.values() for effect in delivery.ready]
-        return [*ready, *self._unsaved]
+        pending: list[Effect] = []
+        for delivery in self._deliveries.values():
+            pending += delivery.items
+        return [*pending, *self._unsaved]
 
     def status(self) -> tuple[EffectStatus, ...]:
         """Return the counts of each kind, as in `session.status().effects`."""
         unsaved = Counter(effect.kind for effect in self._unsaved)
-        return tuple(
-            EffectStatus(
-                delivery.kind,
-                pending=len(delivery.ready) + unsaved[delivery.kind],
-                unsaved=unsaved[delivery.kind],
-                delivered=delivery.delivered,
-                failures=delivery.failures,
-                last_error=delivery.last_error,
-            )
-            for delivery in self._deliveries.values()
-        )
+        return tuple(delivery.status(unsaved[kind]) for kind, delivery in self._deliveries.items())
 
     # -- saves
 
@@ -385,7 +371,7 @@ class EffectsHook(ResettingHook):
             return
         self._release(self._saving_unsaved)
         if self._drains_until is not None and self._coord is not None:
-            await self._drain(max(0.0, self._drains_until - current_clock().now()))
+            await self._drain()
             if len(self._pending()) < self._saving_pending:
                 self._coord.events.request_save()
 
@@ -408,9 +394,7 @@ class EffectsHook(ResettingHook):
             "run": self._run,
             "step": self._step,
             "counts": dict(self._numbers),
-            "pending": [
-                [effect.kind, effect.key, effect.step, effect.payload] for effect in self._pending()
-            ],
+            "pending": [list(effect) for effect in self._pending()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -424,9 +408,8 @@ class EffectsHook(ResettingHook):
         """
         check_mapping(state, "state", optional=False)
         self._move_to_outbox()
-        saved: dict[str, Effect] = {}
-        for kind, key, step, payload in state["pending"]:
-            saved[key] = Effect(kind, payload, key, step)
+        effects = [Effect(*fields) for fields in state["pending"]]
+        saved = {effect.key: effect for effect in effects}
         unknown = sorted({effect.kind for effect in saved.values()} - self._handlers.keys())
         if unknown:
             raise InvalidArgumentError(
@@ -442,9 +425,8 @@ class EffectsHook(ResettingHook):
         # The name that the program gives now takes precedence over the name in the checkpoint,
         # which may have a sign for each reset of the step.
         run: str = state.get("run", self._run)
-        if self._given_run is not None and self._given_run != run.rstrip("+"):
-            run = self._given_run
-        self._run = run
+        if self._given_run in (None, run.rstrip("+")):
+            self._run = run
         self._step = state.get("step", 0)
         self._numbers = Counter(state.get("counts", {}))
         self._was_loaded = True
@@ -454,70 +436,85 @@ class EffectsHook(ResettingHook):
         undone = [effect for effect in self._pending() if effect.key not in saved]
         self._unsaved = deque(effect for effect in self._unsaved if effect.key in saved)
         for delivery in self._deliveries.values():
-            delivery.ready = deque(effect for effect in delivery.ready if effect.key in saved)
+            delivery.items = deque(effect for effect in delivery.items if effect.key in saved)
         if undone:
             counts = _counts_by_kind(undone)
             logger.warning("effects of steps that are undone are dropped: %s", counts)
 
     # -- waiting for deliveries
 
-    async def _drain(self, secs: float) -> None:
-        """Wait at most so many seconds until all ready effects are delivered."""
+    async def _drain(self) -> None:
+        """Wait until all ready effects are delivered, but no longer than `_drains_until`."""
+        assert self._drains_until is not None
         self._move_to_outbox()
-        if secs:
-            limit = None if secs == math.inf else secs
-            waiting = self._wait_for(self._deliveries.values())
+        secs: float | None = max(0.0, self._drains_until - current_clock().now())
+        if secs == math.inf:
+            secs = None
+        if secs != 0:
             with contextlib.suppress(TimeoutError):
-                await limited(waiting, limit, "the delivery of effects")
-
-    async def _wait_for(self, deliveries: Iterable[_Delivery]) -> None:
-        """Wait until all ready effects of some kinds are delivered."""
-        tasks = [delivery.task for delivery in deliveries if delivery.task is not None]
-        with active("wait", "the deliveries of effects", lambda: awaited_tasks(*tasks)):
-            await wait_done(tasks, None)
+                delivered = _delivered(self._deliveries.values())
+                await limited(delivered, secs, "the delivery of effects")
 
     def __repr__(self) -> str:
         when = "commit" if self._is_at_commit else "checkpoint"
         return f"EffectsHook({list(self._handlers)}, when={when!r})"
 
 
-class _Delivery:
+class _Delivery(Queue[Effect]):
     """The effects of one kind that are ready for their handler, and the task that delivers them."""
 
-    def __init__(self, kind: str, handler: Handler, backoff: Backoff) -> None:
+    def __init__(
+        self,
+        kind: str,
+        handler: Handler,
+        backoff: Backoff,
+        max_pending: int,
+    ) -> None:
+        super().__init__(max_pending)
         self.kind = kind
-        self.ready: deque[Effect] = deque()
         self.task: asyncio.Task[None] | None = None
         """Delivers the effects; None while there are none."""
-        self.delivered = 0
-        self.failures = 0
-        self.last_error: str | None = None
-        self.context = Context()
         self.grace_secs = DEFAULT_GRACE_SECS
         self._handler = handler
         self._backoff = backoff
+        # Handlers are part of no run, and see the context variables of the session alone.
+        self._context = copy_context()
+        self._context.run(leave_run)
+        self._delivered_count = 0
+        self._failure_count = 0
+        self._last_error: str | None = None
         # How many deliveries of the first effect have failed.
         self._attempts = 0
 
-    def add(self, effect: Effect) -> None:
-        """Deliver an effect after those before it."""
-        self.ready.append(effect)
+    def status(self, unsaved: int) -> EffectStatus:
+        """Return the counts; `unsaved` more effects wait for a checkpoint."""
+        return EffectStatus(
+            self.kind,
+            pending=len(self.items) + unsaved,
+            unsaved=unsaved,
+            delivered=self._delivered_count,
+            failures=self._failure_count,
+            last_error=self._last_error,
+        )
+
+    def begin(self, item: Effect) -> None:
+        """Start the task, if there is none."""
         if self.task is None:
             name = f"delivery of {self.kind}"
-            self.task = new_task(self._deliver_all(), name, self.context.copy())
+            self.task = new_task(self._deliver_all(), name, self._context.copy())
 
     async def _deliver_all(self) -> None:
         """Deliver the effects one after another, until there are no more."""
         try:
-            while self.ready:
-                await self._deliver(self.ready[0])
+            while self.items:
+                await self._deliver(self.items[0])
         finally:
             self.task = None
 
     async def _deliver(self, effect: Effect) -> None:
         """Call the handler; remove the effect, or pause after a failure."""
         # A handler that changes the payload changes neither a repetition nor a checkpoint.
-        copied = dataclasses.replace(effect, payload=copy.deepcopy(effect.payload))
+        copied = effect._replace(payload=copy.deepcopy(effect.payload))
         # A cancelled handler gets half of the grace period, because `close` waits for it and must
         # itself end within the whole period.
         wait = Wait[object](f"delivery of {effect.key}", self.grace_secs / 2)
@@ -532,26 +529,33 @@ class _Delivery:
             await sleep(self._backoff.pause_secs(self._attempts))
             return
         self._attempts = 0
-        self.delivered += 1
+        self._delivered_count += 1
         # A recovery during the delivery may have removed the effect already.
-        if self.ready and self.ready[0] is effect:
-            self.ready.popleft()
+        if self.items and self.items[0] is effect:
+            self.ended([effect], None)
 
     def _note_failure(self, effect: Effect, error: BaseException) -> None:
         """Count a failed delivery. Log the first, the tenth, the hundredth, ... of its kind."""
         self._attempts += 1
-        self.failures += 1
-        self.last_error = printable(safe_repr(error))
-        if is_logged(self.failures):
+        self._failure_count += 1
+        self._last_error = printable(safe_repr(error))
+        if is_logged(self._failure_count):
             logger.warning(
                 "delivery of %s failed, in attempt %d; %d of %r wait behind it: %s",
                 effect.key,
                 self._attempts,
-                len(self.ready) - 1,
+                len(self.items) - 1,
                 self.kind,
-                self.last_error,
-                exc_info=error if self.failures == 1 else None,
+                self._last_error,
+                exc_info=error if self._failure_count == 1 else None,
             )
+
+
+async def _delivered(deliveries: Iterable[_Delivery]) -> None:
+    """Wait until all ready effects of some kinds are delivered."""
+    tasks = [delivery.task for delivery in deliveries if delivery.task is not None]
+    with active("wait", "the deliveries of effects", lambda: awaited_tasks(*tasks)):
+        await wait_done(tasks, None)
 
 
 def _counts_by_kind(effects: Iterable[Effect]) -> str:

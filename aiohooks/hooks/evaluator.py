@@ -67,7 +67,11 @@ class Evaluation:
     snapshot: Any
     session: Session
 
-    async def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
+    async def run(
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+    ) -> Any:
         """Run operations of the graph on the values of that step; no hooks are called, and the
         training is not changed.
 

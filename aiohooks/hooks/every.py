@@ -115,7 +115,11 @@ class EveryTimer:
             return True
         return bisect_right(self._at, step) > bisect_right(self._at, max(last, every.after))
 
-    def mark(self, step: int, now: float) -> tuple[float, int]:
+    def mark(
+        self,
+        step: int,
+        now: float,
+    ) -> tuple[float, int]:
         """Record that it was done at this step and time.
 
         Returns:

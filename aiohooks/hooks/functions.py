@@ -66,7 +66,12 @@ class FinalOpsHook(SessionRunHook):
     `final_ops_values`.
     """
 
-    def __init__(self, final_ops: Any, *, feed_dict: Mapping[Any, Any] | None = None) -> None:
+    def __init__(
+        self,
+        final_ops: Any,
+        *,
+        feed_dict: Mapping[Any, Any] | None = None,
+    ) -> None:
         """Create the hook with fetches, nested at will (None: nothing), and what to feed them, as
         `feed_dict`.
         """
@@ -250,7 +255,12 @@ class _DueRuns(FetchingHook):
 
     _timer: Sampling
 
-    def __init__(self, calls: Mapping[str, Function], fetches: Any, every: Every) -> None:
+    def __init__(
+        self,
+        calls: Mapping[str, Function],
+        fetches: Any,
+        every: Every,
+    ) -> None:
         self._calls = dict(calls)
         super().__init__(fetches, every)
 

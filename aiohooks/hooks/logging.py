@@ -228,7 +228,11 @@ class LoggingHook(FetchingHook):
         if self._at_end:
             self._observe(session.global_step.latest.step, await session.run(self._fetches))
 
-    def _observe(self, step: int, values: dict[str, Any]) -> None:
+    def _observe(
+        self,
+        step: int,
+        values: dict[str, Any],
+    ) -> None:
         now = self._clock.now()
         previous = self._logged_at
         self._logged_at = now

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TextIO
 
 from aiohooks._core.activity import Observer
@@ -21,8 +21,7 @@ from aiohooks._core.scope import current_run
 from aiohooks._core.validate import check_instance, checked_int, checked_path
 from aiohooks.errors import is_clean_end, safe_repr
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import Sampling, logger
-from aiohooks.hooks._writing import BackgroundWriter
+from aiohooks.hooks._observing import BackgroundWriter, Sampling, logger
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
@@ -155,22 +154,10 @@ class ProfilerHook(ScheduledHook):
 
     def started(self, kind: str, what: str) -> _Activity:
         """Called at the start of an activity: by the session, or for an attempt of a run."""
-        activity = _Activity(self, kind, what, self._now())
-        self._active[activity] = None
+        activity = _Activity(kind, what, self._now, self._active)
         if self._window is not None:
             self._window.activities.append(activity)
         return activity
-
-    def suspended(self, activity: _Activity) -> None:
-        """Note that an activity suspends for the first time."""
-        activity.held_until = self._now()
-
-    def ended(self, activity: _Activity, error: BaseException | None) -> None:
-        """Note the end of an activity."""
-        del self._active[activity]
-        activity.ended_at = self._now()
-        if error is not None and not is_clean_end(error):
-            activity.error = safe_repr(error)[:_MAX_ERROR]
 
     def attempt_ended(self, error: BaseException | None) -> None:
         """Called by the run at its end; the last one of a window ends that."""
@@ -214,7 +201,14 @@ class ProfilerHook(ScheduledHook):
 class _Activity:
     """One activity, an `Observation`."""
 
-    def __init__(self, hook: ProfilerHook, kind: str, what: str, began: float) -> None:
+    def __init__(
+        self,
+        kind: str,
+        what: str,
+        now: Callable[[], float],
+        active: dict[_Activity, None],
+    ) -> None:
+        """Begin an activity, which is one of the `active` ones until it ends."""
         self.kind: str = kind
         self.owner: str = ""
         self.name: str = what
@@ -222,19 +216,28 @@ class _Activity:
             self.owner, _, self.name = what.rpartition(".")
         elif kind == "operation":
             self.owner = what
-        self.began: float = began
+        self.began: float = now()
         self.held_until: float | None = None
         self.ended_at: float = math.inf
         self.error: str | None = None
-        self._hook = hook
+        self._now = now
+        self._active = active
+        active[self] = None
 
     def suspended(self) -> None:
-        self._hook.suspended(self)
+        self.held_until = self._now()
 
     def ended(self, error: BaseException | None) -> None:
-        self._hook.ended(self, error)
+        del self._active[self]
+        self.ended_at = self._now()
+        if error is not None and not is_clean_end(error):
+            self.error = safe_repr(error)[:_MAX_ERROR]
 
-    def event(self, window: _Window, track: int) -> dict[str, Any]:
+    def event(
+        self,
+        window: _Window,
+        track: int,
+    ) -> dict[str, Any]:
         """Return its part in a window as a trace event."""
         began = max(self.began, window.began)
         has_ended = self not in window.open_activities
@@ -263,7 +266,12 @@ class _Activity:
 class _Window:
     """The runs of a file: when they began, and the activities meanwhile."""
 
-    def __init__(self, step: int, began: float, activities: list[_Activity]) -> None:
+    def __init__(
+        self,
+        step: int,
+        began: float,
+        activities: list[_Activity],
+    ) -> None:
         self.step = step
         """The step that the first run is to commit."""
         self.runs = 0
@@ -307,7 +315,11 @@ class _Window:
             yield activity.event(self, number + 1)
 
 
-def _metadata(kind: str, track: int, **arguments: object) -> dict[str, Any]:
+def _metadata(
+    kind: str,
+    track: int,
+    **arguments: object,
+) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": _PROCESS, "tid": track, "args": arguments}
 
 

@@ -47,7 +47,12 @@ class StopAtStepHook(SessionRunHook):
     a recovery does not move it.
     """
 
-    def __init__(self, *, num_steps: int | None = None, last_step: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        num_steps: int | None = None,
+        last_step: int | None = None,
+    ) -> None:
         """Create the hook with exactly one of the two.
 
         Args:
@@ -308,7 +313,12 @@ class EarlyStoppingHook(FetchingHook):
         if self.reason is not None:
             coord.request_stop(self.reason)
 
-    def _note_evaluation(self, step: int, metrics: Mapping[str, float], is_extra: bool) -> None:
+    def _note_evaluation(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        is_extra: bool,
+    ) -> None:
         """Keep the counts of the run before `report` gets the result of an extra evaluation."""
         if is_extra and self._counts_of_run is None:
             self._counts_of_run = self._counts()
@@ -325,7 +335,12 @@ class EarlyStoppingHook(FetchingHook):
             for name, state in self.best_states.items():
                 self._restore_best[name].load_state_dict(state)
 
-    def report(self, step: int, value: Any, states: Mapping[str, Any] | None = None) -> bool:
+    def report(
+        self,
+        step: int,
+        value: Any,
+        states: Mapping[str, Any] | None = None,
+    ) -> bool:
         """Observe a value from elsewhere; call it in the session's event loop.
 
         Args:
@@ -353,7 +368,11 @@ class EarlyStoppingHook(FetchingHook):
         self._observe(step, value, states)
         return self.reason is not None
 
-    def _monitored(self, step: int, values: Mapping[Any, Any]) -> Any:
+    def _monitored(
+        self,
+        step: int,
+        values: Mapping[Any, Any],
+    ) -> Any:
         if not self._has_monitor:
             raise InvalidArgumentError(
                 f"got a mapping of {', '.join(map(str, values))} at step {step}; say which:"
@@ -367,7 +386,12 @@ class EarlyStoppingHook(FetchingHook):
             )
         return values[name]
 
-    def _observe(self, step: int, values: Any, states: Mapping[str, Any] | None = None) -> None:
+    def _observe(
+        self,
+        step: int,
+        values: Any,
+        states: Mapping[str, Any] | None = None,
+    ) -> None:
         value = scalar(values)
         if value is None:
             raise InvalidArgumentError(

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 from aiohooks._core.activity import Kind, Observer
 from aiohooks._core.cancel import to_thread
-from aiohooks._core.clock import NO_TIMER, Clock, LoopClock, current_clock
+from aiohooks._core.clock import LoopClock, current_clock
 from aiohooks._core.scope import current_run
 from aiohooks._core.validate import check_secs
 from aiohooks._why.blocked_loop import BlockedLoopWatch
@@ -22,7 +22,6 @@ from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunContext, SessionRunHook
 
 _MAX_WARNINGS = 5
-_LAG_INTERVAL_SECS = 0.05
 _MAX_BLOCKERS = 100
 BUCKET_SECS: tuple[float, ...] = (
     *(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05),
@@ -77,16 +76,10 @@ class HookTimes:
 
     Attributes:
         phases: the methods that were called, those with the largest blocking time first.
-        lag_samples: how often the loop's lag was measured.
-        mean_lag_secs: the average lag: how much too late the loop called a timer.
-        longest_lag_secs: the largest lag.
         blockers: the code that blocked the event loop, the latest last.
     """
 
     phases: tuple[PhaseTime, ...]
-    lag_samples: int
-    mean_lag_secs: float
-    longest_lag_secs: float
     blockers: tuple[Blocker, ...]
 
 
@@ -94,9 +87,8 @@ class HookTimingHook(SessionRunHook):
     """Measures the other hooks: how long the methods of each block the event loop, and how long
     they wait.
 
-    It also measures the lag of the loop, and finds the code that blocks it for longer than
-    `warn_secs`, in a hook or not. Put it first in the list of hooks: `begin`, and hooks with a
-    lower `order`, are not measured.
+    It also finds the code that blocks the loop for longer than `warn_secs`, in a hook or not. Put
+    it first in the list of hooks: `begin`, and hooks with a lower `order`, are not measured.
     """
 
     order: ClassVar[int] = -1000
@@ -118,19 +110,14 @@ class HookTimingHook(SessionRunHook):
         self._reset()
 
     def _reset(self) -> None:
-        self._clock: Clock = current_clock()
+        clock = current_clock()
         # A loop's clock may not advance while the loop is blocked, as uvloop's does not.
-        self.now: Callable[[], float] = self._clock.now
-        if isinstance(self._clock, LoopClock):
+        self.now: Callable[[], float] = clock.now
+        if isinstance(clock, LoopClock):
             self.now = time.perf_counter
         self._step = 0
         # The times of each method, by the name of its calls.
         self._times: dict[str, PhaseTime] = {}
-        self._lag_timer = NO_TIMER
-        self._lag_samples = 0
-        self._lag_secs = 0.0
-        self._longest_lag_secs = 0.0
-        self._lag_due = 0.0
         self._loop_watch: BlockedLoopWatch | None = None
         self._blockers: deque[Blocker] = deque(maxlen=_MAX_BLOCKERS)
         self._warnings: Counter[str] = Counter()
@@ -162,9 +149,6 @@ class HookTimingHook(SessionRunHook):
         called = [times for times in self._times.values() if times.calls]
         return HookTimes(
             tuple(sorted(called, key=lambda times: -times.blocking_secs)),
-            self._lag_samples,
-            self._lag_secs / max(1, self._lag_samples),
-            self._longest_lag_secs,
             tuple(self._blockers),
         )
 
@@ -180,10 +164,6 @@ class HookTimingHook(SessionRunHook):
                 f" {times.waiting_secs:7.3f}s  {times.longest_block_secs:.6f}s at step"
                 f" {times.longest_block_step}",
             )
-        lines.append(
-            f"event loop: {measured.mean_lag_secs:.6f} s late on average,"
-            f" {measured.longest_lag_secs:.6f} s at most",
-        )
         lines += [
             f"blocked for {blocker.secs:.3f} s or more at step {blocker.step} by {blocker.where}"
             for blocker in measured.blockers
@@ -197,18 +177,6 @@ class HookTimingHook(SessionRunHook):
         self._reset()
         self._loop_watch = BlockedLoopWatch(self._warn_secs, self._record_blocker)
         self._loop_watch.start()
-        self._schedule_lag_sample()
-
-    def _schedule_lag_sample(self) -> None:
-        self._lag_due = self.now() + _LAG_INTERVAL_SECS
-        self._lag_timer = self._clock.call_later(_LAG_INTERVAL_SECS, self._sample_lag)
-
-    def _sample_lag(self) -> None:
-        lag = max(0.0, self.now() - self._lag_due)
-        self._lag_samples += 1
-        self._lag_secs += lag
-        self._longest_lag_secs = max(self._longest_lag_secs, lag)
-        self._schedule_lag_sample()
 
     def _record_blocker(self, frames: Frames, secs: float) -> None:
         """Called in the watching thread, while the loop is blocked."""
@@ -234,7 +202,6 @@ class HookTimingHook(SessionRunHook):
 
     async def close(self, exc: BaseException | None) -> None:
         """Log the last report."""
-        self._lag_timer.cancel()
         if self._loop_watch is not None:
             await to_thread(self._loop_watch.stop, grace_secs=10.0)
         logger.info("hook times at the end, step %d:\n%s", self._step, self.report())

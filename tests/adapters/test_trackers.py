@@ -17,7 +17,7 @@ import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook, TrackerStatistics
 from aiohooks.adapters.trackers.hook import Sender
 from aiohooks.errors import HookTimeoutError
-from aiohooks.hooks._writing import Record
+from aiohooks.hooks._observing import Record
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook, RestoringHook

@@ -435,7 +435,7 @@ def _drop_failed(original: Any, self: Any, *values: Any) -> Any:
 
 def _ignore_failure(original: Any, self: Any, effect: Any, error: Exception) -> None:
     original(self, effect, error)
-    self.ready.popleft()
+    self.items.popleft()
 
 
 def _load_all(original: Any, self: Any, state: Any) -> None:

@@ -338,8 +338,8 @@ async def test_the_next_process_delivers_what_is_left(
     await kill_after(chief(tmp_path), [ah.EffectsHook({"publish": blocked}), saving(None)], 2)
     assert (
         caplog.messages[-1]
-        == "effects that were not delivered: 2 of 'publish'; the next process delivers the effects"
-        " in its checkpoint, and repeats the steps of the others"
+        == "effects that were not delivered: 2 of 'publish'; the next process delivers them, or"
+        " repeats their steps"
     )
     receiver = Receiver()
     await train(chief(tmp_path), [ah.EffectsHook({"publish": receiver}), saving(None)], 1)
@@ -926,10 +926,7 @@ async def test_the_end_waits_for_drain_secs(
         await train(chief(tmp_path), [effects(publish=blocked, drain_secs=0.01), saving(None)], 2)
     else:
         await train(step, [effects(publish=blocked, drain_secs=0.01, when="commit")], 2)
-    kept = (
-        "the next process delivers the effects in its checkpoint, and repeats the steps of the"
-        " others"
-    )
+    kept = "the next process delivers them, or repeats their steps"
     what = kept if saved else "they are lost, as no checkpoint has them"
     assert f"effects that were not delivered: 2 of 'publish'; {what}" in caplog.messages
     if saved:

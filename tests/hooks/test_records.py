@@ -16,7 +16,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks import JSONLinesHook, read_records
-from aiohooks.hooks._writing import Record
+from aiohooks.hooks._observing import Record
 from aiohooks.hooks.records import _RecordFile
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid

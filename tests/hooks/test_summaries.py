@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.summaries import SummarySaverHook
+from aiohooks.hooks.records import SummarySaverHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid
 from tests.support.event_files import events, restarts, scalars
@@ -198,8 +198,8 @@ async def test_failed_writes_are_logged_and_the_run_continues(
 
 def test_nothing_is_written_after_a_torn_record(tmp_path: Path) -> None:
     """After a partial write a new file is started, because readers stop at a torn record."""
+    from aiohooks.hooks._observing import Record
     from aiohooks.hooks._tensorboard import EventFile
-    from aiohooks.hooks._writing import Record
 
     file = EventFile(str(tmp_path))
     file.open()

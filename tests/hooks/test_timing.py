@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.clock import set_current_clock
 from aiohooks.hooks.stopping import StopAtStepHook
 from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
@@ -173,45 +172,6 @@ async def test_the_report_is_logged(clock: ManualClock, caplog: pytest.LogCaptur
     assert [text.splitlines()[0] for text in logged] == ["hook times at the end, step 3:"]
     assert "Busy.before_run        3    1.500s   0.000s  0.500000s at step 1" in logged[0]
     assert timing.report() in logged[0]
-
-
-class LateClock:
-    """A clock whose calls are made by the test."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-        self.calls: list[Callable[[], object]] = []
-
-    def now(self) -> float:
-        return self.time
-
-    def call_later(self, secs: float, callback: Callable[[], object]) -> LateClock:
-        self.calls.append(callback)
-        return self
-
-    def cancel(self) -> None:
-        self.calls.clear()
-
-
-async def test_the_lag_of_the_loop() -> None:
-    """The lag is how much too late the loop called a timer."""
-    clock = LateClock()
-    restore = set_current_clock(clock)
-    try:
-        timing = HookTimingHook()
-        async with doubling(timing) as session:
-            for passed in (0.05, 0.3, 0.05, 2.05):
-                clock.time += passed
-                clock.calls.pop()()
-            await session.run("loss")
-    finally:
-        restore()
-    measured = timing.statistics()
-    assert (measured.lag_samples, measured.longest_lag_secs, measured.mean_lag_secs) == (
-        4,
-        pytest.approx(2.0),
-        pytest.approx(2.25 / 4),
-    )
 
 
 async def test_code_that_blocks_the_loop_is_found(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.version_gate import VersionGateHook
+from aiohooks.hooks.waiting import VersionGateHook
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.waiting import ticks

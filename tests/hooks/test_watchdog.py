@@ -15,7 +15,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaverListener
 from aiohooks.hooks.evaluator import EvaluatorHook
-from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
+from aiohooks.hooks.waiting import GlobalStepWaiterHook
 from aiohooks.hooks.watchdog import WatchdogHook
 from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import FaultInjectionHook, ManualClock

@@ -12,8 +12,14 @@ from aiohooks._core.queue import ThreadQueue
 from aiohooks._core.reports import is_logged
 from aiohooks._core.validate import check_instance, check_secs, checked_int
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import Sampling, Values, checked_numbers, checked_values, logger
-from aiohooks.hooks._writing import Record
+from aiohooks.hooks._observing import (
+    Record,
+    Sampling,
+    Values,
+    checked_numbers,
+    checked_values,
+    logger,
+)
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues

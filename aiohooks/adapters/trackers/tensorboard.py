@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping
 
 from aiohooks._core.validate import checked_path
+from aiohooks.hooks._observing import Record
 from aiohooks.hooks._tensorboard import EventFile
-from aiohooks.hooks._writing import Record
 
 __all__ = ["TensorBoardTracker"]
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, ClassVar
 
 from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
-from aiohooks._core.waiters import ANY_CHANGE
+from aiohooks._core.waits import ANY_CHANGE
 from aiohooks.errors import (
     StoreDamagedError,
     StoreRefusedError,

@@ -1,16 +1,99 @@
-"""A version gate for the runs of a session, each of which makes an item."""
+"""Delaying runs: the first until a global step is reached, each until its version is published."""
 
 from __future__ import annotations
 
-from aiohooks._core.validate import check_secs
+from aiohooks._core.validate import check_secs, checked_int
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.session import Session
+from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import ResettingHook
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
+from aiohooks.session.hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 from aiohooks.stores import StepStore
 from aiohooks.version_gate import Ticket, VersionGate
+
+
+class GlobalStepWaiterHook(SessionRunHook):
+    """Delays the first run until the global step reaches `wait_until_step`.
+
+    It starts workers one after the other, for example with `wait_until_step=int(K * log(task_id +
+    1))` where task 0 is the chief. The wait is an awaited event; it also ends when a stop is
+    requested, when a background task fails, and when no publisher is left that could reach the
+    step. Once the wait is over it never waits again, not even after a recovery.
+    """
+
+    def __init__(
+        self,
+        wait_until_step: int,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Create the hook.
+
+        Args:
+            wait_until_step: the step to wait for; 0 does not wait.
+            timeout: seconds after which the wait fails, None for no limit.
+
+        Raises:
+            InvalidArgumentError: not a step, 0 or more, or not a timeout.
+        """
+        wait_until_step = checked_int(
+            wait_until_step,
+            "wait_until_step",
+            expected="a whole number, 0 for no wait",
+        )
+        check_secs(timeout, "timeout", optional=True, positive=True)
+        self.wait_until_step = wait_until_step
+        self._timeout = timeout
+        self._coord: Coordinator | None = None
+        self.started_at: int | None = None
+        """The step at which the wait ended; None before."""
+
+    async def begin(self) -> None:
+        """Wait again in a new session."""
+        self.started_at = None
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Keep the coordinator, whose stop ends the wait."""
+        self._coord = coord
+
+    @only_if("_is_first_run")
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Wait, in the first run.
+
+        Raises:
+            StopRequestedError: a stop was requested; a clean end. `PublisherFinishedError` if all
+                publishers have finished.
+            PublisherFailedError: the publisher of the step failed.
+            StepTimeoutError: the step was not reached in time.
+        """
+        if not self._is_first_run(run_context) or self._coord is None:
+            return None
+        store = run_context.session.global_step
+        step = store.latest.step
+        if step < self.wait_until_step:
+            logger.info(
+                "waiting for global step %d before starting, now at %d",
+                self.wait_until_step,
+                step,
+            )
+            step = await self._coord.until(
+                store.wait_for(self.wait_until_step, timeout=self._timeout),
+            )
+        self.started_at = step
+        return None
+
+    def _is_first_run(self, run_context: SessionRunContext) -> bool:
+        return self.started_at is None
+
+    def __repr__(self) -> str:
+        return f"GlobalStepWaiterHook({self.wait_until_step})"
 
 
 class VersionGateHook(ResettingHook):
@@ -29,7 +112,13 @@ class VersionGateHook(ResettingHook):
     them instead: the places of a session that ends are free for the others.
     """
 
-    def __init__(self, versions: StepStore, *, max_lag: int, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        versions: StepStore,
+        *,
+        max_lag: int,
+        timeout: float | None = None,
+    ) -> None:
         """Set the bound.
 
         Args:
