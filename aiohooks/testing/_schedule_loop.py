@@ -10,22 +10,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import random
 import selectors
 import sys
 import threading
 import time
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 from aiohooks.errors import UnsupportedSystemError
 from aiohooks.testing.leaks import is_idle_worker
 
-Place = tuple[str, int]
-"""A kind of choice, and its number among the choices of this kind."""
 _MOST_TURNS = 10_000
 """After so many turns of the loop without progress of a task, the loop stops."""
 _IDLE_TURNS = 50
@@ -44,74 +41,6 @@ _BLOCKED_PLACES: set[tuple[types.CodeType, int]] = set()
 """The instructions at which threads have blocked for `_THREAD_SECS`: a worker may wait for its next
 task in C, as that of `aiosqlite` does.
 """
-
-
-class Schedule:
-    """The choices of a seed, or explicit choices. Choice 0 is the undisturbed behavior."""
-
-    def __init__(
-        self,
-        seed: int = 0,
-        rates: Mapping[str, float] | None = None,
-        choices: Mapping[Place, int] | None = None,
-        noted: Collection[str] = (),
-    ) -> None:
-        """Make random choices, each kind at its rate, or take `choices`; note the alternatives of
-        `noted` kinds.
-        """
-        self._seed = seed
-        self._rates = rates or {}
-        self._random = random.Random(seed)
-        self._choices = choices or {}
-        self._noted = noted
-        self.is_replay: bool = bool(choices)
-        self.counts: dict[str, int] = {}
-        """The number of choices, by key: a kind, perhaps with a name."""
-        self.taken: dict[Place, int] = {}
-        """The choices other than 0."""
-        self.alternatives: list[tuple[Place, int]] = []
-        """The noted choices of 0 after the last choice in `taken`, with their number of options."""
-
-    def without(self, kind: str) -> Schedule:
-        """Return the schedule, from its beginning, without the choices of a kind."""
-        rates = {other: rate for other, rate in self._rates.items() if other != kind}
-        choices = {place: choice for place, choice in self._choices.items() if place[0] != kind}
-        return Schedule(self._seed, rates, choices, self._noted)
-
-    def may_choose(self, kind: str) -> bool:
-        """Return whether choices of this kind may differ from 0."""
-        return kind in self._rates or any(key.partition(":")[0] == kind for key, _ in self._choices)
-
-    def may_matter(self, kind: str) -> bool:
-        """Return whether choices of this kind may differ from 0, or are noted."""
-        return kind in self._noted or self.may_choose(kind)
-
-    def choose(self, kind: str, key: str, options: int) -> int:
-        """Return a number below `options`. The key is the kind, perhaps with a name."""
-        self.counts[key] = self.counts.get(key, 0) + 1
-        place = key, self.counts[key]
-        if self.is_replay:
-            choice = min(self._choices.get(place, 0), options - 1)
-        else:
-            choice = self._random_choice(kind, options)
-        if choice:
-            self.taken[place] = choice
-            self.alternatives.clear()
-        elif options > 1 and kind in self._noted:
-            self.alternatives.append((place, options))
-        return choice
-
-    def _random_choice(self, kind: str, options: int) -> int:
-        rate = self._rates.get(kind, 0.0)
-        if not rate or options == 1 or self._random.random() >= rate:
-            return 0
-        return self._random.randrange(1, options)
-
-    def take_back(self, key: str) -> Place:
-        """Forget the last choice of this key, which had no effect, and return its place."""
-        place = key, self.counts[key]
-        self.taken.pop(place, None)
-        return place
 
 
 class NumberedFuture(asyncio.Future[Any]):

@@ -16,7 +16,8 @@ from aiohooks._core.clock import set_current_clock
 from aiohooks._why.tasks import is_library, task_wait
 from aiohooks.errors import flattened, safe_repr
 from aiohooks.session.lifecycle import OPEN_SESSIONS
-from aiohooks.testing._schedule_loop import Place, Schedule, ScheduleLoop
+from aiohooks.testing._schedule import Place, Schedule
+from aiohooks.testing._schedule_loop import ScheduleLoop
 from aiohooks.testing.leaks import describe_context
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class ScheduleRun:
         self.events: list[tuple[Callable[[], object], str]] = []
         self.checks: list[Callable[[], object]] = []
         self._kill = kill
-        self._kinds = [kind for kind in (*EVENTS, "kill") if schedule.may_matter(kind)]
+        self._kinds = [kind for kind in (*EVENTS, "kill") if schedule.may_choose(kind)]
         self._is_over = False  # nothing disturbs the program any more
         self._steps_to_end = 0
         self._injected: list[BaseException] = []
@@ -98,7 +99,7 @@ class ScheduleRun:
     ) -> T:
         """Return the option that the schedule chooses."""
         key = _key(kind, name)
-        choice = self.schedule.choose(kind, key, len(options))
+        choice = self.schedule.choose(kind, key, options)
         if choice and self.schedule.is_replay:
             self.notes[key, self.schedule.counts[key]] = describe(options[choice])
         return options[choice]

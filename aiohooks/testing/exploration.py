@@ -43,7 +43,8 @@ from aiohooks._core.validate import (
     is_coroutine_function,
 )
 from aiohooks.errors import InvalidArgumentError, flattened, safe_repr
-from aiohooks.testing._schedule_loop import NumberedTask, Place, Schedule
+from aiohooks.testing._schedule import Place, Priorities, Schedule
+from aiohooks.testing._schedule_loop import NumberedTask
 from aiohooks.testing._schedule_run import DELAYS, EVENTS, Kill, ScheduleRun, current_run
 from aiohooks.testing.leaks import describe_unraisable
 
@@ -64,6 +65,9 @@ _RATES = {
 """How often these happen where they can; a seed chooses one rate for each kind. Of `EVENTS`, a seed
 chooses up to two kinds, each of which happens about once.
 """
+_PRIORITIES_RATE = 0.5
+"""How many of the schedules order tasks by priorities, and not at a rate."""
+_MOST_CHANGES = 3
 _MOST_SHRINKING = 400
 _REPLAYED = re.compile(r"([^@\s]+)@(\d+)=(\d+)")
 
@@ -291,12 +295,16 @@ class _Explorer:
 
     def explore_seeds(self, seeds: Iterable[int]) -> None:
         """Explore the schedule without a disturbance, and random ones."""
-        steps = self.explore(Schedule(), "the first run").steps
+        first = self.explore(Schedule(), "the first run")
+        steps = max(first.steps, 1)
+        decisions = first.schedule.counts.get("order", 1)
         for seed in seeds:
-            self.explore(self._random_schedule(seed, steps), f"seed {seed}")
+            self.explore(self._random_schedule(seed, steps, decisions), f"seed {seed}")
 
-    def _random_schedule(self, seed: int, steps: int) -> Schedule:
-        """Return the schedule of a seed, for a program that takes about so many steps."""
+    def _random_schedule(self, seed: int, steps: int, decisions: int) -> Schedule:
+        """Return the schedule of a seed, for a program that takes about so many steps of tasks, and
+        decisions about their order.
+        """
         generator = random.Random(seed)
         rates = {kind: generator.choice(rates) for kind, rates in _RATES.items()}
         events = [kind for kind in EVENTS if kind in self._kinds]
@@ -304,8 +312,12 @@ class _Explorer:
         if "kill" in self._kinds and generator.random() < 0.3:
             events.append("kill")
         for kind in events:
-            rates[kind] = generator.choice((0.5, 1, 2)) / max(steps, 1)
-        return Schedule(seed, {kind: rate for kind, rate in rates.items() if kind in self._kinds})
+            rates[kind] = generator.choice((0.5, 1, 2)) / steps
+        rates = {kind: rate for kind, rate in rates.items() if kind in self._kinds}
+        if "order" not in rates or generator.random() >= _PRIORITIES_RATE:
+            return Schedule(seed, rates)
+        changes = generator.randint(0, _MOST_CHANGES)
+        return Schedule(seed, rates, priorities=Priorities(generator, changes, decisions))
 
     def explore_all(self, most: int) -> None:
         """Explore all schedules with so many disturbances at most, those with fewer first."""
@@ -342,20 +354,21 @@ class _Explorer:
         return run
 
     def _run(self, schedule: Schedule) -> ScheduleRun:
-        if not self._takes_directory:
-            return self._execute(self._program, schedule)
-        with tempfile.TemporaryDirectory(prefix="aiohooks-explore-") as directory:
-            program = functools.partial(self._program, Path(directory))
-            if not schedule.may_choose("kill"):
-                return self._execute(program, schedule)
-            disturbances = self._run_in_child(program, schedule)
-            if disturbances:
-                run = self._execute(program, Schedule())
-                for kind, number, choice, note in disturbances:
-                    run.schedule.taken[kind, number] = choice
-                    run.notes[kind, number] = note
+        if schedule.may_choose("kill"):
+            run = self._run_killed(schedule)
+            if run is not None:
                 return run
-        return self._run(schedule.without("kill"))
+        with self._in_directory() as program:
+            return self._execute(program, schedule)
+
+    @contextlib.contextmanager
+    def _in_directory(self) -> Generator[Program]:
+        """Give the program an empty directory, if it takes one."""
+        if not self._takes_directory:
+            yield self._program
+            return
+        with tempfile.TemporaryDirectory(prefix="aiohooks-explore-") as directory:
+            yield functools.partial(self._program, Path(directory))
 
     def _execute(
         self, program: Program, schedule: Schedule, kill: Kill | None = None
@@ -364,37 +377,31 @@ class _Explorer:
         run.execute(program, self.errors)
         return run
 
-    def _run_in_child(
-        self, program: Program, schedule: Schedule
-    ) -> list[tuple[str, int, int, str]]:
-        """Run the program in a process that may be killed.
+    def _run_killed(self, schedule: Schedule) -> ScheduleRun | None:
+        """Run the program until its process is killed, and again with its files.
 
-        Return the disturbances up to the kill, with notes; an empty list if there was no kill.
+        Return the second run, with the disturbances up to the kill; or None, if there was no kill.
         """
-        # A kill must not end the explorer, so the program runs in a fork of it. Its files remain
-        # in the directory, for the next run.
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-
-            def kill(run: ScheduleRun) -> None:
-                disturbances = [
-                    (*place, choice, run.notes.get(place, ""))
-                    for place, choice in run.schedule.taken.items()
-                ]
-                with open(writer, "w") as file:
-                    json.dump(disturbances, file)
-                os._exit(0)
-
-            try:
-                self._execute(program, schedule, kill)
-            finally:
-                os._exit(0)
-        os.close(writer)
-        with open(reader) as file:
-            disturbances: list[tuple[str, int, int, str]] = json.loads(file.read() or "[]")
-        os.waitpid(child, 0)
-        return disturbances
+        with self._in_directory() as program:
+            # A kill must not end the explorer, so the program runs in a fork of it.
+            reader, writer = os.pipe()
+            child = os.fork()
+            if child == 0:
+                try:
+                    self._execute(program, schedule, functools.partial(_exit_process, writer))
+                finally:
+                    os._exit(0)
+            os.close(writer)
+            with open(reader) as file:
+                disturbances: list[tuple[str, int, int, str]] = json.loads(file.read() or "[]")
+            os.waitpid(child, 0)
+            if not disturbances:
+                return None
+            run = self._execute(program, Schedule())
+            for kind, number, choice, note in disturbances:
+                run.schedule.taken[kind, number] = choice
+                run.notes[kind, number] = note
+            return run
 
     def _report(self, run: ScheduleRun, how: str) -> None:
         again = self._run(Schedule(choices=run.schedule.taken))  # for its notes
@@ -438,6 +445,16 @@ class _Explorer:
             else:
                 size //= 2
         return run
+
+
+def _exit_process(writer: int, run: ScheduleRun) -> None:
+    """Write the disturbances to a pipe, and end this process without any cleanup."""
+    disturbances = [
+        (*place, choice, run.notes.get(place, "")) for place, choice in run.schedule.taken.items()
+    ]
+    with open(writer, "w") as file:
+        json.dump(disturbances, file)
+    os._exit(0)
 
 
 def _kind(run: ScheduleRun) -> tuple[list[str], type | None]:

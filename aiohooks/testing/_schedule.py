@@ -1,0 +1,105 @@
+"""The choices of a schedule: those of a seed, or explicit ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+
+Place = tuple[str, int]
+"""A kind of choice, and its number among the choices of this kind."""
+
+
+class Priorities:
+    """The order of tasks by PCT, probabilistic concurrency testing (Burckhardt et al., 2010).
+
+    Each task gets a random priority, and of those that can run the highest does. At a few random
+    decisions, the task that would run gets the lowest priority. So a task stands still for long
+    while others run, which random choices at each decision hardly ever do.
+    """
+
+    def __init__(self, generator: random.Random, changes: int, decisions: int) -> None:
+        """Change priorities so often, in a program of about so many decisions."""
+        self._random = generator
+        self._changes = {generator.randint(1, decisions) for _ in range(changes)}
+        # A task that polls for another one would run alone. After this, the order is the loop's.
+        self._last = 2 * decisions + 20
+        self._count = 0
+        self._priority: dict[int, float] = {}
+
+    def choose(self, tasks: Sequence[object]) -> int:
+        """Return the index of the task that runs."""
+        self._count += 1
+        if self._count > self._last:
+            return 0
+        # Numbers, because a reference would keep a task whose error was never retrieved.
+        numbers = [hash(task) for task in tasks]
+        for number in numbers:
+            self._priority.setdefault(number, self._random.random())
+        highest = max(numbers, key=self._priority.__getitem__)
+        if self._count in self._changes:
+            self._priority[highest] = -self._count
+            highest = max(numbers, key=self._priority.__getitem__)
+        return numbers.index(highest)
+
+
+class Schedule:
+    """The choices of a seed, or explicit choices. Choice 0 is the undisturbed behavior."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        rates: Mapping[str, float] | None = None,
+        choices: Mapping[Place, int] | None = None,
+        noted: Collection[str] = (),
+        priorities: Priorities | None = None,
+    ) -> None:
+        """Make random choices, each kind at its rate, or take `choices`; note the alternatives of
+        `noted` kinds. With `priorities`, these choose the order of tasks.
+        """
+        self._rates = rates or {}
+        self._random = random.Random(seed)
+        self._choices = choices or {}
+        self._noted = noted
+        self._priorities = priorities
+        self.is_replay: bool = bool(choices)
+        self.counts: dict[str, int] = {}
+        """The number of choices, by key: a kind, perhaps with a name."""
+        self.taken: dict[Place, int] = {}
+        """The choices other than 0."""
+        self.alternatives: list[tuple[Place, int]] = []
+        """The noted choices of 0 after the last choice in `taken`, with their number of options."""
+
+    def may_choose(self, kind: str) -> bool:
+        """Return whether choices of this kind may differ from 0, or are noted."""
+        if kind in self._rates or kind in self._noted:
+            return True
+        return any(key.partition(":")[0] == kind for key, _ in self._choices)
+
+    def choose(self, kind: str, key: str, options: Sequence[object]) -> int:
+        """Return the index of an option. The key is the kind, perhaps with a name."""
+        self.counts[key] = self.counts.get(key, 0) + 1
+        place = key, self.counts[key]
+        if self.is_replay:
+            choice = min(self._choices.get(place, 0), len(options) - 1)
+        elif kind == "order" and self._priorities is not None:
+            choice = self._priorities.choose(options)
+        else:
+            choice = self._random_choice(kind, len(options))
+        if choice:
+            self.taken[place] = choice
+            self.alternatives.clear()
+        elif len(options) > 1 and kind in self._noted:
+            self.alternatives.append((place, len(options)))
+        return choice
+
+    def _random_choice(self, kind: str, options: int) -> int:
+        rate = self._rates.get(kind, 0.0)
+        if not rate or options == 1 or self._random.random() >= rate:
+            return 0
+        return self._random.randrange(1, options)
+
+    def take_back(self, key: str) -> Place:
+        """Forget the last choice of this key, which had no effect, and return its place."""
+        place = key, self.counts[key]
+        self.taken.pop(place, None)
+        return place
