@@ -48,6 +48,8 @@ class ScheduleRun:
         self.notes: dict[Place, str] = {}
         """Descriptions of the disturbances, in a replay."""
         self.steps = 0
+        self.loses_connections = False
+        """Whether streams may raise errors of their own, after the network lost a connection."""
         self.events: list[tuple[Callable[[], object], str]] = []
         self.checks: list[Callable[[], object]] = []
         self._kill = kill
@@ -285,6 +287,8 @@ class ScheduleRun:
         causes: list[BaseException] = []
         while error is not None and error not in causes:
             if any(error is injected for injected in self._injected):
+                return True
+            if self.loses_connections and isinstance(error, ConnectionError):
                 return True
             if isinstance(error, BaseExceptionGroup):
                 errors = flattened([error])  # pyright: ignore[reportUnknownArgumentType]
