@@ -7,12 +7,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from aiohooks.testing._schedule_run import DELAYS, ScheduleRun, current_run
+from aiohooks.testing._schedule_run import DELAYS, Call, ScheduleRun, current_run
 
 _PARTITION_SECS = 30.0
 _ProtocolFactory = Callable[[], Any]
@@ -60,79 +61,97 @@ class _Network:
         self._healed_at = 0.0
 
     async def create_server(
-        self, factory: _ProtocolFactory, host: Any = None, port: int | None = None, **_: Any
+        self,
+        factory: _ProtocolFactory,
+        host: Any = None,
+        port: int | None = None,
+        **_: Any,
     ) -> _Server:
         port = port or next(self._ports)
         if port in self.servers:
             raise OSError(errno.EADDRINUSE, f"port {port} is in use")
-        self.servers[port] = _Server(self, factory, (host or "127.0.0.1", port))
-        return self.servers[port]
+        server = _Server(self, factory, host or "127.0.0.1", port)
+        self.servers[port] = server
+        return server
 
     async def create_connection(
-        self, factory: _ProtocolFactory, host: Any = None, port: int = 0, **_: Any
+        self,
+        factory: _ProtocolFactory,
+        host: Any = None,
+        port: int = 0,
+        **_: Any,
     ) -> tuple[_Transport, Any]:
         await asyncio.sleep(self.arrival_time() - self.loop.time())
         server = self.servers.get(port)
         if server is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"no server listens at {host}:{port}")
-        addresses = [(host, next(self._ports)), server.address]
-        client = _Transport(self, factory(), *addresses)
-        accepted = _Transport(self, server.factory(), *reversed(addresses))
+        own_address = (host, next(self._ports))
+        client = _Transport(self, factory(), own_address, server.address)
+        accepted = _Transport(self, server.factory(), server.address, own_address)
         client.peer = accepted
         accepted.peer = client
         for transport in (accepted, client):
-            transport.get_protocol().connection_made(transport)
-        return client, client.get_protocol()
+            transport.protocol.connection_made(transport)
+        return client, client.protocol
 
     def arrival_time(self) -> float:
         """Return when a message arrives that is sent now."""
         now = self.loop.time()
-        if self._run.choose("slow", (False, True), lambda _: "a partition begins", "partition"):
+        is_partitioned = self._run.choose(
+            "slow",
+            (False, True),
+            lambda _: "a partition begins",
+            "partition",
+        )
+        if is_partitioned:
             self._healed_at = now + _PARTITION_SECS
         delay = self._run.choose(
-            "slow", DELAYS, lambda secs: f"a message takes {secs:g} s", "message"
+            "slow",
+            DELAYS,
+            lambda secs: f"a message takes {secs:g} s",
+            "message",
         )
         return max(now + delay, self._healed_at)
 
     def connection_error(self) -> ConnectionError | None:
         """Return the error with which a connection is lost now, if it is."""
-        if not self._run.choose(
-            "failure", (False, True), lambda _: "a connection is lost", "connection"
-        ):
+        is_lost = self._run.choose(
+            "failure",
+            (False, True),
+            lambda _: "a connection is lost",
+            "connection",
+        )
+        if not is_lost:
             return None
-        error = ConnectionResetError(errno.ECONNRESET, "the simulated network lost the connection")
-        self._run.injected(error)
         self._run.loses_connections = True
-        return error
+        return ConnectionResetError(errno.ECONNRESET, "the simulated network lost the connection")
 
 
 class _Server(asyncio.AbstractServer):
-    """What `asyncio.start_server` returns."""
+    """The result of `asyncio.start_server`."""
 
     def __init__(
-        self, network: _Network, factory: _ProtocolFactory, address: tuple[str, int]
+        self,
+        network: _Network,
+        factory: _ProtocolFactory,
+        host: Any,
+        port: int,
     ) -> None:
         self.factory = factory
-        self.address = address
+        self.address = (host, port)
         self.sockets = (self,)
         self._network = network
 
-    def getsockname(self) -> tuple[str, int]:
+    def getsockname(self) -> tuple[Any, int]:
         """Return the address, as the only item of `sockets`."""
         return self.address
 
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self._network.loop
-
     def is_serving(self) -> bool:
-        return self._network.servers.get(self.address[1]) is self
+        return self in self._network.servers.values()
 
     def close(self) -> None:
         if self.is_serving():
             del self._network.servers[self.address[1]]
-
-    async def start_serving(self) -> None:
-        """Do nothing: it accepts connections from the beginning."""
 
     async def serve_forever(self) -> None:
         try:
@@ -150,38 +169,31 @@ class _Transport(asyncio.Transport):
     peer: _Transport
 
     def __init__(
-        self, network: _Network, protocol: Any, address: tuple[Any, int], peer: tuple[Any, int]
+        self,
+        network: _Network,
+        protocol: Any,
+        address: tuple[Any, int],
+        peer_address: tuple[Any, int],
     ) -> None:
-        super().__init__({"sockname": address, "peername": peer})
+        super().__init__({"sockname": address, "peername": peer_address})
+        self.protocol = protocol
         self._network = network
-        self._protocol = protocol
-        self._is_closing = False
         self._is_disconnected = False
-        self._under_way: deque[Callable[[], object]] = deque()
+        self._under_way: deque[Call] = deque()
         self._last_arrival = 0.0
 
-    def get_protocol(self) -> Any:
-        return self._protocol
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = protocol
-
     def is_closing(self) -> bool:
-        return self._is_closing
-
-    def get_write_buffer_size(self) -> int:
-        return 0
+        return self._is_disconnected
 
     def can_write_eof(self) -> bool:
         return True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._is_closing:
+        if self._is_disconnected:
             return
         error = self._network.connection_error()
         if error is None:
-            message = bytes(data)
-            self._send(lambda: self.peer._receive(message))
+            self._send(functools.partial(self.peer._receive, bytes(data)))
             return
         for end in (self, self.peer):
             end._under_way.clear()
@@ -191,14 +203,14 @@ class _Transport(asyncio.Transport):
         self._send(self.peer._receive_eof)
 
     def close(self) -> None:
-        if not self._is_closing:
+        if not self._is_disconnected:
             self.write_eof()
             self._disconnect(None)
 
     def abort(self) -> None:
         self.close()
 
-    def _send(self, receive: Callable[[], object]) -> None:
+    def _send(self, receive: Call) -> None:
         self._under_way.append(receive)
         self._last_arrival = max(self._last_arrival, self._network.arrival_time())
         self._network.loop.call_at(self._last_arrival, self._deliver)
@@ -206,20 +218,20 @@ class _Transport(asyncio.Transport):
     def _deliver(self) -> None:
         # Timers of the same time have no order, so the first message arrives, whichever fires.
         if self._under_way:
-            self._under_way.popleft()()
+            receive = self._under_way.popleft()
+            receive()
 
     def _receive(self, message: bytes) -> None:
-        if not self._is_disconnected:
-            self._protocol.data_received(message)
-        else:
+        if self._is_disconnected:
             self.peer._disconnect(ConnectionResetError(errno.ECONNRESET, "the peer has closed"))
+        else:
+            self.protocol.data_received(message)
 
     def _receive_eof(self) -> None:
-        if not self._is_disconnected and not self._protocol.eof_received():
+        if not self._is_disconnected and not self.protocol.eof_received():
             self.close()
 
     def _disconnect(self, error: Exception | None) -> None:
-        self._is_closing = True
         if not self._is_disconnected:
             self._is_disconnected = True
-            self._network.loop.call_soon(self._protocol.connection_lost, error)
+            self._network.loop.call_soon(self.protocol.connection_lost, error)

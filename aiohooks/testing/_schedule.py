@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 Place = tuple[str, int]
@@ -20,7 +21,7 @@ class Priorities:
     def __init__(self, generator: random.Random, changes: int, decisions: int) -> None:
         """Change priorities so often, in a program of about so many decisions."""
         self._random = generator
-        self._changes = {generator.randint(1, decisions) for _ in range(changes)}
+        self._changes = generator.choices(range(1, decisions + 1), k=changes)
         # A task that polls for another one would run alone. After this, the order is the loop's.
         self._last = 2 * decisions + 20
         self._count = 0
@@ -31,10 +32,12 @@ class Priorities:
         self._count += 1
         if self._count > self._last:
             return 0
+
         # Numbers, because a reference would keep a task whose error was never retrieved.
         numbers = [hash(task) for task in tasks]
         for number in numbers:
-            self._priority.setdefault(number, self._random.random())
+            if number not in self._priority:
+                self._priority[number] = self._random.random()
         highest = max(numbers, key=self._priority.__getitem__)
         if self._count in self._changes:
             self._priority[highest] = -self._count
@@ -62,7 +65,7 @@ class Schedule:
         self._noted = noted
         self._priorities = priorities
         self.is_replay: bool = bool(choices)
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         """The number of choices, by key: a kind, perhaps with a name."""
         self.taken: dict[Place, int] = {}
         """The choices other than 0."""
@@ -71,20 +74,14 @@ class Schedule:
 
     def may_choose(self, kind: str) -> bool:
         """Return whether choices of this kind may differ from 0, or are noted."""
-        if kind in self._rates or kind in self._noted:
-            return True
-        return any(key.partition(":")[0] == kind for key, _ in self._choices)
+        chosen_kinds = {key.partition(":")[0] for key, _ in self._choices}
+        return kind in {*self._rates, *self._noted, *chosen_kinds}
 
     def choose(self, kind: str, key: str, options: Sequence[object]) -> int:
         """Return the index of an option. The key is the kind, perhaps with a name."""
-        self.counts[key] = self.counts.get(key, 0) + 1
+        self.counts[key] += 1
         place = key, self.counts[key]
-        if self.is_replay:
-            choice = min(self._choices.get(place, 0), len(options) - 1)
-        elif kind == "order" and self._priorities is not None:
-            choice = self._priorities.choose(options)
-        else:
-            choice = self._random_choice(kind, len(options))
+        choice = self._choose(kind, place, options)
         if choice:
             self.taken[place] = choice
             self.alternatives.clear()
@@ -92,11 +89,16 @@ class Schedule:
             self.alternatives.append((place, len(options)))
         return choice
 
-    def _random_choice(self, kind: str, options: int) -> int:
+    def _choose(self, kind: str, place: Place, options: Sequence[object]) -> int:
+        last = len(options) - 1
+        if self.is_replay:
+            return min(self._choices.get(place, 0), last)
+        if kind == "order" and self._priorities is not None:
+            return self._priorities.choose(options)
         rate = self._rates.get(kind, 0.0)
-        if not rate or options == 1 or self._random.random() >= rate:
-            return 0
-        return self._random.randrange(1, options)
+        if rate and last and self._random.random() < rate:
+            return self._random.randint(1, last)
+        return 0
 
     def take_back(self, key: str) -> Place:
         """Forget the last choice of this key, which had no effect, and return its place."""

@@ -17,10 +17,12 @@ from aiohooks._why.tasks import is_library, task_wait
 from aiohooks.errors import flattened, safe_repr
 from aiohooks.session.lifecycle import OPEN_SESSIONS
 from aiohooks.testing._schedule import Place, Schedule
-from aiohooks.testing._schedule_loop import ScheduleLoop
+from aiohooks.testing._schedule_loop import ScheduleLoop, Task
 from aiohooks.testing.leaks import describe_context
 
 T = TypeVar("T")
+Call = Callable[[], object]
+Program = Callable[..., Awaitable[Any]]
 EVENTS: tuple[str, ...] = ("cancel", "timeout", "stop", "signal", "event")
 """Disturbances that come at a wait of the program."""
 DELAYS = (0.0, 0.001, 0.05, 1.0)
@@ -49,9 +51,9 @@ class ScheduleRun:
         """Descriptions of the disturbances, in a replay."""
         self.steps = 0
         self.loses_connections = False
-        """Whether streams may raise errors of their own, after the network lost a connection."""
-        self.events: list[tuple[Callable[[], object], str]] = []
-        self.checks: list[Callable[[], object]] = []
+        """Whether the program may raise a `ConnectionError`, of the network or of a stream."""
+        self.events: list[tuple[Call, str]] = []
+        self.checks: list[Call] = []
         self._kill = kill
         self._kinds = [kind for kind in (*EVENTS, "kill") if schedule.may_choose(kind)]
         self._is_over = False  # nothing disturbs the program any more
@@ -60,16 +62,20 @@ class ScheduleRun:
         self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         self._limit: asyncio.Timeout | None = None
 
-    def execute(self, program: Callable[[], Awaitable[Any]], errors: list[str]) -> None:
+    def execute(self, program: Program, errors: list[str]) -> None:
         """Run the program, and judge it; `errors` also receives the errors of finalizers."""
-        self._loop = ScheduleLoop(self._before_step, self._disturb, self._next_task)
+        self._loop = ScheduleLoop(self)
         self._loop.set_exception_handler(
             lambda _, context: errors.append(describe_context(context))
         )
         context = contextvars.copy_context()
         context.run(set_current_clock, self._loop)
         context.run(current_run.set, self)
-        self._main = self._loop.create_task(self._limited(program), name="program", context=context)
+        self._main = self._loop.create_task(
+            self._limited(program),
+            name="program",
+            context=context,
+        )
         self._main.add_done_callback(self._ended)
         try:
             try:
@@ -90,14 +96,18 @@ class ScheduleRun:
         self.problems += [f"an error was lost: {error}" for error in lost[:1]]
         errors.clear()
 
-    async def _limited(self, program: Callable[[], Awaitable[Any]]) -> Any:
+    async def _limited(self, program: Program) -> Any:
         async with asyncio.timeout(None) as self._limit:
             return await program()
 
     # Disturbances
 
     def choose(
-        self, kind: str, options: Sequence[T], describe: Callable[[T], str], name: str = ""
+        self,
+        kind: str,
+        options: Sequence[T],
+        describe: Callable[[T], str],
+        name: str = "",
     ) -> T:
         """Return the option that the schedule chooses."""
         key = _key(kind, name)
@@ -111,7 +121,7 @@ class ScheduleRun:
         self._injected.append(error)
         return error
 
-    def _before_step(self) -> None:
+    def before_step(self) -> None:
         if self._is_over:
             self._steps_to_end += 1
             if self._steps_to_end % _MOST_STEPS_TO_END == 0:  # a task does not end when cancelled
@@ -123,19 +133,19 @@ class ScheduleRun:
         self._loop.secs += self.choose(
             "slow", DELAYS, lambda secs: f"{secs:g} s pass, {self._place()}"
         )
-        self._disturb()
+        self.after_step()
 
-    def _disturb(self) -> None:
+    def after_step(self) -> None:
         """Check what must always hold, and let events happen."""
         if self._is_over or self._main.done():
             return
-        for check in self.checks:
-            try:
+        try:
+            for check in self.checks:
                 check()
-            except Exception as error:
-                self.error = error
-                self._stop()
-                return
+        except Exception as error:
+            self.error = error
+            self._stop()
+            return
         for kind in self._kinds:
             if kind == "event":
                 for event, name in tuple(self.events):
@@ -143,21 +153,25 @@ class ScheduleRun:
             else:
                 self._may_happen(kind, getattr(self, f"_happens_{kind}"))
 
-    def _may_happen(self, kind: str, event: Callable[[], object], name: str = "") -> None:
+    def _may_happen(self, kind: str, event: Call, name: str = "") -> None:
         happens = self.choose(
-            kind, (False, True), lambda _: f"{name or kind}, {self._place()}", name
+            kind,
+            (False, True),
+            lambda _: f"{name or kind}, {self._place()}",
+            name,
         )
         if happens and event() is False:
             place = self.schedule.take_back(_key(kind, name))
             self.notes.pop(place, None)
 
-    def _next_task(self, tasks: list[asyncio.Task[Any]]) -> asyncio.Task[Any]:
+    def next_task(self, tasks: list[Task]) -> Task:
+        first = tasks[0]  # in the order of the loop
         if len(tasks) == 1 or self._is_over:
-            return tasks[0]
-        # The first option is the order of the loop.
-        first = tasks[0]
+            return first
         return self.choose(
-            "order", tasks, lambda task: f"{_task_place(task)} runs before {_task_place(first)}"
+            "order",
+            tasks,
+            lambda task: f"{_task_place(task)} runs before {_task_place(first)}",
         )
 
     # Events return whether they were possible.
@@ -322,19 +336,19 @@ def _key(kind: str, name: str) -> str:
     return f"{kind}:{_SPACES.sub('_', name)}" if name else kind
 
 
-def _name(task: asyncio.Task[Any]) -> str:
+def _name(task: Task) -> str:
     name = task.get_name()
     if name.startswith("Task-"):
         name = getattr(task.get_coro(), "__qualname__", name).rpartition(".")[2]
     return name
 
 
-def _task_place(task: asyncio.Task[Any]) -> str:
+def _task_place(task: Task) -> str:
     if all(map(is_library, task_wait(task).frames)):
         return _name(task)
     return f"{_name(task)} at {_line(task)}"
 
 
-def _line(task: asyncio.Task[Any]) -> str:
+def _line(task: Task) -> str:
     """Return the line of the user's code in which a task waits."""
     return (task_wait(task).where or "its beginning").partition(", in ")[0]

@@ -45,12 +45,19 @@ from aiohooks._core.validate import (
 from aiohooks.errors import InvalidArgumentError, flattened, safe_repr
 from aiohooks.testing._schedule import Place, Priorities, Schedule
 from aiohooks.testing._schedule_loop import NumberedTask
-from aiohooks.testing._schedule_run import DELAYS, EVENTS, Kill, ScheduleRun, current_run
+from aiohooks.testing._schedule_run import (
+    DELAYS,
+    EVENTS,
+    Call,
+    Kill,
+    Program,
+    ScheduleRun,
+    current_run,
+)
 from aiohooks.testing.leaks import describe_unraisable
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Program = Callable[..., Awaitable[Any]]
 Disturbance = Literal[
     "order", "slow", "failure", "choice", "cancel", "timeout", "stop", "signal", "event", "kill"
 ]
@@ -238,7 +245,7 @@ def choose(first: T, *others: T, name: str = "") -> T:
     )
 
 
-def may_happen(event: Callable[[], object], name: str = "") -> AbstractContextManager[None]:
+def may_happen(event: Call, name: str = "") -> AbstractContextManager[None]:
     """Say what may happen at any wait while the block is active, in an exploration.
 
     Example: `with may_happen(server.drop_connections): ...`.
@@ -254,7 +261,7 @@ def may_happen(event: Callable[[], object], name: str = "") -> AbstractContextMa
     return _member(run.events, (event, name or getattr(event, "__name__", "event")))
 
 
-def always(check: Callable[[], object]) -> AbstractContextManager[None]:
+def always(check: Call) -> AbstractContextManager[None]:
     """Call `check` at every wait while the block is active, in an exploration; it asserts what must
     always hold.
 
