@@ -146,12 +146,18 @@ class _Server(asyncio.AbstractServer):
         """Return the address, as the only item of `sockets`."""
         return self.address
 
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._network.loop
+
     def is_serving(self) -> bool:
         return self in self._network.servers.values()
 
     def close(self) -> None:
         if self.is_serving():
             del self._network.servers[self.address[1]]
+
+    async def start_serving(self) -> None:
+        """Do nothing: a server accepts connections from its beginning."""
 
     async def serve_forever(self) -> None:
         try:
