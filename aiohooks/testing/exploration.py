@@ -23,7 +23,6 @@ import os
 import random
 import re
 import signal
-import sys
 import tempfile
 import threading
 import traceback
@@ -54,7 +53,7 @@ from aiohooks.testing._schedule_run import (
     ScheduleRun,
     current_run,
 )
-from aiohooks.testing.leaks import describe_unraisable
+from aiohooks.testing.leaks import collected_from_finalizers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,6 +74,7 @@ chooses up to two kinds, each of which happens about once.
 _PRIORITIES_RATE = 0.5
 """How many of the schedules order tasks by priorities, and not at a rate."""
 _MOST_CHANGES = 3
+_KILL_RATE = 0.3
 _MOST_SHRINKING = 400
 _REPLAYED = re.compile(r"([^@\s]+)@(\d+)=(\d+)")
 
@@ -162,7 +162,7 @@ async def explore(
         numbers = [checked_int(seed, "a seed") for seed in seeds]
     if exhaust is not None:
         checked_int(exhaust, "exhaust", 1)
-    kinds = (disturb,) if isinstance(disturb, str) else tuple(disturb)
+    kinds = [disturb] if isinstance(disturb, str) else [*disturb]
     for kind in kinds:
         check_choice(kind, "a kind in disturb", *DISTURBANCES)
     replayed = None if replay is None else _parsed(replay)
@@ -182,7 +182,8 @@ async def explore(
 
 
 def unreliable(
-    function: Callable[P, Awaitable[T]], *errors: Callable[[], Exception]
+    function: Callable[P, Awaitable[T]],
+    *errors: Callable[[], Exception],
 ) -> Callable[P, Coroutine[Any, Any, T]]:
     """Return a coroutine function that does the same, and whose calls may be slow or fail while a
     program is explored.
@@ -201,10 +202,16 @@ def unreliable(
         if run is None:
             return await function(*args, **keywords)
         name = getattr(function, "__qualname__", repr(function))
-        await sleep(run.choose("slow", DELAYS, lambda secs: f"a call of {name} takes {secs:g} s"))
+        delay = run.choose(
+            "slow",
+            DELAYS,
+            lambda secs: f"a call of {name} takes {secs:g} s",
+        )
+        await sleep(delay)
         failures: list[_Failure | None] = [None]
         for error in errors:
-            failures += [_Failure(error, is_late=False), _Failure(error, is_late=True)]
+            failures.append(_Failure(error, is_late=False))
+            failures.append(_Failure(error, is_late=True))
         failure = run.choose("failure", failures, lambda failure: f"a call of {name} {failure}")
         if failure is None:
             return await function(*args, **keywords)
@@ -223,7 +230,9 @@ class _Failure(NamedTuple):
 
     def __str__(self) -> str:
         name = getattr(self.make_error, "__name__", "an error")
-        return f"fails with {name}{' after it was made' if self.is_late else ''}"
+        if self.is_late:
+            return f"fails with {name} after it was made"
+        return f"fails with {name}"
 
 
 def choose(first: T, *others: T, name: str = "") -> T:
@@ -241,7 +250,10 @@ def choose(first: T, *others: T, name: str = "") -> T:
     if run is None:
         return first
     return run.choose(
-        "choice", (first, *others), lambda value: f"{name or 'chosen'}: {safe_repr(value)}", name
+        "choice",
+        (first, *others),
+        lambda value: f"{name or 'chosen'}: {safe_repr(value)}",
+        name,
     )
 
 
@@ -258,7 +270,9 @@ def may_happen(event: Call, name: str = "") -> AbstractContextManager[None]:
     run = current_run.get()
     if run is None:
         return contextlib.nullcontext()
-    return _member(run.events, (event, name or getattr(event, "__name__", "event")))
+    if not name:
+        name = getattr(event, "__name__", "event")
+    return _member(run.events, (event, name))
 
 
 def always(check: Call) -> AbstractContextManager[None]:
@@ -314,17 +328,19 @@ class _Explorer:
         """
         generator = random.Random(seed)
         rates = {kind: generator.choice(rates) for kind, rates in _RATES.items()}
-        events = [kind for kind in EVENTS if kind in self._kinds]
-        events = generator.sample(events, min(generator.choice((0, 1, 1, 2)), len(events)))
-        if "kill" in self._kinds and generator.random() < 0.3:
+        possible = [kind for kind in EVENTS if kind in self._kinds]
+        most = generator.choice((0, 1, 1, 2))
+        events = generator.sample(possible, min(most, len(possible)))
+        if "kill" in self._kinds and generator.random() < _KILL_RATE:
             events.append("kill")
         for kind in events:
             rates[kind] = generator.choice((0.5, 1, 2)) / steps
         rates = {kind: rate for kind, rate in rates.items() if kind in self._kinds}
-        if "order" not in rates or generator.random() >= _PRIORITIES_RATE:
-            return Schedule(seed, rates)
-        changes = generator.randint(0, _MOST_CHANGES)
-        return Schedule(seed, rates, priorities=Priorities(generator, changes, decisions))
+        priorities = None
+        if "order" in rates and generator.random() < _PRIORITIES_RATE:
+            changes = generator.randint(0, _MOST_CHANGES)
+            priorities = Priorities(generator, changes, decisions)
+        return Schedule(seed, rates, priorities=priorities)
 
     def explore_all(self, most: int) -> None:
         """Explore all schedules with so many disturbances at most, those with fewer first."""
@@ -378,7 +394,10 @@ class _Explorer:
             yield functools.partial(self._program, Path(directory))
 
     def _execute(
-        self, program: Program, schedule: Schedule, kill: Kill | None = None
+        self,
+        program: Program,
+        schedule: Schedule,
+        kill: Kill | None = None,
     ) -> ScheduleRun:
         run = ScheduleRun(schedule, kill)
         run.execute(program, self.errors)
@@ -400,14 +419,15 @@ class _Explorer:
                     os._exit(0)
             os.close(writer)
             with open(reader) as file:
-                disturbances: list[tuple[str, int, int, str]] = json.loads(file.read() or "[]")
+                disturbances = file.readlines()
             os.waitpid(child, 0)
             if not disturbances:
                 return None
             run = self._execute(program, Schedule())
-            for kind, number, choice, note in disturbances:
-                run.schedule.taken[kind, number] = choice
-                run.notes[kind, number] = note
+            for line in disturbances:
+                key, number, choice, note = json.loads(line)
+                run.schedule.taken[key, number] = choice
+                run.notes[key, number] = note
             return run
 
     def _report(self, run: ScheduleRun, how: str) -> None:
@@ -419,11 +439,9 @@ class _Explorer:
         lines += [f"  also {problem}" for problem in others]
         lines += [f"  disturbed: {note}" for _, note in sorted(again.notes.items())]
         if run.error is not None:
-            frames = traceback.extract_tb(flattened([run.error])[0].__traceback__)
-            lines += [
-                f"  raised in {frame.name} ({frame.filename}:{frame.lineno})"
-                for frame in frames[-1:]
-            ]
+            error = flattened([run.error])[0]
+            for frame in traceback.extract_tb(error.__traceback__)[-1:]:
+                lines.append(f"  raised in {frame.name} ({frame.filename}:{frame.lineno})")
         lines += [f"  {wait}" for wait in run.waits]
         if _kind(again) != _kind(run):
             lines.append(
@@ -446,7 +464,8 @@ class _Explorer:
                     del choices[place]
                 tries += 1
                 smaller = self._run(Schedule(choices=choices))
-                if _kind(smaller) == _kind(run) and len(smaller.schedule.taken) < len(places):
+                is_smaller = len(smaller.schedule.taken) < len(places)
+                if is_smaller and _kind(smaller) == _kind(run):
                     run = smaller
                     break
             else:
@@ -456,16 +475,16 @@ class _Explorer:
 
 def _exit_process(writer: int, run: ScheduleRun) -> None:
     """Write the disturbances to a pipe, and end this process without any cleanup."""
-    disturbances = [
-        (*place, choice, run.notes.get(place, "")) for place, choice in run.schedule.taken.items()
-    ]
     with open(writer, "w") as file:
-        json.dump(disturbances, file)
+        for (key, number), choice in run.schedule.taken.items():
+            note = run.notes.get((key, number), "")
+            print(json.dumps([key, number, choice, note]), file=file)
     os._exit(0)
 
 
-def _kind(run: ScheduleRun) -> tuple[list[str], type | None]:
-    return [problem.partition(":")[0] for problem in run.problems[:1]], type(run.error)
+def _kind(run: ScheduleRun) -> tuple[str, type | None]:
+    problem = run.problems[0] if run.problems else ""
+    return problem.partition(":")[0], type(run.error)
 
 
 def _parsed(replay: str) -> dict[Place, int]:
@@ -538,16 +557,13 @@ def _quiet(errors: list[str]) -> Generator[None]:
             stack.callback(gc.unfreeze)
             gc.collect()
         gc.freeze()
-        stack.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
-        sys.unraisablehook = lambda unraisable: errors.append(describe_unraisable(unraisable))
         stack.callback(setattr, cancel, "make_task", cancel.make_task)
         cancel.make_task = NumberedTask
-        stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(collected_from_finalizers(errors))
+        # Python warns of the fork for a kill. The child leaves threads alone.
         warnings.filterwarnings(
-            "error", message="coroutine .* was never awaited", category=RuntimeWarning
-        )
-        warnings.simplefilter("error", ResourceWarning)
-        warnings.filterwarnings(
-            "ignore", message=".*fork.* may lead to deadlocks", category=DeprecationWarning
+            "ignore",
+            message=".*fork.* may lead to deadlocks",
+            category=DeprecationWarning,
         )
         yield
