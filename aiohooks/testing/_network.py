@@ -81,6 +81,7 @@ class _Network:
         port: int = 0,
         **_: Any,
     ) -> tuple[_Transport, Any]:
+        # Clients of a partition wait as well, as those of a TCP connection do.
         await asyncio.sleep(self.arrival_time() - self.loop.time())
         server = self.servers.get(port)
         if server is None:
@@ -90,6 +91,7 @@ class _Network:
         accepted = _Transport(self, server.factory(), server.address, own_address)
         client.peer = accepted
         accepted.peer = client
+        # The server's side first: its handler starts before the client returns, as with sockets.
         for transport in (accepted, client):
             transport.protocol.connection_made(transport)
         return client, client.protocol
@@ -139,7 +141,7 @@ class _Server(asyncio.AbstractServer):
     ) -> None:
         self.factory = factory
         self.address = (host, port)
-        self.sockets = (self,)
+        self.sockets = (self,)  # programs ask these for the port that was chosen
         self._network = network
 
     def getsockname(self) -> tuple[Any, int]:
@@ -166,6 +168,7 @@ class _Server(asyncio.AbstractServer):
             self.close()
 
     async def wait_closed(self) -> None:
+        # It does not wait for connections, as on Python 3.11: their handlers are the program's.
         await asyncio.sleep(0)
 
 
@@ -202,6 +205,7 @@ class _Transport(asyncio.Transport):
             self._send(functools.partial(self.peer._receive, bytes(data)))
             return
         for end in (self, self.peer):
+            # Also what was written before, and has not arrived, is gone.
             end._under_way.clear()
             end._disconnect(error)
 
@@ -218,6 +222,7 @@ class _Transport(asyncio.Transport):
 
     def _send(self, receive: Call) -> None:
         self._under_way.append(receive)
+        # A connection keeps the order of its bytes, so none arrives before an earlier one.
         self._last_arrival = max(self._last_arrival, self._network.arrival_time())
         self._network.loop.call_at(self._last_arrival, self._deliver)
 

@@ -21,6 +21,7 @@ class Priorities:
     def __init__(self, generator: random.Random, changes: int, decisions: int) -> None:
         """Change priorities so often, in a program of about so many decisions."""
         self._random = generator
+        # At most this many tasks are lowered, so that most of a run is in one order.
         self._changes = generator.choices(range(1, decisions + 1), k=changes)
         # A task that polls for another one would run alone. After this, the order is the loop's.
         self._last = 2 * decisions + 20
@@ -82,8 +83,10 @@ class Schedule:
         self.counts[key] += 1
         place = key, self.counts[key]
         choice = self._choose(kind, place, options)
+
         if choice:
             self.taken[place] = choice
+            # Earlier ones are tried from the schedule that was without this choice.
             self.alternatives.clear()
         elif len(options) > 1 and kind in self._noted:
             self.alternatives.append((place, len(options)))
@@ -92,6 +95,7 @@ class Schedule:
     def _choose(self, kind: str, place: Place, options: Sequence[object]) -> int:
         last = len(options) - 1
         if self.is_replay:
+            # A program that has changed may have fewer options by now.
             return min(self._choices.get(place, 0), last)
         if kind == "order" and self._priorities is not None:
             return self._priorities.choose(options)

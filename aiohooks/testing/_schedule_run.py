@@ -200,9 +200,11 @@ class ScheduleRun:
         handled = [
             number for number in _SIGNALS if signal.getsignal(number) != self._handlers[number]
         ]
-        is_first = [kind for kind, _ in self.schedule.taken].count("signal") == 1
-        if not handled or not is_first:
+        happened = [kind for kind, _ in self.schedule.taken]
+        is_second = happened.count("signal") > 1
+        if not handled or is_second:
             return False
+        # Python runs handlers in the main thread only.
         if threading.current_thread() is not threading.main_thread():
             return False
         signal.raise_signal(handled[-1])
@@ -314,6 +316,7 @@ class ScheduleRun:
     def _end_tasks(self) -> None:
         """Cancel the remaining tasks, so that they do not disturb the next run."""
         loop = self._loop
+        # A task may start others, or ignore a cancel; what is left then is dropped with the loop.
         for _ in range(10):
             tasks = asyncio.all_tasks(loop)
             if not tasks:
@@ -338,6 +341,7 @@ def _key(kind: str, name: str) -> str:
 
 def _name(task: Task) -> str:
     name = task.get_name()
+    # The number of a task depends on what ran before this exploration.
     if name.startswith("Task-"):
         name = getattr(task.get_coro(), "__qualname__", name).rpartition(".")[2]
     return name

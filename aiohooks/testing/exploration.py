@@ -334,9 +334,11 @@ class _Explorer:
         if "kill" in self._kinds and generator.random() < _KILL_RATE:
             events.append("kill")
         for kind in events:
+            # It may happen at every step, and should happen about once.
             rates[kind] = generator.choice((0.5, 1, 2)) / steps
         rates = {kind: rate for kind, rate in rates.items() if kind in self._kinds}
         priorities = None
+        # Neither is best for all bugs, so half of the schedules use each.
         if "order" in rates and generator.random() < _PRIORITIES_RATE:
             changes = generator.randint(0, _MOST_CHANGES)
             priorities = Priorities(generator, changes, decisions)
@@ -356,6 +358,7 @@ class _Explorer:
                             Schedule(choices=choices, noted=self._kinds),
                             f"schedule {self.schedules}",
                         )
+                        # A choice has no place if an earlier one has changed what the program does.
                         was_possible = len(run.schedule.taken) == len(choices)
                         if was_possible:
                             longer.append(run.schedule)

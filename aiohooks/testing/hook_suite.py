@@ -88,7 +88,8 @@ class _SessionCase(NamedTuple):
             before = RecordingHook("before", suspend=suspend)
             after = RecordingHook("after", suspend=suspend)
             hooks = [before, hook, FaultInjectionHook(faults), *others, after]
-        async with AsyncMonitoredSession(self.make_source(), hooks, recovery=_NO_PAUSES) as session:
+        made = AsyncMonitoredSession(self.make_source(), hooks, recovery=_NO_PAUSES)
+        async with made as session:
             for _ in range(runs):
                 if session.should_stop():  # the hook may stop it
                     break
@@ -129,6 +130,7 @@ class _GroupCase(NamedTuple):
         points = self.methods(hook)
         shared = [point for point in points.values() if point.how in _SHARED_ANSWERS]
         hooks = [hook]
+        # Where a result of None would count, such as in "wrap", the hook is alone.
         if suspend is not None and shared:
             before = _other_hook(shared, faults, suspend)
             hooks = [before, hook, _other_hook(shared, _NO_FAULTS, suspend)]
@@ -231,7 +233,10 @@ async def works_again(case: _Case) -> None:
 
 async def recovers(case: _SessionCase) -> None:
     """The session recovers from errors of other hooks, before and after a commit, and continues."""
-    faults = {(phase, 2): AbortedError("lost") for phase in ("before_run", "after_run")}
+    faults: _Faults = {
+        ("before_run", 2): AbortedError("lost"),
+        ("after_run", 2): AbortedError("lost"),
+    }
     await case.make_calls(case.make(), faults)
 
 
@@ -356,7 +361,8 @@ class _Waits:
         """Count the waits in the methods of the hook, which may run in tasks of their own."""
         for name in names:
             method = getattr(hook, name)
-            if not LIFECYCLE.overrides(hook, name) or not is_coroutine_function(method):
+            is_overridden = LIFECYCLE.overrides(hook, name)
+            if not is_overridden or not is_coroutine_function(method):
                 continue
             counted = self._counted_method(method, f"in its {name}")
             try:

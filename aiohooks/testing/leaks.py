@@ -110,6 +110,7 @@ class no_leaks:
         pending_cancel: asyncio.CancelledError | None = None
         try:
             leaks = _immediate_leaks(self._before)
+            # A cancel in these ticks is for the caller, and must not hide a leak.
             for _ in range(_TICKS):
                 try:
                     await asyncio.sleep(0)

@@ -65,6 +65,7 @@ class Run:
 
     async def aclose(self) -> None:
         """Delete the run, and close its stores."""
+        # Any store deletes the run for all. The check may have closed this one.
         last = self.stores[-1]
         if isinstance(last, SharedStepStore):
             with contextlib.suppress(StoreClosedError):
@@ -121,7 +122,8 @@ async def counts(run: Run) -> None:
     assert await a.advance() == 1
     assert await b.advance(4) == 5
     await is_at(5, a, b)
-    await asyncio.gather(*(store.advance() for store in [a, b] * 100))
+    advances = [store.advance() for store in [a, b] * 100]
+    await asyncio.gather(*advances)
     await is_at(205, a, b)
 
 
@@ -267,6 +269,7 @@ async def announces_before_it_is_used(run: Run) -> None:
         assert a.statistics().publishers == ("trainer",)
         wait = await parked(a, a.wait_for(5))
     assert "trainer finished" in str(await raises(PublisherFinishedError, wait))
+    # A store of one process has no other.
     if store is not a:
         store = run.make()
         store.publisher("second")
