@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
+from aiohooks._core.clock import sleep
 from aiohooks.testing._schedule_run import DELAYS, Call, ScheduleRun, current_run
 
 _PARTITION_SECS = 30.0
@@ -82,7 +83,7 @@ class _Network:
         **_: Any,
     ) -> tuple[_Transport, Any]:
         # Clients of a partition wait as well, as those of a TCP connection do.
-        await asyncio.sleep(self.arrival_time() - self.loop.time())
+        await sleep(self.arrival_time() - self.loop.time())
         server = self.servers.get(port)
         if server is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"no server listens at {host}:{port}")
