@@ -34,7 +34,7 @@ _LOCK_SECS = 0.05
 """How long, in real time, the loop waits for a thread that waits for a lock or a queue, which may
 have been released just now.
 """
-_FILE_SECS = 0.2
+FILE_SECS = 0.2
 """How long, in real time, the loop waits for files if it waits for nothing else."""
 _POLL_SECS = 0.005
 _LOCK_FILES = (f"{os.sep}threading.py", f"{os.sep}queue.py")
@@ -159,7 +159,7 @@ class _Selector(selectors.DefaultSelector):
         if not events and timeout is not None:
             loop.secs += timeout
         elif not events and loop.may_be_woken():
-            events = super().select(_FILE_SECS)
+            events = super().select(FILE_SECS)
         if not events and timeout is None:
             return self._stop()
         return events

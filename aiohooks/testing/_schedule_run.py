@@ -17,7 +17,7 @@ from aiohooks._why.tasks import is_library, task_wait
 from aiohooks.errors import flattened, safe_repr
 from aiohooks.session.lifecycle import OPEN_SESSIONS
 from aiohooks.testing._schedule import Place, Schedule
-from aiohooks.testing._schedule_loop import ScheduleLoop, Task
+from aiohooks.testing._schedule_loop import FILE_SECS, ScheduleLoop, Task
 from aiohooks.testing.leaks import describe_context
 
 T = TypeVar("T")
@@ -241,11 +241,7 @@ class ScheduleRun:
             promise = "it ends the process" if is_exit else "it does not always hold"
             self.problems.append(f"{promise}: {safe_repr(self.error)}")
         elif not self._main.done():
-            self.problems.append(
-                "a deadlock: no task can run any more"
-                if self._loop.is_stuck
-                else f"it does not end: after {_MOST_STEPS:,} steps of tasks the program still runs"
-            )
+            self.problems.append(self._describe_endless())
         else:
             self._judge_end(happened)
             if tasks:
@@ -256,6 +252,17 @@ class ScheduleRun:
         self.waits = sorted(
             f"task {_name(task)} waits at {task_wait(task).where or 'its beginning'}"
             for task in tasks
+        )
+
+    def _describe_endless(self) -> str:
+        if not self._loop.is_stuck:
+            return f"it does not end: after {_MOST_STEPS:,} steps of tasks the program still runs"
+        if not self._loop.may_be_woken():
+            return "a deadlock: no task can run any more"
+        return (
+            "a deadlock: no task can run any more, and nothing came from a connection or a thread"
+            f" within {FILE_SECS:g} s; if it waits for a slow server, replace that by a double, or"
+            " by one inside `simulated_network`"
         )
 
     def _judge_end(self, happened: Collection[str]) -> None:

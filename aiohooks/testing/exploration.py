@@ -8,6 +8,8 @@ unreliable    a function whose calls may be slow, fail, or lose their answer whi
 choose        one of several values: the first, or another where the schedule says so
 may_happen    a function that may be called at any wait
 always        a check that must hold at every wait
+
+`simulated_network` is a network for streams.
 """
 
 from __future__ import annotations
@@ -113,9 +115,10 @@ async def explore(
 
     Example: `await explore(transfer_between_accounts, seeds=500)`.
 
-    The disturbances: `"order"`, tasks that can run next change places; `"slow"`, time passes before
-    a step of a task, or in a call of an `unreliable` function; `"failure"`, such a call fails, or
-    its answer is lost; `"choice"`, a `choose` has another result than its first; `"cancel"`, the
+    The disturbances: `"order"`, tasks that can run next change places, at random or by priorities
+    that change a few times (PCT); `"slow"`, time passes before a step of a task, in a call of an
+    `unreliable` function or in a `simulated_network`; `"failure"`, such a call fails, or its answer
+    or connection is lost; `"choice"`, a `choose` has another result than its first; `"cancel"`, the
     program is cancelled while it waits, perhaps again; `"timeout"`, its time limit ends; `"stop"`,
     a stop of its open sessions is requested; `"signal"`, it gets a SIGINT or SIGTERM that it
     handles; `"event"`, something happens that the program says `may_happen`; `"kill"`, its process

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -231,6 +232,19 @@ async def test_time_stands_still_while_a_subprocess_works() -> None:
         assert output == b"1\n"
 
     await explore(program, seeds=2, disturb=["order"])
+
+
+async def test_a_wait_for_a_silent_server_says_what_to_do() -> None:
+    """A connection on which nothing comes is a deadlock, with a pointer to a simulated one."""
+
+    async def program() -> None:
+        reader, writer = socket.socketpair()
+        with reader, writer:
+            reader.setblocking(False)
+            await asyncio.get_running_loop().sock_recv(reader, 1)
+
+    with pytest.raises(ExplorationError, match=r"within 0\.2 s; .* inside `simulated_network`"):
+        await explore(program, seeds=1, disturb=["order"])
 
 
 async def test_all_problems_of_a_schedule_are_reported() -> None:
