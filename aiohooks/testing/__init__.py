@@ -5,6 +5,7 @@ leaks and stores.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aiohooks.testing._network import simulated_network
     from aiohooks.testing.clock import ManualClock
     from aiohooks.testing.exploration import (
         ExplorationError,
@@ -34,6 +35,7 @@ __all__ = [
     "hook_checks",
     "may_happen",
     "no_leaks",
+    "simulated_network",
     "step_store_checks",
     "unreliable",
 ]
@@ -45,6 +47,7 @@ if not TYPE_CHECKING:  # pytest loads this package with the plugin, also where n
         __name__,
         {
             "aiohooks.testing.exploration": __all__,  # what is not named below
+            "aiohooks.testing._network": ("simulated_network",),
             "aiohooks.testing.clock": ("ManualClock",),
             "aiohooks.testing.hook_suite": ("check_hook", "hook_checks"),
             "aiohooks.testing.hooks": ("FaultInjectionHook", "RecordingHook"),

@@ -43,6 +43,7 @@ async def run_checks(
     for name in names:
         check = checks[name]
         try:
+            # Where a promise is broken, a wait often never ends.
             async with asyncio.timeout(_LIMIT_SECS):
                 await run(check)
         except TimeoutError as error:

@@ -10,22 +10,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import random
 import selectors
 import sys
 import threading
 import time
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from aiohooks.errors import UnsupportedSystemError
 from aiohooks.testing.leaks import is_idle_worker
 
-Place = tuple[str, int]
-"""A kind of choice, and its number among the choices of this kind."""
+Task = asyncio.Task[Any]
 _MOST_TURNS = 10_000
 """After so many turns of the loop without progress of a task, the loop stops."""
 _IDLE_TURNS = 50
@@ -36,7 +34,7 @@ _LOCK_SECS = 0.05
 """How long, in real time, the loop waits for a thread that waits for a lock or a queue, which may
 have been released just now.
 """
-_FILE_SECS = 0.2
+FILE_SECS = 0.2
 """How long, in real time, the loop waits for files if it waits for nothing else."""
 _POLL_SECS = 0.005
 _LOCK_FILES = (f"{os.sep}threading.py", f"{os.sep}queue.py")
@@ -44,74 +42,6 @@ _BLOCKED_PLACES: set[tuple[types.CodeType, int]] = set()
 """The instructions at which threads have blocked for `_THREAD_SECS`: a worker may wait for its next
 task in C, as that of `aiosqlite` does.
 """
-
-
-class Schedule:
-    """The choices of a seed, or explicit choices. Choice 0 is the undisturbed behavior."""
-
-    def __init__(
-        self,
-        seed: int = 0,
-        rates: Mapping[str, float] | None = None,
-        choices: Mapping[Place, int] | None = None,
-        noted: Collection[str] = (),
-    ) -> None:
-        """Make random choices, each kind at its rate, or take `choices`; note the alternatives of
-        `noted` kinds.
-        """
-        self._seed = seed
-        self._rates = rates or {}
-        self._random = random.Random(seed)
-        self._choices = choices or {}
-        self._noted = noted
-        self.is_replay: bool = bool(choices)
-        self.counts: dict[str, int] = {}
-        """The number of choices, by key: a kind, perhaps with a name."""
-        self.taken: dict[Place, int] = {}
-        """The choices other than 0."""
-        self.alternatives: list[tuple[Place, int]] = []
-        """The noted choices of 0 after the last choice in `taken`, with their number of options."""
-
-    def without(self, kind: str) -> Schedule:
-        """Return the schedule, from its beginning, without the choices of a kind."""
-        rates = {other: rate for other, rate in self._rates.items() if other != kind}
-        choices = {place: choice for place, choice in self._choices.items() if place[0] != kind}
-        return Schedule(self._seed, rates, choices, self._noted)
-
-    def may_choose(self, kind: str) -> bool:
-        """Return whether choices of this kind may differ from 0."""
-        return kind in self._rates or any(key.partition(":")[0] == kind for key, _ in self._choices)
-
-    def may_matter(self, kind: str) -> bool:
-        """Return whether choices of this kind may differ from 0, or are noted."""
-        return kind in self._noted or self.may_choose(kind)
-
-    def choose(self, kind: str, key: str, options: int) -> int:
-        """Return a number below `options`. The key is the kind, perhaps with a name."""
-        self.counts[key] = self.counts.get(key, 0) + 1
-        place = key, self.counts[key]
-        if self.is_replay:
-            choice = min(self._choices.get(place, 0), options - 1)
-        else:
-            choice = self._random_choice(kind, options)
-        if choice:
-            self.taken[place] = choice
-            self.alternatives.clear()
-        elif options > 1 and kind in self._noted:
-            self.alternatives.append((place, options))
-        return choice
-
-    def _random_choice(self, kind: str, options: int) -> int:
-        rate = self._rates.get(kind, 0.0)
-        if not rate or options == 1 or self._random.random() >= rate:
-            return 0
-        return self._random.randrange(1, options)
-
-    def take_back(self, key: str) -> Place:
-        """Forget the last choice of this key, which had no effect, and return its place."""
-        place = key, self.counts[key]
-        self.taken.pop(place, None)
-        return place
 
 
 class NumberedFuture(asyncio.Future[Any]):
@@ -149,6 +79,20 @@ NumberedTask.__name__ = NumberedTask.__qualname__ = "Task"
 NumberedFuture.__name__ = NumberedFuture.__qualname__ = "Future"
 
 
+class Scheduler(Protocol):
+    """What decides about the steps of tasks."""
+
+    def before_step(self) -> None:
+        """Is called before a step of a task."""
+
+    def after_step(self) -> None:
+        """Is called before the callbacks that follow a step."""
+
+    def next_task(self, tasks: list[Task]) -> Task:
+        """Return the task whose step runs next."""
+        ...
+
+
 class _ReadyQueue(deque[asyncio.Handle]):
     """Handles that can run next. No callback changes its place."""
 
@@ -158,26 +102,26 @@ class _ReadyQueue(deque[asyncio.Handle]):
         self._ran_step = False
 
     def popleft(self) -> asyncio.Handle:
-        self._loop.leave_task()
+        loop = self._loop
+        loop.leave_task()
         steps = self._first_steps()
-        if steps:
-            self._loop.before_step()
-        elif self._ran_step:
-            # A cancel may come while the task waits, before a callback ends its wait.
-            self._loop.after_step()
-        self._ran_step = bool(steps)
         if not steps:
+            if self._ran_step:
+                # A cancel may come while the task waits, before a callback ends its wait.
+                loop.scheduler.after_step()
+            self._ran_step = False
             return super().popleft()
-        task = self._loop.next_task([*steps])
-        self._loop.count_progress(task)
-        index = steps[task]
-        handle = self[index]
-        del self[index]
+        self._ran_step = True
+        loop.scheduler.before_step()
+        task = loop.scheduler.next_task([*steps])
+        loop.count_progress(task)
+        handle = self[steps[task]]
+        del self[steps[task]]
         return handle
 
-    def _first_steps(self) -> dict[asyncio.Task[Any], int]:
+    def _first_steps(self) -> dict[Task, int]:
         """Return the tasks with a step before the first callback, and the places of the steps."""
-        steps: dict[asyncio.Task[Any], int] = {}
+        steps: dict[Task, int] = {}
         # A copy, because a thread may add a handle at any time.
         for index, handle in enumerate([*self]):
             task = _task_of(handle)
@@ -187,9 +131,10 @@ class _ReadyQueue(deque[asyncio.Handle]):
         return steps
 
 
-def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
+def _task_of(handle: asyncio.Handle) -> Task | None:
     # A handle has no public attribute for its callback. A step's callback is a method of its task.
-    owner: Any = getattr(getattr(handle, "_callback", None), "__self__", None)
+    callback: Any = getattr(handle, "_callback", None)
+    owner: Any = getattr(callback, "__self__", None)
     if not isinstance(owner, asyncio.Task):
         return None
     return owner  # pyright: ignore[reportUnknownVariableType]
@@ -214,7 +159,7 @@ class _Selector(selectors.DefaultSelector):
         if not events and timeout is not None:
             loop.secs += timeout
         elif not events and loop.may_be_woken():
-            events = super().select(_FILE_SECS)
+            events = super().select(FILE_SECS)
         if not events and timeout is None:
             return self._stop()
         return events
@@ -223,16 +168,16 @@ class _Selector(selectors.DefaultSelector):
         """Return the events of files; wait for the first while threads or processes are busy."""
         start = time.monotonic()
         while True:
+            # A thread wakes the loop before it becomes idle, so look at threads before files.
             frames = self.loop.busy_threads()
-            is_working = self.loop.has_process() or not all(map(_waits, frames))
-            limit = _THREAD_SECS if is_working else _LOCK_SECS
-            is_late = time.monotonic() - start > limit
-            if is_working and is_late:
-                _BLOCKED_PLACES.update((frame.f_code, frame.f_lasti) for frame in frames)
-            # A thread wakes the loop before it becomes idle, so look at threads first.
-            has_to_wait = (frames or is_working) and not is_late
-            events = super().select(_POLL_SECS if has_to_wait else 0)
-            if events or not has_to_wait:
+            limit = _LOCK_SECS if frames else 0.0
+            if self.loop.has_process() or not all(map(_waits, frames)):
+                limit = _THREAD_SECS
+            is_late = time.monotonic() - start >= limit
+            events = super().select(0 if is_late else _POLL_SECS)
+            if limit == _THREAD_SECS and is_late:
+                _BLOCKED_PLACES.update(map(_place, frames))
+            if events or is_late:
                 return events
 
     def _stop(self) -> list[Any]:
@@ -244,22 +189,12 @@ class _Selector(selectors.DefaultSelector):
 class ScheduleLoop(asyncio.SelectorEventLoop):
     """The event loop of one schedule."""
 
-    def __init__(
-        self,
-        before_step: Callable[[], None],
-        after_step: Callable[[], None],
-        next_task: Callable[[list[asyncio.Task[Any]]], asyncio.Task[Any]],
-    ) -> None:
-        """Call `before_step` before a step of a task, and `after_step` before callbacks that
-        follow; run the step of `next_task`.
-        """
+    def __init__(self, scheduler: Scheduler) -> None:
         self.secs: float = 0.0
         """The time."""
         self.is_stuck: bool = False
         """Whether the loop has stopped because no task could ever run again."""
-        self.before_step: Callable[[], None] = before_step
-        self.after_step: Callable[[], None] = after_step
-        self.next_task: Callable[[list[asyncio.Task[Any]]], asyncio.Task[Any]] = next_task
+        self.scheduler: Scheduler = scheduler
         self.numbers: Iterator[int] = itertools.count()
         """The numbers of its futures and tasks."""
         self.turns: int = 0
@@ -306,7 +241,7 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return NumberedFuture(loop=self)
 
-    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+    def create_task(self, coro: Any, **options: Any) -> Task:
         if self.get_task_factory() is not None:
             return super().create_task(coro, **options)
         return NumberedTask(coro, loop=self, **options)
@@ -325,7 +260,7 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
         """Return whether a child process runs."""
         return any(transport.get_returncode() is None for transport in self._processes)
 
-    def count_progress(self, task: asyncio.Task[Any]) -> None:
+    def count_progress(self, task: Task) -> None:
         """Note that the step of this task runs next."""
         # An anyio scope repeats its cancel in each turn, which is no progress.
         if isinstance(task, NumberedTask) and task.is_being_cancelled:
@@ -347,24 +282,28 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
         Idle workers of pools are left out.
         """
         frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-        threads = {*threading.enumerate()} - self._threads
         return [
             frames[thread.ident]
-            for thread in threads
+            for thread in self._new_threads()
             if thread.ident in frames and (_has_work(thread) or not is_idle_worker(thread))
         ]
 
     def may_be_woken(self) -> bool:
         """Return whether the loop watches a file besides its own, or has a thread."""
-        return len(self._files.get_map()) > self._own_files or not self._threads.issuperset(
-            threading.enumerate()
-        )
+        return len(self._files.get_map()) > self._own_files or bool(self._new_threads())
+
+    def _new_threads(self) -> set[threading.Thread]:
+        return {*threading.enumerate()} - self._threads
 
 
 def _waits(frame: types.FrameType) -> bool:
     """Return whether the thread of this frame waits for another thread, perhaps for the loop's."""
-    code = frame.f_code
-    return code.co_filename.endswith(_LOCK_FILES) or (code, frame.f_lasti) in _BLOCKED_PLACES
+    is_in_lock = frame.f_code.co_filename.endswith(_LOCK_FILES)
+    return is_in_lock or _place(frame) in _BLOCKED_PLACES
+
+
+def _place(frame: types.FrameType) -> tuple[types.CodeType, int]:
+    return frame.f_code, frame.f_lasti
 
 
 def _has_work(thread: threading.Thread) -> bool:

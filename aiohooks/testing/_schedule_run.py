@@ -16,10 +16,13 @@ from aiohooks._core.clock import set_current_clock
 from aiohooks._why.tasks import is_library, task_wait
 from aiohooks.errors import flattened, safe_repr
 from aiohooks.session.lifecycle import OPEN_SESSIONS
-from aiohooks.testing._schedule_loop import Place, Schedule, ScheduleLoop
+from aiohooks.testing._schedule import Place, Schedule
+from aiohooks.testing._schedule_loop import FILE_SECS, ScheduleLoop, Task
 from aiohooks.testing.leaks import describe_context
 
 T = TypeVar("T")
+Call = Callable[[], object]
+Program = Callable[..., Awaitable[Any]]
 EVENTS: tuple[str, ...] = ("cancel", "timeout", "stop", "signal", "event")
 """Disturbances that come at a wait of the program."""
 DELAYS = (0.0, 0.001, 0.05, 1.0)
@@ -47,26 +50,32 @@ class ScheduleRun:
         self.notes: dict[Place, str] = {}
         """Descriptions of the disturbances, in a replay."""
         self.steps = 0
-        self.events: list[tuple[Callable[[], object], str]] = []
-        self.checks: list[Callable[[], object]] = []
+        self.loses_connections = False
+        """Whether the program may raise a `ConnectionError`, of the network or of a stream."""
+        self.events: list[tuple[Call, str]] = []
+        self.checks: list[Call] = []
         self._kill = kill
-        self._kinds = [kind for kind in (*EVENTS, "kill") if schedule.may_matter(kind)]
+        self._kinds = [kind for kind in (*EVENTS, "kill") if schedule.may_choose(kind)]
         self._is_over = False  # nothing disturbs the program any more
         self._steps_to_end = 0
         self._injected: list[BaseException] = []
         self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         self._limit: asyncio.Timeout | None = None
 
-    def execute(self, program: Callable[[], Awaitable[Any]], errors: list[str]) -> None:
+    def execute(self, program: Program, errors: list[str]) -> None:
         """Run the program, and judge it; `errors` also receives the errors of finalizers."""
-        self._loop = ScheduleLoop(self._before_step, self._disturb, self._next_task)
+        self._loop = ScheduleLoop(self)
         self._loop.set_exception_handler(
             lambda _, context: errors.append(describe_context(context))
         )
         context = contextvars.copy_context()
         context.run(set_current_clock, self._loop)
         context.run(current_run.set, self)
-        self._main = self._loop.create_task(self._limited(program), name="program", context=context)
+        self._main = self._loop.create_task(
+            self._limited(program),
+            name="program",
+            context=context,
+        )
         self._main.add_done_callback(self._ended)
         try:
             try:
@@ -87,18 +96,22 @@ class ScheduleRun:
         self.problems += [f"an error was lost: {error}" for error in lost[:1]]
         errors.clear()
 
-    async def _limited(self, program: Callable[[], Awaitable[Any]]) -> Any:
+    async def _limited(self, program: Program) -> Any:
         async with asyncio.timeout(None) as self._limit:
             return await program()
 
     # Disturbances
 
     def choose(
-        self, kind: str, options: Sequence[T], describe: Callable[[T], str], name: str = ""
+        self,
+        kind: str,
+        options: Sequence[T],
+        describe: Callable[[T], str],
+        name: str = "",
     ) -> T:
         """Return the option that the schedule chooses."""
         key = _key(kind, name)
-        choice = self.schedule.choose(kind, key, len(options))
+        choice = self.schedule.choose(kind, key, options)
         if choice and self.schedule.is_replay:
             self.notes[key, self.schedule.counts[key]] = describe(options[choice])
         return options[choice]
@@ -108,7 +121,7 @@ class ScheduleRun:
         self._injected.append(error)
         return error
 
-    def _before_step(self) -> None:
+    def before_step(self) -> None:
         if self._is_over:
             self._steps_to_end += 1
             if self._steps_to_end % _MOST_STEPS_TO_END == 0:  # a task does not end when cancelled
@@ -120,19 +133,19 @@ class ScheduleRun:
         self._loop.secs += self.choose(
             "slow", DELAYS, lambda secs: f"{secs:g} s pass, {self._place()}"
         )
-        self._disturb()
+        self.after_step()
 
-    def _disturb(self) -> None:
+    def after_step(self) -> None:
         """Check what must always hold, and let events happen."""
         if self._is_over or self._main.done():
             return
-        for check in self.checks:
-            try:
+        try:
+            for check in self.checks:
                 check()
-            except Exception as error:
-                self.error = error
-                self._stop()
-                return
+        except Exception as error:
+            self.error = error
+            self._stop()
+            return
         for kind in self._kinds:
             if kind == "event":
                 for event, name in tuple(self.events):
@@ -140,21 +153,25 @@ class ScheduleRun:
             else:
                 self._may_happen(kind, getattr(self, f"_happens_{kind}"))
 
-    def _may_happen(self, kind: str, event: Callable[[], object], name: str = "") -> None:
+    def _may_happen(self, kind: str, event: Call, name: str = "") -> None:
         happens = self.choose(
-            kind, (False, True), lambda _: f"{name or kind}, {self._place()}", name
+            kind,
+            (False, True),
+            lambda _: f"{name or kind}, {self._place()}",
+            name,
         )
         if happens and event() is False:
             place = self.schedule.take_back(_key(kind, name))
             self.notes.pop(place, None)
 
-    def _next_task(self, tasks: list[asyncio.Task[Any]]) -> asyncio.Task[Any]:
+    def next_task(self, tasks: list[Task]) -> Task:
+        first = tasks[0]  # in the order of the loop
         if len(tasks) == 1 or self._is_over:
-            return tasks[0]
-        # The first option is the order of the loop.
-        first = tasks[0]
+            return first
         return self.choose(
-            "order", tasks, lambda task: f"{_task_place(task)} runs before {_task_place(first)}"
+            "order",
+            tasks,
+            lambda task: f"{_task_place(task)} runs before {_task_place(first)}",
         )
 
     # Events return whether they were possible.
@@ -183,9 +200,11 @@ class ScheduleRun:
         handled = [
             number for number in _SIGNALS if signal.getsignal(number) != self._handlers[number]
         ]
-        is_first = [kind for kind, _ in self.schedule.taken].count("signal") == 1
-        if not handled or not is_first:
+        happened = [kind for kind, _ in self.schedule.taken]
+        is_second = happened.count("signal") > 1
+        if not handled or is_second:
             return False
+        # Python runs handlers in the main thread only.
         if threading.current_thread() is not threading.main_thread():
             return False
         signal.raise_signal(handled[-1])
@@ -222,11 +241,7 @@ class ScheduleRun:
             promise = "it ends the process" if is_exit else "it does not always hold"
             self.problems.append(f"{promise}: {safe_repr(self.error)}")
         elif not self._main.done():
-            self.problems.append(
-                "a deadlock: no task can run any more"
-                if self._loop.is_stuck
-                else f"it does not end: after {_MOST_STEPS:,} steps of tasks the program still runs"
-            )
+            self.problems.append(self._describe_endless())
         else:
             self._judge_end(happened)
             if tasks:
@@ -237,6 +252,17 @@ class ScheduleRun:
         self.waits = sorted(
             f"task {_name(task)} waits at {task_wait(task).where or 'its beginning'}"
             for task in tasks
+        )
+
+    def _describe_endless(self) -> str:
+        if not self._loop.is_stuck:
+            return f"it does not end: after {_MOST_STEPS:,} steps of tasks the program still runs"
+        if not self._loop.may_be_woken():
+            return "a deadlock: no task can run any more"
+        return (
+            "a deadlock: no task can run any more, and nothing came from a connection or a thread"
+            f" within {FILE_SECS:g} s; if it waits for a slow server, replace that by a double, or"
+            " by one inside `simulated_network`"
         )
 
     def _judge_end(self, happened: Collection[str]) -> None:
@@ -285,6 +311,8 @@ class ScheduleRun:
         while error is not None and error not in causes:
             if any(error is injected for injected in self._injected):
                 return True
+            if self.loses_connections and isinstance(error, ConnectionError):
+                return True
             if isinstance(error, BaseExceptionGroup):
                 errors = flattened([error])  # pyright: ignore[reportUnknownArgumentType]
                 return all(self._is_expected(inner, happened) for inner in errors)
@@ -295,6 +323,7 @@ class ScheduleRun:
     def _end_tasks(self) -> None:
         """Cancel the remaining tasks, so that they do not disturb the next run."""
         loop = self._loop
+        # A task may start others, or ignore a cancel; what is left then is dropped with the loop.
         for _ in range(10):
             tasks = asyncio.all_tasks(loop)
             if not tasks:
@@ -317,19 +346,20 @@ def _key(kind: str, name: str) -> str:
     return f"{kind}:{_SPACES.sub('_', name)}" if name else kind
 
 
-def _name(task: asyncio.Task[Any]) -> str:
+def _name(task: Task) -> str:
     name = task.get_name()
+    # The number of a task depends on what ran before this exploration.
     if name.startswith("Task-"):
         name = getattr(task.get_coro(), "__qualname__", name).rpartition(".")[2]
     return name
 
 
-def _task_place(task: asyncio.Task[Any]) -> str:
+def _task_place(task: Task) -> str:
     if all(map(is_library, task_wait(task).frames)):
         return _name(task)
     return f"{_name(task)} at {_line(task)}"
 
 
-def _line(task: asyncio.Task[Any]) -> str:
+def _line(task: Task) -> str:
     """Return the line of the user's code in which a task waits."""
     return (task_wait(task).where or "its beginning").partition(", in ")[0]

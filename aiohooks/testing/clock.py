@@ -43,9 +43,11 @@ class ManualClock:
         """Call `callback()`, in a copy of the current context, when the time has moved by
         `secs`.
         """
+        # Timers of the same time are called in the order in which they were made.
         self._count += 1
         in_context = functools.partial(contextvars.copy_context().run, callback)
-        timer = _Timer(self._now + max(0.0, secs), self._count, in_context)
+        when = self._now + max(0.0, secs)
+        timer = _Timer(when, self._count, in_context)
         heapq.heappush(self._timers, timer)
         return timer
 

@@ -8,6 +8,8 @@ unreliable    a function whose calls may be slow, fail, or lose their answer whi
 choose        one of several values: the first, or another where the schedule says so
 may_happen    a function that may be called at any wait
 always        a check that must hold at every wait
+
+`simulated_network` is a network for streams.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ import os
 import random
 import re
 import signal
-import sys
 import tempfile
 import threading
 import traceback
@@ -43,13 +44,21 @@ from aiohooks._core.validate import (
     is_coroutine_function,
 )
 from aiohooks.errors import InvalidArgumentError, flattened, safe_repr
-from aiohooks.testing._schedule_loop import NumberedTask, Place, Schedule
-from aiohooks.testing._schedule_run import DELAYS, EVENTS, Kill, ScheduleRun, current_run
-from aiohooks.testing.leaks import describe_unraisable
+from aiohooks.testing._schedule import Place, Priorities, Schedule
+from aiohooks.testing._schedule_loop import NumberedTask
+from aiohooks.testing._schedule_run import (
+    DELAYS,
+    EVENTS,
+    Call,
+    Kill,
+    Program,
+    ScheduleRun,
+    current_run,
+)
+from aiohooks.testing.leaks import collected_from_finalizers
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Program = Callable[..., Awaitable[Any]]
 Disturbance = Literal[
     "order", "slow", "failure", "choice", "cancel", "timeout", "stop", "signal", "event", "kill"
 ]
@@ -64,6 +73,10 @@ _RATES = {
 """How often these happen where they can; a seed chooses one rate for each kind. Of `EVENTS`, a seed
 chooses up to two kinds, each of which happens about once.
 """
+_PRIORITIES_RATE = 0.5
+"""How many of the schedules order tasks by priorities, and not at a rate."""
+_MOST_CHANGES = 3
+_KILL_RATE = 0.3
 _MOST_SHRINKING = 400
 _REPLAYED = re.compile(r"([^@\s]+)@(\d+)=(\d+)")
 
@@ -102,9 +115,10 @@ async def explore(
 
     Example: `await explore(transfer_between_accounts, seeds=500)`.
 
-    The disturbances: `"order"`, tasks that can run next change places; `"slow"`, time passes before
-    a step of a task, or in a call of an `unreliable` function; `"failure"`, such a call fails, or
-    its answer is lost; `"choice"`, a `choose` has another result than its first; `"cancel"`, the
+    The disturbances: `"order"`, tasks that can run next change places, at random or by priorities
+    that change a few times (PCT); `"slow"`, time passes before a step of a task, in a call of an
+    `unreliable` function or in a `simulated_network`; `"failure"`, such a call fails, or its answer
+    or connection is lost; `"choice"`, a `choose` has another result than its first; `"cancel"`, the
     program is cancelled while it waits, perhaps again; `"timeout"`, its time limit ends; `"stop"`,
     a stop of its open sessions is requested; `"signal"`, it gets a SIGINT or SIGTERM that it
     handles; `"event"`, something happens that the program says `may_happen`; `"kill"`, its process
@@ -151,7 +165,7 @@ async def explore(
         numbers = [checked_int(seed, "a seed") for seed in seeds]
     if exhaust is not None:
         checked_int(exhaust, "exhaust", 1)
-    kinds = (disturb,) if isinstance(disturb, str) else tuple(disturb)
+    kinds = [disturb] if isinstance(disturb, str) else [*disturb]
     for kind in kinds:
         check_choice(kind, "a kind in disturb", *DISTURBANCES)
     replayed = None if replay is None else _parsed(replay)
@@ -171,7 +185,8 @@ async def explore(
 
 
 def unreliable(
-    function: Callable[P, Awaitable[T]], *errors: Callable[[], Exception]
+    function: Callable[P, Awaitable[T]],
+    *errors: Callable[[], Exception],
 ) -> Callable[P, Coroutine[Any, Any, T]]:
     """Return a coroutine function that does the same, and whose calls may be slow or fail while a
     program is explored.
@@ -190,10 +205,16 @@ def unreliable(
         if run is None:
             return await function(*args, **keywords)
         name = getattr(function, "__qualname__", repr(function))
-        await sleep(run.choose("slow", DELAYS, lambda secs: f"a call of {name} takes {secs:g} s"))
+        delay = run.choose(
+            "slow",
+            DELAYS,
+            lambda secs: f"a call of {name} takes {secs:g} s",
+        )
+        await sleep(delay)
         failures: list[_Failure | None] = [None]
         for error in errors:
-            failures += [_Failure(error, is_late=False), _Failure(error, is_late=True)]
+            failures.append(_Failure(error, is_late=False))
+            failures.append(_Failure(error, is_late=True))
         failure = run.choose("failure", failures, lambda failure: f"a call of {name} {failure}")
         if failure is None:
             return await function(*args, **keywords)
@@ -212,7 +233,9 @@ class _Failure(NamedTuple):
 
     def __str__(self) -> str:
         name = getattr(self.make_error, "__name__", "an error")
-        return f"fails with {name}{' after it was made' if self.is_late else ''}"
+        if self.is_late:
+            return f"fails with {name} after it was made"
+        return f"fails with {name}"
 
 
 def choose(first: T, *others: T, name: str = "") -> T:
@@ -230,11 +253,14 @@ def choose(first: T, *others: T, name: str = "") -> T:
     if run is None:
         return first
     return run.choose(
-        "choice", (first, *others), lambda value: f"{name or 'chosen'}: {safe_repr(value)}", name
+        "choice",
+        (first, *others),
+        lambda value: f"{name or 'chosen'}: {safe_repr(value)}",
+        name,
     )
 
 
-def may_happen(event: Callable[[], object], name: str = "") -> AbstractContextManager[None]:
+def may_happen(event: Call, name: str = "") -> AbstractContextManager[None]:
     """Say what may happen at any wait while the block is active, in an exploration.
 
     Example: `with may_happen(server.drop_connections): ...`.
@@ -247,10 +273,12 @@ def may_happen(event: Callable[[], object], name: str = "") -> AbstractContextMa
     run = current_run.get()
     if run is None:
         return contextlib.nullcontext()
-    return _member(run.events, (event, name or getattr(event, "__name__", "event")))
+    if not name:
+        name = getattr(event, "__name__", "event")
+    return _member(run.events, (event, name))
 
 
-def always(check: Callable[[], object]) -> AbstractContextManager[None]:
+def always(check: Call) -> AbstractContextManager[None]:
     """Call `check` at every wait while the block is active, in an exploration; it asserts what must
     always hold.
 
@@ -291,21 +319,33 @@ class _Explorer:
 
     def explore_seeds(self, seeds: Iterable[int]) -> None:
         """Explore the schedule without a disturbance, and random ones."""
-        steps = self.explore(Schedule(), "the first run").steps
+        first = self.explore(Schedule(), "the first run")
+        steps = max(first.steps, 1)
+        decisions = first.schedule.counts.get("order", 1)
         for seed in seeds:
-            self.explore(self._random_schedule(seed, steps), f"seed {seed}")
+            self.explore(self._random_schedule(seed, steps, decisions), f"seed {seed}")
 
-    def _random_schedule(self, seed: int, steps: int) -> Schedule:
-        """Return the schedule of a seed, for a program that takes about so many steps."""
+    def _random_schedule(self, seed: int, steps: int, decisions: int) -> Schedule:
+        """Return the schedule of a seed, for a program that takes about so many steps of tasks, and
+        decisions about their order.
+        """
         generator = random.Random(seed)
         rates = {kind: generator.choice(rates) for kind, rates in _RATES.items()}
-        events = [kind for kind in EVENTS if kind in self._kinds]
-        events = generator.sample(events, min(generator.choice((0, 1, 1, 2)), len(events)))
-        if "kill" in self._kinds and generator.random() < 0.3:
+        possible = [kind for kind in EVENTS if kind in self._kinds]
+        most = generator.choice((0, 1, 1, 2))
+        events = generator.sample(possible, min(most, len(possible)))
+        if "kill" in self._kinds and generator.random() < _KILL_RATE:
             events.append("kill")
         for kind in events:
-            rates[kind] = generator.choice((0.5, 1, 2)) / max(steps, 1)
-        return Schedule(seed, {kind: rate for kind, rate in rates.items() if kind in self._kinds})
+            # It may happen at every step, and should happen about once.
+            rates[kind] = generator.choice((0.5, 1, 2)) / steps
+        rates = {kind: rate for kind, rate in rates.items() if kind in self._kinds}
+        priorities = None
+        # Neither is best for all bugs, so half of the schedules use each.
+        if "order" in rates and generator.random() < _PRIORITIES_RATE:
+            changes = generator.randint(0, _MOST_CHANGES)
+            priorities = Priorities(generator, changes, decisions)
+        return Schedule(seed, rates, priorities=priorities)
 
     def explore_all(self, most: int) -> None:
         """Explore all schedules with so many disturbances at most, those with fewer first."""
@@ -321,6 +361,7 @@ class _Explorer:
                             Schedule(choices=choices, noted=self._kinds),
                             f"schedule {self.schedules}",
                         )
+                        # A choice has no place if an earlier one has changed what the program does.
                         was_possible = len(run.schedule.taken) == len(choices)
                         if was_possible:
                             longer.append(run.schedule)
@@ -342,59 +383,58 @@ class _Explorer:
         return run
 
     def _run(self, schedule: Schedule) -> ScheduleRun:
-        if not self._takes_directory:
-            return self._execute(self._program, schedule)
-        with tempfile.TemporaryDirectory(prefix="aiohooks-explore-") as directory:
-            program = functools.partial(self._program, Path(directory))
-            if not schedule.may_choose("kill"):
-                return self._execute(program, schedule)
-            disturbances = self._run_in_child(program, schedule)
-            if disturbances:
-                run = self._execute(program, Schedule())
-                for kind, number, choice, note in disturbances:
-                    run.schedule.taken[kind, number] = choice
-                    run.notes[kind, number] = note
+        if schedule.may_choose("kill"):
+            run = self._run_killed(schedule)
+            if run is not None:
                 return run
-        return self._run(schedule.without("kill"))
+        with self._in_directory() as program:
+            return self._execute(program, schedule)
+
+    @contextlib.contextmanager
+    def _in_directory(self) -> Generator[Program]:
+        """Give the program an empty directory, if it takes one."""
+        if not self._takes_directory:
+            yield self._program
+            return
+        with tempfile.TemporaryDirectory(prefix="aiohooks-explore-") as directory:
+            yield functools.partial(self._program, Path(directory))
 
     def _execute(
-        self, program: Program, schedule: Schedule, kill: Kill | None = None
+        self,
+        program: Program,
+        schedule: Schedule,
+        kill: Kill | None = None,
     ) -> ScheduleRun:
         run = ScheduleRun(schedule, kill)
         run.execute(program, self.errors)
         return run
 
-    def _run_in_child(
-        self, program: Program, schedule: Schedule
-    ) -> list[tuple[str, int, int, str]]:
-        """Run the program in a process that may be killed.
+    def _run_killed(self, schedule: Schedule) -> ScheduleRun | None:
+        """Run the program until its process is killed, and again with its files.
 
-        Return the disturbances up to the kill, with notes; an empty list if there was no kill.
+        Return the second run, with the disturbances up to the kill; or None, if there was no kill.
         """
-        # A kill must not end the explorer, so the program runs in a fork of it. Its files remain
-        # in the directory, for the next run.
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-
-            def kill(run: ScheduleRun) -> None:
-                disturbances = [
-                    (*place, choice, run.notes.get(place, ""))
-                    for place, choice in run.schedule.taken.items()
-                ]
-                with open(writer, "w") as file:
-                    json.dump(disturbances, file)
-                os._exit(0)
-
-            try:
-                self._execute(program, schedule, kill)
-            finally:
-                os._exit(0)
-        os.close(writer)
-        with open(reader) as file:
-            disturbances: list[tuple[str, int, int, str]] = json.loads(file.read() or "[]")
-        os.waitpid(child, 0)
-        return disturbances
+        with self._in_directory() as program:
+            # A kill must not end the explorer, so the program runs in a fork of it.
+            reader, writer = os.pipe()
+            child = os.fork()
+            if child == 0:
+                try:
+                    self._execute(program, schedule, functools.partial(_exit_process, writer))
+                finally:
+                    os._exit(0)
+            os.close(writer)
+            with open(reader) as file:
+                disturbances = file.readlines()
+            os.waitpid(child, 0)
+            if not disturbances:
+                return None
+            run = self._execute(program, Schedule())
+            for line in disturbances:
+                key, number, choice, note = json.loads(line)
+                run.schedule.taken[key, number] = choice
+                run.notes[key, number] = note
+            return run
 
     def _report(self, run: ScheduleRun, how: str) -> None:
         again = self._run(Schedule(choices=run.schedule.taken))  # for its notes
@@ -405,11 +445,9 @@ class _Explorer:
         lines += [f"  also {problem}" for problem in others]
         lines += [f"  disturbed: {note}" for _, note in sorted(again.notes.items())]
         if run.error is not None:
-            frames = traceback.extract_tb(flattened([run.error])[0].__traceback__)
-            lines += [
-                f"  raised in {frame.name} ({frame.filename}:{frame.lineno})"
-                for frame in frames[-1:]
-            ]
+            error = flattened([run.error])[0]
+            for frame in traceback.extract_tb(error.__traceback__)[-1:]:
+                lines.append(f"  raised in {frame.name} ({frame.filename}:{frame.lineno})")
         lines += [f"  {wait}" for wait in run.waits]
         if _kind(again) != _kind(run):
             lines.append(
@@ -432,7 +470,8 @@ class _Explorer:
                     del choices[place]
                 tries += 1
                 smaller = self._run(Schedule(choices=choices))
-                if _kind(smaller) == _kind(run) and len(smaller.schedule.taken) < len(places):
+                is_smaller = len(smaller.schedule.taken) < len(places)
+                if is_smaller and _kind(smaller) == _kind(run):
                     run = smaller
                     break
             else:
@@ -440,8 +479,18 @@ class _Explorer:
         return run
 
 
-def _kind(run: ScheduleRun) -> tuple[list[str], type | None]:
-    return [problem.partition(":")[0] for problem in run.problems[:1]], type(run.error)
+def _exit_process(writer: int, run: ScheduleRun) -> None:
+    """Write the disturbances to a pipe, and end this process without any cleanup."""
+    with open(writer, "w") as file:
+        for (key, number), choice in run.schedule.taken.items():
+            note = run.notes.get((key, number), "")
+            print(json.dumps([key, number, choice, note]), file=file)
+    os._exit(0)
+
+
+def _kind(run: ScheduleRun) -> tuple[str, type | None]:
+    problem = run.problems[0] if run.problems else ""
+    return problem.partition(":")[0], type(run.error)
 
 
 def _parsed(replay: str) -> dict[Place, int]:
@@ -514,16 +563,13 @@ def _quiet(errors: list[str]) -> Generator[None]:
             stack.callback(gc.unfreeze)
             gc.collect()
         gc.freeze()
-        stack.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
-        sys.unraisablehook = lambda unraisable: errors.append(describe_unraisable(unraisable))
         stack.callback(setattr, cancel, "make_task", cancel.make_task)
         cancel.make_task = NumberedTask
-        stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(collected_from_finalizers(errors))
+        # Python warns of the fork for a kill. The child leaves threads alone.
         warnings.filterwarnings(
-            "error", message="coroutine .* was never awaited", category=RuntimeWarning
-        )
-        warnings.simplefilter("error", ResourceWarning)
-        warnings.filterwarnings(
-            "ignore", message=".*fork.* may lead to deadlocks", category=DeprecationWarning
+            "ignore",
+            message=".*fork.* may lead to deadlocks",
+            category=DeprecationWarning,
         )
         yield

@@ -45,6 +45,8 @@ _MOST_WAITS = 2_000
 _NO_PAUSES = RecoveryPolicy(backoff=Backoff(initial_secs=0))
 _SHARED_ANSWERS = ("none", "first", "chain", "together", "merge")
 """Ways in which a result of None changes nothing for the other hooks."""
+_Method = Callable[..., Any]
+_Calls = Coroutine[Any, Any, Any]
 _Faults = Mapping[tuple[str, int], BaseException | Callable[[], Any]]
 """What another hook raises or calls, by method and number of the call."""
 _NO_FAULTS: _Faults = {}
@@ -85,7 +87,8 @@ class _SessionCase(NamedTuple):
             before = RecordingHook("before", suspend=suspend)
             after = RecordingHook("after", suspend=suspend)
             hooks = [before, hook, FaultInjectionHook(faults), *others, after]
-        async with AsyncMonitoredSession(self.make_source(), hooks, recovery=_NO_PAUSES) as session:
+        made = AsyncMonitoredSession(self.make_source(), hooks, recovery=_NO_PAUSES)
+        async with made as session:
             for _ in range(runs):
                 if session.should_stop():  # the hook may stop it
                     break
@@ -102,17 +105,23 @@ class _GroupCase(NamedTuple):
     def methods(self, hook: Any) -> dict[str, Point]:
         """Return the methods of the hook: those of `calls`, then the others of its class."""
         interface = interface_of(self.make_group([hook]))
-        points = {point.name: point for point in interface.implemented(registration_of(hook).hook)}
-        unknown = sorted(self.calls.keys() - points)
-        if unknown:
-            raise InvalidArgumentError(
-                f"calls has {unknown[0]!r}, which is no method of {hook!r};"
-                f" {did_you_mean(unknown[0], points)}"
-            )
-        return {name: points[name] for name in (*self.calls, *interface.members) if name in points}
+        implemented = interface.implemented(registration_of(hook).hook)
+        points = {point.name: point for point in implemented}
+        for name in self.calls:
+            if name not in points:
+                raise InvalidArgumentError(
+                    f"calls has {name!r}, which is no method of {hook!r};"
+                    f" {did_you_mean(name, points)}"
+                )
+        given = {name: points[name] for name in self.calls}
+        return given | points
 
     async def make_calls(
-        self, hook: Any, faults: _Faults = _NO_FAULTS, *, suspend: bool | None = True
+        self,
+        hook: Any,
+        faults: _Faults = _NO_FAULTS,
+        *,
+        suspend: bool | None = True,
     ) -> None:
         """Make all calls of the hook, alone if `suspend` is None, or between others, which suspend
         or not.
@@ -120,6 +129,7 @@ class _GroupCase(NamedTuple):
         points = self.methods(hook)
         shared = [point for point in points.values() if point.how in _SHARED_ANSWERS]
         hooks = [hook]
+        # Where a result of None would count, such as in "wrap", the hook is alone.
         if suspend is not None and shared:
             before = _other_hook(shared, faults, suspend)
             hooks = [before, hook, _other_hook(shared, _NO_FAULTS, suspend)]
@@ -127,7 +137,7 @@ class _GroupCase(NamedTuple):
             for name, point in points.items():
                 await self._call(getattr(group.hooks, name), point)
 
-    async def _call(self, method: Callable[..., Any], point: Point) -> None:
+    async def _call(self, method: _Method, point: Point) -> None:
         arguments = self._arguments(point, inspect.signature(method))
         try:
             answer = method(*arguments.args, **arguments.kwargs)
@@ -145,6 +155,7 @@ class _GroupCase(NamedTuple):
     def _arguments(self, point: Point, signature: inspect.Signature) -> inspect.BoundArguments:
         """Return the arguments of a call: of the author, or None for each that is needed."""
         arguments = self.calls.get(point.name)
+        is_guessed = arguments is None
         if arguments is None:
             arguments = [
                 None
@@ -153,7 +164,7 @@ class _GroupCase(NamedTuple):
                 and parameter.kind < parameter.VAR_POSITIONAL
             ]
         try:
-            if point.name not in self.calls and point.calls_next:
+            if is_guessed and point.calls_next:
                 raise TypeError("one of them calls the next hook")
             if isinstance(arguments, Mapping):
                 return signature.bind(**arguments)
@@ -172,7 +183,7 @@ _Case = _SessionCase | _GroupCase
 def _other_hook(points: Iterable[Point], faults: _Faults, suspend: bool) -> Any:
     """Return a hook with these methods, which return None."""
 
-    def method_of(point: Point) -> Callable[..., Any]:
+    def method_of(point: Point) -> _Method:
         def call_plain(*_: object, **__: object) -> None:
             fault = faults.get((point.name, 1))
             if isinstance(fault, BaseException):
@@ -221,7 +232,10 @@ async def works_again(case: _Case) -> None:
 
 async def recovers(case: _SessionCase) -> None:
     """The session recovers from errors of other hooks, before and after a commit, and continues."""
-    faults = {(phase, 2): AbortedError("lost") for phase in ("before_run", "after_run")}
+    faults: _Faults = {
+        ("before_run", 2): AbortedError("lost"),
+        ("after_run", 2): AbortedError("lost"),
+    }
     await case.make_calls(case.make(), faults)
 
 
@@ -231,21 +245,21 @@ async def leaves_errors_alone(case: _Case) -> None:
     """
     for phase in case.methods(case.make()):
         expected = OSError(f"of another hook, in {phase}")
+        raised: BaseException | None = None
         try:
             await case.make_calls(case.make(), {(phase, 1): expected})
         except BaseException as error:
-            notes = [note for note in getattr(error, "__notes__", ()) if note[:8] == "and then"]
-            if error is not expected or notes:
-                raise AssertionError(
-                    f"{expected!r} was to be raised alone, and {error!r} {' '.join(notes)} came out"
-                ) from error
-        else:
-            # An error without a traceback was never raised: the method was not called.
-            was_raised = expected.__traceback__ is not None
-            if was_raised:
-                raise AssertionError(
-                    f"{expected!r} was raised by another hook and reached no caller"
-                )
+            raised = error
+        # An error without a traceback was never raised: the method was not called.
+        was_made = expected.__traceback__ is not None
+        if raised is None and was_made:
+            raise AssertionError(f"{expected!r} was raised by another hook and reached no caller")
+        # Groups add a note for each error of another hook that came later.
+        notes = [note for note in getattr(raised, "__notes__", ()) if note.startswith("and then")]
+        if raised is not None and (raised is not expected or notes):
+            raise AssertionError(
+                f"{expected!r} was to be raised alone, and {raised!r} {' '.join(notes)} came out"
+            ) from raised
 
 
 async def passes_on_cancels(case: _Case) -> None:
@@ -255,7 +269,11 @@ async def passes_on_cancels(case: _Case) -> None:
     # Alone its calls may run in the task of the caller; beside others they have tasks.
     for suspend in (None, True):
         await _interrupt_each_wait(
-            case, "cancelled", lambda task: task.cancel(), suspend=suspend, is_cancel=True
+            case,
+            "cancelled",
+            lambda task: task.cancel(),
+            suspend=suspend,
+            is_cancel=True,
         )
 
 
@@ -342,7 +360,8 @@ class _Waits:
         """Count the waits in the methods of the hook, which may run in tasks of their own."""
         for name in names:
             method = getattr(hook, name)
-            if not LIFECYCLE.overrides(hook, name) or not is_coroutine_function(method):
+            is_overridden = LIFECYCLE.overrides(hook, name)
+            if not is_overridden or not is_coroutine_function(method):
                 continue
             counted = self._counted_method(method, f"in its {name}")
             try:
@@ -354,19 +373,19 @@ class _Waits:
                 subclass = metaclass(kind.__name__, (kind,), attributes)
                 object.__setattr__(hook, "__class__", subclass)
 
-    def _counted_method(self, method: Callable[..., Any], place: str) -> Callable[..., Any]:
+    def _counted_method(self, method: _Method, place: str) -> _Method:
         @functools.wraps(method)
         async def call(*args: Any, **keywords: Any) -> Any:
             return await self.counted(method(*args, **keywords), place)
 
         return call
 
-    async def counted(self, coro: Coroutine[Any, Any, Any], place: str) -> Any:
+    async def counted(self, coro: _Calls, place: str) -> Any:
         """Await a coroutine, and count its waits."""
         return await self._resume(coro, place)
 
     @types.coroutine
-    def _resume(self, coro: Coroutine[Any, Any, Any], place: str) -> Generator[Any, Any, Any]:
+    def _resume(self, coro: _Calls, place: str) -> Generator[Any, Any, Any]:
         error: BaseException | None = None
         while True:
             try:
@@ -413,7 +432,8 @@ async def restores_context_variables(case: _Case) -> None:
                 old_value = before.run(variable.get)  # or its default
             except LookupError:
                 old_value = "not set"
-            if not (variable.name.startswith("aiohooks") or _same(old_value, value)):
+            is_own = variable.name.startswith("aiohooks")
+            if value is not old_value and not is_own:
                 raise AssertionError(
                     f"context variable {variable.name!r} was {old_value!r}, and is {value!r}"
                     " afterwards; reset it"
@@ -454,15 +474,19 @@ def _same(first: Any, second: Any) -> bool:
     states = (first, second)
     if all(isinstance(state, dict) for state in states):
         return first.keys() == second.keys() and all(
-            _same(value, second[key]) for key, value in first.items()
+            _same(first[key], second[key]) for key in first
         )
+    # A checkpoint may restore a tuple as a list.
     if all(isinstance(state, (list, tuple)) for state in states):
         return len(first) == len(second) and all(map(_same, first, second))
-    equal: Any = (first == second) | ((first != first) & (second != second))
-    return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
+    both_nan: Any = (first != first) & (second != second)
+    equal: Any = (first == second) | both_nan
+    if hasattr(equal, "all"):
+        equal = equal.all()
+    return bool(equal)
 
 
-_Check = Callable[[Any], Coroutine[Any, Any, None]]
+_Check = Callable[[Any], _Calls]
 _CHECKS: dict[str, _Check] = by_name(
     ends_cleanly,
     ends_without_a_run,

@@ -36,7 +36,7 @@ import traceback
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from aiohooks._core import cancel
@@ -110,6 +110,7 @@ class no_leaks:
         pending_cancel: asyncio.CancelledError | None = None
         try:
             leaks = _immediate_leaks(self._before)
+            # A cancel in these ticks is for the caller, and must not hide a leak.
             for _ in range(_TICKS):
                 try:
                     await asyncio.sleep(0)
@@ -144,16 +145,7 @@ class no_leaks:
         loop.set_exception_handler(
             lambda _, context: self._errors.append(describe_context(context))
         )
-
-        self._restore.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
-        sys.unraisablehook = lambda unraisable: self._errors.append(describe_unraisable(unraisable))
-
-        # As errors, these warnings of finalizers arrive at the hook above.
-        self._restore.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings(
-            "error", message="coroutine .* was never awaited", category=RuntimeWarning
-        )
-        warnings.simplefilter("error", ResourceWarning)
+        self._restore.enter_context(collected_from_finalizers(self._errors))
 
         firstiter, finalizer = sys.get_asyncgen_hooks()
 
@@ -193,7 +185,8 @@ class _State:
 def _immediate_leaks(before: _State) -> list[str]:
     """Return the leaks that count as soon as the block is left."""
     task = current_task()
-    leaks = [describe_task(leaked) for leaked in asyncio.all_tasks() - before.tasks - {task}]
+    new_tasks = asyncio.all_tasks() - before.tasks - {task}
+    leaks = [describe_task(leaked) for leaked in new_tasks]
     if task.cancelling() != before.cancelling:
         leaks.append(f"cancelling() of the task was {before.cancelling} and is {task.cancelling()}")
     for store, old in before.stores:
@@ -247,8 +240,8 @@ def open_files() -> dict[int, str]:
         for number in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # the listing's own descriptor
                 target = os.readlink(f"/proc/self/fd/{number}")
-                is_kept = _SHARED_LIBRARY.search(target) or (has_uvloop and target == os.devnull)
-                if not is_kept:
+                is_kept_by_uvloop = has_uvloop and target == os.devnull
+                if not is_kept_by_uvloop and not _SHARED_LIBRARY.search(target):
                     files[int(number)] = target
     return files
 
@@ -308,14 +301,37 @@ def describe_task(task: asyncio.Task[Any]) -> str:
     return f"task {task.get_name()!r} still runs, {started}waits at {waits}"
 
 
+@contextlib.contextmanager
+def collected_from_finalizers(errors: list[str]) -> Generator[None]:
+    """Collect the errors of finalizers, and coroutines and resources that these find forgotten."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: errors.append(describe_unraisable(unraisable))
+    try:
+        # As errors, the warnings of finalizers arrive at the hook.
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "error",
+                message="coroutine .* was never awaited",
+                category=RuntimeWarning,
+            )
+            warnings.simplefilter("error", ResourceWarning)
+            yield
+    finally:
+        sys.unraisablehook = hook
+
+
 def describe_context(context: Mapping[str, Any]) -> str:
     """Describe the argument of a loop's exception handler."""
-    owner = context.get("task") or context.get("future") or context.get("handle")
-    objects = [repr(item) for item in (owner, context.get("exception")) if item is not None]
-    return ": ".join([str(context.get("message", "an error in the loop")), *objects])
+    objects = [
+        repr(context[key])
+        for key in ("task", "future", "handle", "exception")
+        if context.get(key) is not None
+    ]
+    message = str(context.get("message", "an error in the loop"))
+    return ": ".join([message, *objects])
 
 
 def describe_unraisable(unraisable: Any) -> str:
     """Describe the argument of `sys.unraisablehook`."""
-    error = unraisable.exc_type if unraisable.exc_value is None else unraisable.exc_value
+    error = unraisable.exc_value or unraisable.exc_type
     return f"{unraisable.err_msg or 'unreported error in'} {unraisable.object!r}: {error!r}"

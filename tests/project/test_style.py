@@ -19,7 +19,9 @@ MAY_SLEEP = tuple(
     ROOT / "tests" / one
     for one in (
         "benchmarks",
+        "testing/explored_programs.py",
         "testing/test_exploration.py",
+        "testing/test_network.py",
         "fuzz/explored",
         "fuzz/random_programs",
     )

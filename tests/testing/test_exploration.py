@@ -7,14 +7,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,241 +32,31 @@ from aiohooks.testing import (
     may_happen,
     unreliable,
 )
-from aiohooks.testing.exploration import DISTURBANCES, Disturbance
-
-Program = Callable[..., Awaitable[Any]]
-DEFECTS: dict[str, tuple[str, Program, list[Disturbance]]] = {}
-
-
-def defect(problem: str, *without: Disturbance) -> Callable[[Program], Program]:
-    """Add a program in which `explore` has to find a problem that begins so, where no others
-    distract it.
-    """
-
-    def add(program: Program) -> Program:
-        DEFECTS[program.__name__] = (
-            problem,
-            program,
-            [one for one in DISTURBANCES if one not in without],
-        )
-        return program
-
-    return add
-
-
-@defect("an error: AssertionError", "failure")
-async def a_lost_update() -> None:
-    balance = 0
-
-    async def add(delay: int) -> None:
-        nonlocal balance
-        for _ in range(delay):
-            await asyncio.sleep(0)
-        before = balance
-        await asyncio.sleep(0)
-        balance = before + 1
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(add(0))
-        group.create_task(add(3))
-    assert balance == 2
-
-
-@defect("a deadlock")
-async def two_locks_in_another_order() -> None:
-    first, second = asyncio.Lock(), asyncio.Lock()
-
-    async def use(one: asyncio.Lock, other: asyncio.Lock, secs: float) -> None:
-        await asyncio.sleep(secs)
-        async with one:
-            await asyncio.sleep(0)
-            async with other:
-                pass
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(use(first, second, 0))
-        group.create_task(use(second, first, 0.01))
-
-
-@defect("a cancel was lost", "timeout")
-async def a_cancel_swallowed_in_a_finally() -> None:
-    background = asyncio.create_task(asyncio.sleep(100))
-    try:
-        await asyncio.sleep(1)
-    finally:
-        background.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await background
-            await asyncio.sleep(0)
-
-
-@defect("a time limit was lost", "cancel")
-async def a_time_limit_swallowed() -> None:
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.sleep(1)
-
-
-@defect("tasks are left: sleep")
-async def a_forgotten_cleanup() -> None:
-    background = asyncio.create_task(asyncio.sleep(100))
-    await asyncio.sleep(1)
-    background.cancel()
-    await asyncio.wait([background])
-
-
-@defect("a cancel was invented")
-async def a_cancel_of_its_own() -> None:
-    with contextlib.suppress(TimeoutError):
-        await unreliable(asyncio.sleep, TimeoutError)(1)
-        return
-    raise asyncio.CancelledError
-
-
-@defect("an error was lost: Task exception was never retrieved")
-async def an_error_not_retrieved() -> None:
-    async def fail() -> None:
-        raise ValueError("not retrieved")
-
-    await asyncio.wait([asyncio.create_task(fail())])
-
-
-@defect("an error was lost: ")
-async def a_coroutine_not_awaited() -> None:
-    asyncio.sleep(1)  # type: ignore[unused-coroutine]
-
-
-@defect("an error: AssertionError")
-async def an_answer_lost_and_the_call_repeated() -> None:
-    payments: list[int] = []
-
-    async def pay(amount: int) -> None:
-        payments.append(amount)
-
-    try:
-        await unreliable(pay, ConnectionError)(5)
-    except ConnectionError:
-        await pay(5)
-    assert payments == [5]
-
-
-@defect("an error: JSONDecodeError")
-async def a_file_written_in_place(folder: Path) -> None:
-    file = folder / "step.json"
-    step = json.loads(file.read_text()) if file.exists() else 0
-    with file.open("w") as out:
-        await asyncio.sleep(0)
-        out.write(json.dumps(step + 1))
-
-
-@defect("a session is left open")
-async def a_session_left_open() -> None:
-    session = ah.AsyncMonitoredSession(_step)
-    await session.__aenter__()
-    await session.run([])
-    await asyncio.sleep(1)
-
-
-@defect("it does not end")
-async def a_loop_without_an_end() -> None:
-    for _ in iter(int, 1):
-        await asyncio.sleep(0)
-
-
-@defect("it does not end")
-async def a_loop_that_swallows_its_cancels() -> None:
-    for _ in iter(int, 1):
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)
-
-
-@defect("a deadlock")
-async def a_timer_that_wakes_no_task() -> None:
-    def again() -> None:
-        asyncio.get_running_loop().call_later(1, again)
-
-    again()
-    await asyncio.Event().wait()
-
-
-@defect("a deadlock")
-async def a_timer_that_is_due_again_and_again() -> None:
-    def again() -> None:
-        asyncio.get_running_loop().call_later(0, again)
-
-    again()
-    await asyncio.Event().wait()
-
-
-@defect("a deadlock")
-async def a_file_that_is_never_read() -> None:
-    reader, writer = socket.socketpair()
-    with reader, writer:
-        writer.send(b"data")
-        asyncio.get_running_loop().add_reader(reader, lambda: None)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            asyncio.get_running_loop().remove_reader(reader)
-
-
-@defect("an error was lost: ")
-async def a_file_left_open(folder: Path) -> None:
-    (folder / "steps").open("w")
-    await asyncio.sleep(0)
-
-
-@defect("an error: ValueError")
-async def an_answer_that_is_not_handled() -> None:
-    if choose(200, 404, 500, name="status") == 500:
-        raise ValueError
-
-
-@defect("it does not always hold: AssertionError")
-async def a_balance_that_is_wrong_for_a_while() -> None:
-    accounts = [5, 0]
-
-    def check() -> None:
-        assert sum(accounts) == 5
-
-    with always(check):
-        accounts[0] -= 1
-        await asyncio.sleep(0)
-        accounts[1] += 1
-
-
-@defect("an error: ConnectionError")
-async def a_connection_that_drops() -> None:
-    connected = True
-
-    def drop() -> None:
-        nonlocal connected
-        connected = False
-
-    with may_happen(drop):
-        await asyncio.sleep(1)
-    if not connected:
-        raise ConnectionError
-
-
-async def _step() -> dict[str, int]:
-    await asyncio.sleep(0.001)
-    return {"loss": 1}
+from aiohooks.testing.exploration import Disturbance
+from tests.testing.explored_programs import (
+    CORRECT,
+    DEFECTS,
+    Program,
+    _step,
+    a_file_written_in_place,
+    two_locks_in_another_order,
+)
 
 
 @pytest.mark.parametrize("name", DEFECTS)
 async def test_a_defect_is_found_made_small_and_repeated(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is found within 1,000 seeds, with three disturbances at most, and its replay finds the
+    """Each planted bug is found within 1,000 seeds, with few disturbances, and its replay finds the
     same again.
     """
-    problem, program, kinds = DEFECTS[name]
+    problem, program, kinds, most = DEFECTS[name]
     monkeypatch.setattr("aiohooks.testing._schedule_run._MOST_STEPS", 2_000)
     monkeypatch.setattr("aiohooks.testing._schedule_loop._MOST_TURNS", 2_000)
     with pytest.raises(ExplorationError) as found:
         await explore(program, disturb=kinds)
     assert str(found.value).startswith(problem)
-    assert len(found.value.replay.split()) <= 3
+    assert len(found.value.replay.split()) <= most
     with pytest.raises(ExplorationError) as again:
         await explore(program, replay=found.value.replay)
     assert str(again.value).startswith(problem)
@@ -409,52 +197,11 @@ async def test_groups_and_sessions_keep_their_promises(
     assert {*explored.disturbances} == kinds
 
 
-async def gathered_sleeps() -> None:
-    """Wait for several coroutines."""
-    await asyncio.gather(asyncio.sleep(0.1), asyncio.sleep(0.1), asyncio.sleep(0.2))
-
-
-async def a_queue_with_a_time_limit() -> None:
-    """Wait for an element that does not come, and end a task."""
-    timer = asyncio.create_task(asyncio.sleep(0.05))
-    try:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.Queue[int]().get(), 0.1)
-    finally:
-        timer.cancel()
-        await asyncio.wait([timer])
-
-
-async def cancelled_child() -> None:
-    """Cancel a task, and wait for its end."""
-    child = asyncio.create_task(asyncio.sleep(9))
-    try:
-        await asyncio.sleep(0.1)
-    finally:
-        child.cancel()
-        await asyncio.gather(child, return_exceptions=True)
-
-
-async def a_lock_in_a_task_group() -> None:
-    """Take turns."""
-    lock = asyncio.Lock()
-
-    async def use() -> None:
-        async with lock:
-            await asyncio.sleep(0.01)
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(3):
-            tasks.create_task(use())
-
-
-@pytest.mark.parametrize(
-    "program",
-    [gathered_sleeps, a_queue_with_a_time_limit, cancelled_child, a_lock_in_a_task_group],
-)
-async def test_a_correct_program_raises_no_alarm(program: Program) -> None:
+@pytest.mark.parametrize("name", CORRECT)
+async def test_a_correct_program_raises_no_alarm(name: str) -> None:
     """Tasks that a cancel has ended may finish in the turn in which the program ends."""
-    assert (await explore(program, seeds=500)).schedules == 501
+    program, kinds = CORRECT[name]
+    assert (await explore(program, seeds=300, disturb=kinds)).schedules == 301
 
 
 async def threads_that_need_the_loop() -> None:
@@ -485,6 +232,19 @@ async def test_time_stands_still_while_a_subprocess_works() -> None:
         assert output == b"1\n"
 
     await explore(program, seeds=2, disturb=["order"])
+
+
+async def test_a_wait_for_a_silent_server_says_what_to_do() -> None:
+    """A connection on which nothing comes is a deadlock, with a pointer to a simulated one."""
+
+    async def program() -> None:
+        reader, writer = socket.socketpair()
+        with reader, writer:
+            reader.setblocking(False)
+            await asyncio.get_running_loop().sock_recv(reader, 1)
+
+    with pytest.raises(ExplorationError, match=r"within 0\.2 s; .* inside `simulated_network`"):
+        await explore(program, seeds=1, disturb=["order"])
 
 
 async def test_all_problems_of_a_schedule_are_reported() -> None:

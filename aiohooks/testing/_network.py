@@ -1,0 +1,249 @@
+"""A network inside of an explored program: connections without sockets, which the schedule slows
+down, loses and partitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import itertools
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from aiohooks._core.clock import sleep
+from aiohooks.testing._schedule_run import DELAYS, Call, ScheduleRun, current_run
+
+_PARTITION_SECS = 30.0
+_ProtocolFactory = Callable[[], Any]
+
+
+@contextlib.contextmanager
+def simulated_network() -> Generator[None]:
+    """Let `asyncio.start_server` and `open_connection` use a simulated network while the block is
+    active, in an exploration.
+
+    Under `"slow"`, messages take time, and a partition holds all of them for 30 s. Under
+    `"failure"`, a connection is lost as one side writes: both sides get a `ConnectionResetError`,
+    and what was under way is gone. A server is found by its port, whatever the host. Options for
+    sockets and TLS are ignored. Outside of an exploration the block uses the real network.
+
+    Example: `with simulated_network(): await asyncio.open_connection("127.0.0.1", 80)`.
+    """
+    run = current_run.get()
+    if run is None:
+        yield
+        return
+    network = _Network(run)
+    # The functions for streams look these two up in the running loop.
+    methods = {
+        "create_connection": network.create_connection,
+        "create_server": network.create_server,
+    }
+    attributes = vars(asyncio.get_running_loop())
+    attributes.update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del attributes[name]
+
+
+class _Network:
+    """The servers, and what the schedule does to messages."""
+
+    def __init__(self, run: ScheduleRun) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.servers: dict[int, _Server] = {}
+        self._run = run
+        self._ports = itertools.count(49_152)
+        self._healed_at = 0.0
+
+    async def create_server(
+        self,
+        factory: _ProtocolFactory,
+        host: Any = None,
+        port: int | None = None,
+        **_: Any,
+    ) -> _Server:
+        port = port or next(self._ports)
+        if port in self.servers:
+            raise OSError(errno.EADDRINUSE, f"port {port} is in use")
+        server = _Server(self, factory, host or "127.0.0.1", port)
+        self.servers[port] = server
+        return server
+
+    async def create_connection(
+        self,
+        factory: _ProtocolFactory,
+        host: Any = None,
+        port: int = 0,
+        **_: Any,
+    ) -> tuple[_Transport, Any]:
+        # Clients of a partition wait as well, as those of a TCP connection do.
+        await sleep(self.arrival_time() - self.loop.time())
+        server = self.servers.get(port)
+        if server is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"no server listens at {host}:{port}")
+        own_address = (host, next(self._ports))
+        client = _Transport(self, factory(), own_address, server.address)
+        accepted = _Transport(self, server.factory(), server.address, own_address)
+        client.peer = accepted
+        accepted.peer = client
+        # The server's side first: its handler starts before the client returns, as with sockets.
+        for transport in (accepted, client):
+            transport.protocol.connection_made(transport)
+        return client, client.protocol
+
+    def arrival_time(self) -> float:
+        """Return when a message arrives that is sent now."""
+        now = self.loop.time()
+        is_partitioned = self._run.choose(
+            "slow",
+            (False, True),
+            lambda _: "a partition begins",
+            "partition",
+        )
+        if is_partitioned:
+            self._healed_at = now + _PARTITION_SECS
+        delay = self._run.choose(
+            "slow",
+            DELAYS,
+            lambda secs: f"a message takes {secs:g} s",
+            "message",
+        )
+        return max(now + delay, self._healed_at)
+
+    def connection_error(self) -> ConnectionError | None:
+        """Return the error with which a connection is lost now, if it is."""
+        is_lost = self._run.choose(
+            "failure",
+            (False, True),
+            lambda _: "a connection is lost",
+            "connection",
+        )
+        if not is_lost:
+            return None
+        self._run.loses_connections = True
+        return ConnectionResetError(errno.ECONNRESET, "the simulated network lost the connection")
+
+
+class _Server(asyncio.AbstractServer):
+    """The result of `asyncio.start_server`."""
+
+    def __init__(
+        self,
+        network: _Network,
+        factory: _ProtocolFactory,
+        host: Any,
+        port: int,
+    ) -> None:
+        self.factory = factory
+        self.address = (host, port)
+        self.sockets = (self,)  # programs ask these for the port that was chosen
+        self._network = network
+
+    def getsockname(self) -> tuple[Any, int]:
+        """Return the address, as the only item of `sockets`."""
+        return self.address
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._network.loop
+
+    def is_serving(self) -> bool:
+        return self in self._network.servers.values()
+
+    def close(self) -> None:
+        if self.is_serving():
+            del self._network.servers[self.address[1]]
+
+    async def start_serving(self) -> None:
+        """Do nothing: a server accepts connections from its beginning."""
+
+    async def serve_forever(self) -> None:
+        try:
+            await self._network.loop.create_future()
+        finally:
+            self.close()
+
+    async def wait_closed(self) -> None:
+        # It does not wait for connections, as on Python 3.11: their handlers are the program's.
+        await asyncio.sleep(0)
+
+
+class _Transport(asyncio.Transport):
+    """One end of a connection."""
+
+    peer: _Transport
+
+    def __init__(
+        self,
+        network: _Network,
+        protocol: Any,
+        address: tuple[Any, int],
+        peer_address: tuple[Any, int],
+    ) -> None:
+        super().__init__({"sockname": address, "peername": peer_address})
+        self.protocol = protocol
+        self._network = network
+        self._is_disconnected = False
+        self._under_way: deque[Call] = deque()
+        self._last_arrival = 0.0
+
+    def is_closing(self) -> bool:
+        return self._is_disconnected
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._is_disconnected:
+            return
+        error = self._network.connection_error()
+        if error is None:
+            self._send(functools.partial(self.peer._receive, bytes(data)))
+            return
+        for end in (self, self.peer):
+            # Also what was written before, and has not arrived, is gone.
+            end._under_way.clear()
+            end._disconnect(error)
+
+    def write_eof(self) -> None:
+        self._send(self.peer._receive_eof)
+
+    def close(self) -> None:
+        if not self._is_disconnected:
+            self.write_eof()
+            self._disconnect(None)
+
+    def abort(self) -> None:
+        self.close()
+
+    def _send(self, receive: Call) -> None:
+        self._under_way.append(receive)
+        # A connection keeps the order of its bytes, so none arrives before an earlier one.
+        self._last_arrival = max(self._last_arrival, self._network.arrival_time())
+        self._network.loop.call_at(self._last_arrival, self._deliver)
+
+    def _deliver(self) -> None:
+        # Timers of the same time have no order, so the first message arrives, whichever fires.
+        if self._under_way:
+            receive = self._under_way.popleft()
+            receive()
+
+    def _receive(self, message: bytes) -> None:
+        if self._is_disconnected:
+            self.peer._disconnect(ConnectionResetError(errno.ECONNRESET, "the peer has closed"))
+        else:
+            self.protocol.data_received(message)
+
+    def _receive_eof(self) -> None:
+        if not self._is_disconnected and not self.protocol.eof_received():
+            self.close()
+
+    def _disconnect(self, error: Exception | None) -> None:
+        if not self._is_disconnected:
+            self._is_disconnected = True
+            self._network.loop.call_soon(self.protocol.connection_lost, error)
