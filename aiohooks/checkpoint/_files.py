@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import stat
 import sys
@@ -33,6 +34,7 @@ _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 # Small pieces let other threads run, and stay in the cache of the processor for their checksum.
 _PIECE_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 16
 
 # Errors of open and read that mean the entry is damaged. All others are trouble of this process
 # (permissions, limits) and say nothing about the checkpoint.
@@ -270,8 +272,8 @@ class Directory:
             reader.check(entry.crc32)
 
 
-class FileReader:
-    """Reads an open file, each byte once, from the beginning.
+class FileReader(io.BufferedReader):
+    """Reads an open file of `size` bytes, each byte once, from the beginning.
 
     Its methods raise `DamagedError` if the file ends early or is unreadable.
     """
@@ -282,36 +284,43 @@ class FileReader:
         fd: int,
         size: int,
     ) -> None:
-        self.size = size
-        self._fs = fs
-        self._fd = fd
-        self._unread = size
-        self._crc32 = 0
-
-    def read(self, size: int) -> bytes:
-        """Return the next `size` bytes, or the bytes up to the end of the file."""
-        data = bytearray(min(size, self._unread))
-        self.readinto(data)
-        return bytes(data)
-
-    def readinto(self, buffer: Any) -> None:
-        """Fill a buffer."""
-        rest = memoryview(buffer)
-        while rest:
-            with _damage_errors():
-                count: int = self._fs.readv(self._fd, [rest[:_PIECE_BYTES]])
-            if not count:
-                raise DamagedError(f"ends {self._unread} bytes early")
-            self._unread -= count
-            self._crc32 = zlib.crc32(rest[:count], self._crc32)
-            rest = rest[count:]
+        self.size: int = size
+        self._file = _OpenFile(fs, fd, size)
+        # For a checkpoint of many small arrays, a read of the system for each would take longer
+        # than all the rest.
+        super().__init__(self._file, max(1, min(size, _BUFFER_BYTES)))
 
     def check(self, crc32: int) -> None:
         """Read the rest; raise `DamagedError` if the file has another checksum."""
-        while self._unread:
-            self.read(_PIECE_BYTES)
-        if self._crc32 != crc32:
+        while self.read(_PIECE_BYTES):
+            pass
+        if self._file.crc32 != crc32:
             raise DamagedError("does not have the checksum in the manifest")
+
+
+class _OpenFile(io.RawIOBase):
+    """A file that another object closes; it has the checksum of what was read."""
+
+    def __init__(self, fs: Any, fd: int, size: int) -> None:
+        self.crc32 = 0
+        self._fs = fs
+        self._fd = fd
+        self._unread = size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = memoryview(buffer)[: min(_PIECE_BYTES, self._unread)]
+        if not piece:
+            return 0
+        with _damage_errors():
+            count: int = self._fs.readv(self._fd, [piece])
+        if not count:
+            raise DamagedError(f"ends {self._unread} bytes early")
+        self._unread -= count
+        self.crc32 = zlib.crc32(piece[:count], self.crc32)
+        return count
 
 
 class DirectoryLock:
