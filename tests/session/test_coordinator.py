@@ -121,64 +121,7 @@ async def test_what_ends_until(how: str) -> None:
     await cancel_and_wait(task)
 
 
-async def test_until_after_the_stop_does_not_begin() -> None:
-    """After a stop `until` raises immediately: a coroutine is closed without being started, a task
-    is left running.
-    """
-    coord, started = ah.Coordinator(), list[int]()
-    coord.request_stop("before")
-
-    async def start() -> None:
-        started.append(1)
-
-    task = asyncio.create_task(asyncio.sleep(0, 5))
-    for awaitable in (start(), task):
-        with refused(ah.StopRequestedError, "before"):
-            await coord.until(awaitable)
-    assert (await task, started) == (5, [])
-
-
-@pytest.mark.parametrize("answer", ["an error", "a result", "a result without a wait"])
-async def test_what_follows_the_stop(answer: str) -> None:
-    """A coroutine may answer its cancel with an error or a result of its own; nothing is left of
-    the cancel.
-    """
-    coord = ah.Coordinator()
-
-    async def ends() -> int:
-        coord.request_stop("enough")
-        if answer != "a result without a wait":
-            with contextlib.suppress(asyncio.CancelledError):
-                await forever()
-        if answer == "an error":
-            raise OSError("not yet")
-        return 5
-
-    if answer == "an error":
-        with pytest.raises(OSError, match="not yet"):
-            await coord.until(ends())
-    else:
-        assert await coord.until(ends()) == 5
-    await ticks()
-    assert cancels_left() == 0
-
-
 # -- threads and loops
-
-
-async def test_a_thread_wakes_every_wait() -> None:
-    """A stop from another thread ends `wait_for_stop`, `until` and `join` in the loop."""
-    coord = ah.Coordinator()
-    coord.start_soon(coord.wait_for_stop)
-    calls: list[Any] = [coord.wait_for_stop(), coord.until(forever()), coord.join()]
-    waits: list[asyncio.Task[Any]] = [await parked(one) for one in calls]
-    await asyncio.to_thread(coord.request_stop, "from the thread")
-    await asyncio.wait(waits)
-    assert (waits[0].result(), type(waits[1].exception()), waits[2].result()) == (
-        True,
-        ah.StopRequestedError,
-        None,
-    )
 
 
 @pytest.mark.parametrize(
@@ -257,71 +200,6 @@ async def test_tasks_have_names_and_results() -> None:
     await coord.join()
     assert (coord.joined, coord.should_stop(), coord.errors) == (True, False, [])
     assert repr(coord) == "<Coordinator running, tasks: none>"
-
-
-async def test_a_stop_does_not_interrupt_the_cleanup_of_a_cancelled_task() -> None:
-    """The task has one reason to end, and its wait in `until` has none more."""
-    coord = ah.Coordinator()
-    cleaning, cleaned = asyncio.Event(), asyncio.Event()
-
-    async def wait() -> None:
-        try:
-            await forever()
-        finally:
-            cleaning.set()
-            await ticks()
-            cleaned.set()
-
-    coord.start_soon(coord.until, wait())
-    await ticks()
-    coord.cancel_tasks("the session closes")
-    await cleaning.wait()
-    coord.request_stop("enough")
-    await coord.join()
-    assert cleaned.is_set()
-
-
-async def test_no_error_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    """The first error is raised; later ones, also those that compare equal to it, are noted on it
-    and logged.
-    """
-
-    class EqualError(ValueError):
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, EqualError)
-
-        __hash__ = ValueError.__hash__
-
-    coord, errors = ah.Coordinator(), [EqualError("first"), EqualError("second"), KeyError("third")]
-    for number, error in enumerate(errors):
-        coord.start_soon(fail, error, name=f"task {number}")
-    with pytest.raises(EqualError, match="first") as caught:
-        await coord.join()
-    assert [one is two for one, two in zip(coord.errors, errors, strict=True)] == [True] * 3
-    assert caught.value.__notes__ == [
-        "raised by background task 'task 0'",
-        "then background task 'task 1' failed: EqualError('second')",
-        "then background task 'task 2' failed: KeyError('third')",
-    ]
-    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
-
-
-async def test_join_waits_for_all_tasks() -> None:
-    """Without a stop `join` waits for the tasks, also for those that tasks start."""
-    coord, done = ah.Coordinator(), list[str]()
-
-    async def second() -> None:
-        await ticks()
-        done.append("second")
-
-    async def first() -> None:
-        await ticks()
-        coord.start_soon(second)
-        done.append("first")
-
-    coord.start_soon(first)
-    await coord.join()
-    assert done == ["first", "second"]
 
 
 async def test_a_task_that_ignores_its_cancellation_is_named(
@@ -429,34 +307,6 @@ async def test_a_producer_that_ends_with_an_error(kind: type[Exception], is_own:
     assert coord.should_stop() is is_own
 
 
-async def test_what_a_producer_leaves_reaches_the_wait() -> None:
-    """A waiter that is notified through a condition, or by a callback of the loop, gets what its
-    producer has left.
-    """
-    coord, items, condition, queue = (
-        ah.Coordinator(),
-        list[int](),
-        asyncio.Condition(),
-        asyncio.Queue[int](),
-    )
-
-    async def take() -> int:
-        async with condition:
-            await condition.wait_for(lambda: items)
-            return items.pop()
-
-    async def produce() -> None:
-        async with condition:
-            items.append(1)
-            condition.notify_all()
-        asyncio.get_running_loop().call_soon(queue.put_nowait, 2)
-
-    producer = coord.start_soon(produce)
-    assert await asyncio.gather(
-        *(coord.until(one, producer=producer) for one in (take(), queue.get()))
-    ) == [1, 2]
-
-
 @pytest.mark.parametrize("producer", [[], 5, [5], "reader"], ids=repr)
 async def test_a_producer_is_a_task(producer: Any) -> None:
     """Anything else is refused, and a coroutine that was to be awaited is closed."""
@@ -511,25 +361,6 @@ async def test_waits_during_a_drain() -> None:
     assert repr(coord) == "<Coordinator stopping: over, tasks: none>"
 
 
-async def test_a_stop_ends_what_a_drain_ends(clock: ManualClock) -> None:
-    """`should_drain` is true, and those who wait for the drain are woken; that wait has a time
-    limit.
-    """
-    coord = ah.Coordinator()
-    late = await parked(coord.wait_for_drain(5))
-    clock.advance(5)
-    assert not await late
-    new, drain = (
-        await parked(coord.until(forever(), drain=True)),
-        await parked(coord.wait_for_drain()),
-    )
-    coord.request_stop("over")
-    assert coord.should_drain()
-    assert await drain
-    with pytest.raises(ah.StopRequestedError, match="over"):
-        await new
-
-
 @pytest.mark.parametrize("how", ["an error", "a wait", "a report"])
 async def test_the_clean_end_of_a_task_in_a_drain_is_no_stop(how: str) -> None:
     """Otherwise the first producer that ends would stop those who finish what they have under way;
@@ -553,24 +384,3 @@ async def test_the_clean_end_of_a_task_in_a_drain_is_no_stop(how: str) -> None:
     coord.start_soon(raises_after(1, ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         await coord.join()
-
-
-async def test_a_wait_for_the_end_of_a_pause_leaves_nothing() -> None:
-    """However often there is one."""
-    loop, coord, counts = asyncio.get_running_loop(), ah.Coordinator(), set[int]()
-    for _ in range(3):
-        coord.pause()
-        wait = await parked(coord.wait_for_resume())
-        await ticks()
-        assert not wait.done()
-        coord.resume()
-        await wait
-        del wait
-        gc.collect()
-        counts.add(
-            sum(
-                isinstance(one, asyncio.Future) and one.get_loop() is loop
-                for one in gc.get_objects()
-            )
-        )
-    assert len(counts) == 1

@@ -199,18 +199,3 @@ async def test_a_stop_in_the_turn(clock: ManualClock, kind: str) -> None:
         with refused(ah.StopRequestedError, "enough"):
             await session.run("loss")
         assert session.global_step.latest.step == 1
-
-
-@pytest.mark.plain_tasks
-async def test_a_close_in_the_turn(clock: ManualClock) -> None:
-    """A run in whose turn another task closes the session ends like one that waited for its turn; a
-    later one takes no turn.
-    """
-    async with computing(clock) as session:
-        await session.run("loss")
-        closing = asyncio.create_task(session.aclose())
-        with refused(ah.StopRequestedError, "the session has ended"):
-            await session.run("loss")
-        await closing
-    with refused(ah.errors.SessionClosedError, "this session is closed"):
-        result_without_suspending(session.run("loss"))

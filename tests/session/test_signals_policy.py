@@ -192,29 +192,6 @@ def test_no_signal_is_lost_while_the_handlers_are_restored() -> None:
     assert set(by_session) == {True, False}
 
 
-async def test_only_the_chosen_signals() -> None:
-    """Each of two sessions handles its own signals; when one closes, the handlers of its signals
-    are restored.
-    """
-    numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
-    before = [signal.getsignal(number) for number in numbers]
-
-    def replaced() -> list[bool]:
-        return [
-            signal.getsignal(number) != handler
-            for number, handler in zip(numbers, before, strict=True)
-        ]
-
-    async with handling() as outer:
-        assert replaced() == [True, False, False]
-        async with handling(signals=(signal.SIGUSR2,)):
-            assert replaced() == [True, True, False]
-        assert replaced() == [True, False, False]
-        await stop_of(outer)
-    assert outer.stop_signal is USER
-    assert replaced() == [False, False, False]
-
-
 async def test_an_ignored_signal_stays_ignored() -> None:
     """A signal that the parent process made this one ignore (`nohup`) is still ignored."""
     with installed(signal.SIG_IGN):
@@ -437,15 +414,3 @@ def test_request_stop_in_a_handler_of_ones_own_wakes_the_loop() -> None:
     ) as runner:
         runner.run(main())
     assert woken == [True]
-
-
-@pytest.mark.parametrize("can_drain", [False, True])
-def test_an_escalation_ends_the_process_at_last(can_drain: bool) -> None:
-    """Each signal leads one step further: a drain where there is one, a stop, a cancel, the end."""
-    policy = ah.SignalPolicy(drain_secs=1 if can_drain else None)
-    session = signals.StopOnSignal(policy, ah.Coordinator())
-    reached: list[signals.Escalation] = []
-    while signals.Escalation.EXIT not in reached:
-        session.escalation = session.next_escalation
-        reached.append(session.escalation)
-    assert reached == [*signals.Escalation][not can_drain :]

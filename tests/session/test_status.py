@@ -60,31 +60,6 @@ async def test_the_active_hook_is_named(phase: str, clock: ManualClock) -> None:
     assert (session.status().doing, session.status().state_secs) == ((), None)
 
 
-async def test_all_active_hooks_are_named(clock: ManualClock) -> None:
-    """Of hooks that overlap those are named that have not ended, with their numbers and the
-    step.
-    """
-    slow, quick = Gate(), Gate()
-    hooks = [PhaseHook("before_run", gate.pass_through) for gate in (slow, quick, slow)]
-    async with doubling(*hooks) as session:
-        run = await parked(session.run("loss"))
-        await ticks()
-        clock.advance(1)
-        assert named(session.status()) == [
-            (f"PhaseHook#{number}.before_run at step 1", 1.0) for number in (1, 2, 3)
-        ]
-        quick.opened.set()
-        await ticks()
-        clock.advance(1)
-        assert named(session.status()) == [
-            (f"PhaseHook#{number}.before_run at step 1", 2.0) for number in (1, 3)
-        ]
-        assert session.status().run_secs == 2.0
-        assert all(one.task is not run and one.where is not None for one in session.status().doing)
-        slow.opened.set()
-        await run
-
-
 @pytest.mark.parametrize("hooked", [False, True])
 async def test_the_active_operation_is_named(clock: ManualClock, hooked: bool) -> None:
     """The active operation is named, with hooks and without, with the line of the step at which it
@@ -113,23 +88,6 @@ async def test_the_active_operation_is_named(clock: ManualClock, hooked: bool) -
         assert "at step 0, in run 1 for 2 s" in str(session.status())
         gate.opened.set()
         await asyncio.wait([run, other])
-
-
-async def test_the_seconds_of_a_run_begin_with_it(clock: ManualClock) -> None:
-    """The time of the run before does not count; a run that has not waited yet has none."""
-    gate = Gate()
-
-    async def step() -> None:
-        await gate.pass_through()
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        for secs in (3, 1):
-            gate.opened.clear()
-            run = await parked(session.run("step"))
-            clock.advance(secs)
-            assert session.status().run_secs == secs
-            gate.opened.set()
-            await run
 
 
 async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
