@@ -15,21 +15,18 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook
 from tests.support.checkpoint_files import names, saver_over
-from tests.support.hooks import PhaseHook
 from tests.support.saving_sessions import (
     Disk,
     HeldSaver,
-    Listener,
     array_graph,
     disk_full_error,
     on_disk,
     saving,
     train,
-    values_at,
     writes_done,
 )
-from tests.support.sessions import NO_BACKOFF, make_runs
-from tests.support.waiting import cancel_and_wait, forever
+from tests.support.sessions import NO_BACKOFF
+from tests.support.waiting import cancel_and_wait
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -140,31 +137,6 @@ async def test_a_failure_that_no_run_has_raised(
     await saver.aclose()
 
 
-async def test_a_failure_survives_a_recovery(tmp_path: Path) -> None:
-    """A save fails, and the session is lost and replaced before a run could raise that: the next
-    run raises it.
-    """
-    saver = HeldSaver(tmp_path, disk_full_error())
-    hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
-    faults = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-    sessions: list[ah.Session] = []
-
-    async def let(session: ah.Session, coord: ah.Coordinator) -> None:
-        sessions.append(session)
-        if len(sessions) == 2:
-            saver.let()
-
-    with pytest.raises(ah.errors.CheckpointError, match="the disk is full"):
-        await train(
-            array_graph(),
-            [faults, PhaseHook("after_create_session", let), hook],
-            3,
-            recovery=NO_BACKOFF,
-        )
-    assert len(sessions) == 2
-    await saver.aclose()
-
-
 async def test_a_state_that_cannot_be_saved_fails_the_save(tmp_path: Path) -> None:
     """The error for a value without an exact form on disk names the variable; the first save fails
     the start of the session.
@@ -221,22 +193,6 @@ async def test_the_last_state_before_an_error(
     assert (await on_disk(tmp_path), hook.saved) == (steps, len(steps))
 
 
-async def test_the_last_state_before_a_cancellation(tmp_path: Path) -> None:
-    """With `save_on_error` a cancelled session is saved, too, before the cancellation is raised."""
-    arrived = asyncio.Event()
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        await make_runs(session, 3, "train")
-        arrived.set()
-        await forever()
-
-    hook = saving(tmp_path, every=ah.Every(steps=2), save_on_error=True)
-    task = asyncio.create_task(run_block(ah.AsyncMonitoredSession(array_graph(), [hook]), body))
-    await arrived.wait()
-    assert await cancel_and_wait(task)
-    assert await on_disk(tmp_path) == [0, 2, 3]
-
-
 async def test_a_failed_save_is_tried_once_more_after_the_error(tmp_path: Path) -> None:
     """If the session ends because a save failed, `save_on_error` saves its step, if there is room
     again.
@@ -268,37 +224,3 @@ async def test_a_partly_restored_state_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot load"):
         await train(creator, [faults, hook], 5, recovery=NO_BACKOFF)
     assert await on_disk(tmp_path) == [0, 2]
-
-
-# -- sessions that are cancelled
-
-
-async def test_the_write_of_a_lost_session_finishes_first(tmp_path: Path) -> None:
-    """If a session is lost while its checkpoint is written, the new one begins after the write, at
-    that checkpoint.
-    """
-    saver, listener = HeldSaver(tmp_path), Listener()
-    record: list[str] = listener.record
-
-    class Recording(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            record.append(f"a session at step {session.global_step.latest.step}")
-            saver.let(10)
-
-    faults = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
-    hook = saving(saver, every=ah.Every(steps=2), listeners=[listener])
-    await train(array_graph(), [faults, Recording(), hook], 3, recovery=NO_BACKOFF)
-    assert record == [
-        "begin",
-        "a session at step 0",
-        "before_save(0)",
-        "after_save(0)",
-        "before_save(2)",
-        "a session at step 2",
-        "after_save(2)",
-        "before_save(3)",
-        "after_save(3)",
-        "end(3)",
-    ]
-    assert (await values_at(tmp_path)).keys() == {"weights"}
-    await saver.aclose()

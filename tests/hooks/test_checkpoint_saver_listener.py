@@ -17,7 +17,6 @@ from tests.support.saving_sessions import (
     values_at,
     writes_done,
 )
-from tests.support.sessions import NO_BACKOFF
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -85,17 +84,6 @@ async def test_a_stop_request_at_the_last_save_is_honoured(tmp_path: Path) -> No
         array_graph(), [saving(tmp_path, every=ah.Every(secs=1e6), listeners=[Listener({1: True})])]
     )
     assert session.stop_reason == "a listener requested it after saving step 1"
-
-
-async def test_a_stop_request_survives_a_failing_listener(tmp_path: Path) -> None:
-    """If the next listener fails with a recoverable error, the request of the first one is kept."""
-    listeners = [Listener({1: "enough"}), Listener(fails={1: ah.AbortedError("lost")})]
-    session = await train(
-        array_graph(),
-        [saving(tmp_path, listeners=listeners, background=False)],
-        recovery=NO_BACKOFF,
-    )
-    assert session.stop_reason == "enough"
 
 
 class Failing(ah.CheckpointSaverListener):

@@ -10,7 +10,6 @@ import functools
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -363,22 +362,6 @@ async def test_a_hook_that_is_left_running(clock: ManualClock, tmp_path: Path) -
     assert {event["ph"] for event in events if event["tid"] in numbers} == {"M", "B"}
 
 
-async def test_nothing_is_observed_after_the_session(clock: ManualClock, tmp_path: Path) -> None:
-    """The hook takes itself out of the session's observers at its end, and can be used again."""
-    hook = recording(tmp_path)
-    for _ in range(2):
-        session = ah.AsyncMonitoredSession(train_step, [hook])
-
-        async def loop(session: ah.AsyncMonitoredSession = session) -> None:
-            async with session:
-                await make_runs(session, 3, "loss")
-
-        await played(clock, loop())
-        assert session.coord.observers == []
-        assert hook.captures == [str(tmp_path / "timeline-2.json")]
-        assert trace_tracks(tmp_path / "timeline-2.json")["steps"] == [("step 2", 0, 10)]
-
-
 # -- windows and limits
 
 
@@ -444,15 +427,6 @@ async def test_window_steps(clock: ManualClock, tmp_path: Path) -> None:
         ("step 7", 10, 10),
     ]
     assert trace_tracks(tmp_path / "timeline-9.json")["steps"] == [("step 9", 0, 10)]
-
-
-async def test_windows_at_given_steps(tmp_path: Path) -> None:
-    """`every` limits the number of windows; the next session counts again."""
-    hook = ah.ProfilerHook(tmp_path, every=ah.Every(at=(2,)))
-    for _ in range(2):
-        await run(double, [hook], 12)
-        assert written(tmp_path) == ["timeline-2.json"]
-        assert hook.captures == [str(tmp_path / "timeline-2.json")]
 
 
 async def test_runs_that_do_not_advance_the_step(tmp_path: Path) -> None:
@@ -533,27 +507,3 @@ async def test_a_full_disk_does_not_end_the_run(
     ]
     path = tmp_path / "timeline-3.json"
     assert messages == [f"the trace {path} cannot be written; continuing"]
-
-
-async def test_a_slow_disk_delays_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a window is written, runs continue and no other window begins."""
-    held = threading.Event()
-
-    def slow(source: str, target: str) -> None:
-        held.wait()
-        os.rename(source, target)
-
-    monkeypatch.setattr(os, "replace", slow)
-    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=2))
-    async with doubling(hook) as session:
-        await make_runs(session, 7, "loss")
-        held.set()
-        await until_true(functools.partial(has_captures, hook, 1))
-        await make_runs(session, 2, "loss")
-        await until_true(functools.partial(has_captures, hook, 2))
-        await make_runs(session, 1, "loss")
-    assert [Path(path).name for path in hook.captures] == [
-        "timeline-2.json",
-        "timeline-8.json",
-        "timeline-10.json",
-    ]

@@ -283,21 +283,6 @@ async def test_the_state_of_another_value_is_ignored(
     assert "early stopping starts its counts again" in caplog.text
 
 
-async def test_a_recovery_keeps_the_counts() -> None:
-    """If there is no checkpoint to restore, the counts continue through a recovery; no observation
-    is made twice.
-    """
-    hook = EarlyStoppingHook("loss", patience=3)
-    lost = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(
-        giving([1, 2, 2, 2, 2]), [hook, lost], recovery=NO_BACKOFF
-    ) as session:
-        while not session.should_stop():
-            await session.run("step")
-        assert session.status().recoveries == 1
-    assert session.global_step.latest.step == 4
-
-
 async def test_steps_after_a_recovery_are_observed_again() -> None:
     """After a recovery that moved the step back, the repeated steps are due again, with the
     restored state.
@@ -334,16 +319,6 @@ async def test_steps_after_a_recovery_are_observed_again() -> None:
         (7, 2),
         (8, 3),
     ]
-
-
-async def test_the_reason_survives_a_recovery() -> None:
-    """Once it has requested a stop, its reason is kept, whatever state a recovery restores."""
-    hook = EarlyStoppingHook(stopping_threshold=1)
-    async with counting(hook) as session:
-        before = hook.state_dict()
-        hook.report(1, 0.5)
-        hook.load_state_dict(before)
-        assert hook.reason == session.stop_reason is not None
 
 
 # -- the states of the best observation
