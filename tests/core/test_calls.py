@@ -71,18 +71,6 @@ def test_what_may_wait(function: object, waits: bool) -> None:
     assert can_wait(function) is waits
 
 
-async def test_results_are_in_order_of_the_calls() -> None:
-    """Whichever ends first; no task is left."""
-    before = asyncio.all_tasks()
-    assert await results_of(lambda: ticks(9), never, functools.partial(perhaps, True), perhaps) == [
-        None,
-        5,
-        6,
-        6,
-    ]
-    assert asyncio.all_tasks() == before
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, SystemExit])
 async def test_what_is_no_exception_is_raised_in_the_caller(error: type[BaseException]) -> None:
     """Not by the loop; the others are cancelled and waited for."""

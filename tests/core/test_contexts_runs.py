@@ -92,25 +92,6 @@ async def test_a_run_inside_a_hook_keeps_context_variables() -> None:
     assert seen == ["set", "set"]
 
 
-async def test_a_publisher_is_not_taken_for_one_that_waits() -> None:
-    """Overlapping hooks that run one other session do not make its publisher look as if it waited
-    for itself.
-    """
-    steps = ah.MemoryStepStore()
-    async with ah.AsyncMonitoredSession(slow_double, global_step=steps) as other:
-
-        async def waits() -> None:
-            await steps.wait_for(2)
-
-        async def runs() -> None:
-            await ticks(3)
-            await other.run("loss")
-
-        hooks = [BeforeRunHook(call) for call in (waits, runs, runs)]
-        async with doubling(*hooks) as session:
-            await session.run("double")
-
-
 def test_hooks_under_nest_asyncio() -> None:
     """A hook that runs the loop again from inside it, with nest_asyncio, neither hangs nor disturbs
     the hooks beside it.

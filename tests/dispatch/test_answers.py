@@ -95,12 +95,3 @@ async def test_the_keyword_of_a_chain() -> None:
         await ah.compose(Texts, [Adding("a"), Adding("b")]).translate(text="x", language="l")
         == "lab"
     )
-
-
-def test_plain_methods_have_answers() -> None:
-    """A plain method chains and chooses as a coroutine does, with arguments given in either way."""
-    hooks = ah.compose(Texts, [Adding("a"), Adding(None), Adding("b")])
-    assert hooks.rewrite(2, "x") == hooks.rewrite(number=2, text="x") == "xaabb"
-    assert hooks.choose("x") == hooks.choose(text="x") == "a of x"
-    assert ah.compose(Texts, [Adding(None)]).choose("x") == "own x"
-    assert ah.compose(Texts, [Adding(None)]).rewrite(1, "x") == "x"

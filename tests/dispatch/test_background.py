@@ -5,7 +5,6 @@ lost.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import gc
 import sys
 import weakref
@@ -16,11 +15,10 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.dispatch.calls import only_if
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
-from tests.support.sessions import NO_BACKOFF, counting, double, doubling
-from tests.support.waiting import fail, forever, parked, ticks, uncancellable, until_true
+from tests.support.sessions import NO_BACKOFF, counting, doubling
+from tests.support.waiting import forever, parked, ticks, uncancellable, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -73,23 +71,6 @@ async def test_calls_run_beside_what_follows_in_order() -> None:
     assert observer.ended == [0, 1, 2]
 
 
-async def test_calls_see_the_context_of_their_caller() -> None:
-    """Each call runs in a copy of the context in which it was queued."""
-    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable")
-    seen: list[int] = []
-
-    async def look(_: int) -> None:
-        await asyncio.sleep(0)
-        seen.append(variable.get())
-        variable.set(-1)
-
-    async with group_of(Observer(look)) as group:
-        for number in range(3):
-            variable.set(number)
-            await group.hooks.on(number)
-    assert (seen, variable.get()) == ([0, 1, 2], 2)
-
-
 async def test_a_failure_comes_out_of_the_next_call() -> None:
     """Or when the group is left; the calls behind it are made all the same, and errors of several
     are one group.
@@ -118,24 +99,6 @@ async def test_a_failure_comes_out_of_the_next_call() -> None:
                 await group.hooks.on(number)
     assert [str(error) for error in at_the_end.value.exceptions] == ["call 4", "call 5"]
     assert observer.began == [0, 1, 2, 3, 4, 5]
-
-
-async def test_a_caller_that_waits_for_room_gets_the_failure_that_makes_it() -> None:
-    """The call that it would have queued is not made."""
-    gate = asyncio.Event()
-
-    async def fails(number: int) -> None:
-        await gate.wait()
-        raise ValueError(f"call {number}")
-
-    observer = Observer(fails)
-    async with group_of(observer, max_pending=1) as group:
-        await group.hooks.on(0)
-        waiting = await parked(group.hooks.on(1), 5)
-        gate.set()
-        with pytest.raises(ValueError, match="call 0"):
-            await waiting
-    assert observer.began == [0]
 
 
 async def test_limits_and_foreign_cancels_are_those_of_a_call(clock: ManualClock) -> None:
@@ -234,24 +197,6 @@ async def test_a_call_that_a_full_queue_would_wait_for_has_a_place(hooks: int) -
         await group.hooks.on(0)
         await until_true(lambda: not any(one.pending for one in group.status()))
     assert sorted(made) == sorted([0, *[1, 2, 3] * hooks] * hooks)
-
-
-async def test_a_call_that_is_not_due_is_not_made() -> None:
-    """The ones behind it are."""
-
-    class Seldom(Observer):
-        def is_due(self, number: int) -> bool:
-            return number % 2 == 1
-
-        @only_if("is_due")
-        async def on(self, number: int) -> None:
-            await super().on(number)
-
-    hook = Seldom(lambda _: ticks())
-    async with group_of(hook) as group:
-        for number in range(4):
-            await group.hooks.on(number)
-    assert hook.ended == [1, 3]
 
 
 async def test_a_hook_that_was_removed_is_freed_with_its_queue() -> None:
@@ -378,29 +323,6 @@ async def test_a_background_hook_is_called_after_a_recovery() -> None:
         hook.gate.set()
         await run
     assert hook.steps == [1, 2]
-
-
-async def test_a_background_failure_comes_out_of_a_later_run() -> None:
-    """As an error of that run, with a note of the one that it is of; or out of the end of the
-    session.
-    """
-    hook = ah.configure(
-        FaultInjectionHook({("after_run", 1): lambda: fail(ah.AbortedError("lost"))}),
-        background=True,
-    )
-    async with ah.AsyncSingularMonitoredSession(double, [hook]) as session:
-        await session.run("loss")
-        await ticks()
-        with pytest.raises(ah.AbortedError, match="lost") as raised:
-            await session.run("loss")
-        assert raised.value.__notes__ == ["raised by FaultInjectionHook.after_run at step 1"]
-        await session.run("loss")
-    hook = ah.configure(
-        FaultInjectionHook({("after_run", 1): ah.AbortedError("lost")}), background=True
-    )
-    with pytest.raises(ah.AbortedError, match="lost"):
-        async with ah.AsyncSingularMonitoredSession(double, [hook]) as session:
-            await session.run("loss")
 
 
 async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -> None:

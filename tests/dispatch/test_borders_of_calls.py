@@ -111,20 +111,6 @@ async def test_call_of_a_group_is_refused_in_another_thread() -> None:
     await asyncio.to_thread(in_thread)
 
 
-@pytest.mark.parametrize("keywords", [{}, {"event": "started"}])
-async def test_a_call_of_all_hooks_takes_keywords(keywords) -> None:
-    """Also where no hook can wait, so that the calls are made one after another."""
-
-    class Sees:
-        async def on_event(self, event):
-            return event
-
-    args = () if keywords else ("started",)
-    hooks = ah.compose(Events, [Sees(), Sees()], results={"on_event": "all"})
-    for _ in range(2):
-        assert await hooks.on_event(*args, **keywords) == ["started", "started"]
-
-
 async def test_all_results_of_no_hook_are_an_empty_list() -> None:
     """Whatever is annotated; merged, they are empty as annotated."""
 
@@ -183,23 +169,6 @@ def test_generators_that_no_one_would_iterate_over_are_refused() -> None:
         group.add(ah.configure(Generates(), thread=True))
 
 
-async def test_an_object_that_is_called_as_an_async_generator_wraps() -> None:
-    """As an async generator function does."""
-    called = []
-
-    class Around:
-        async def __call__(self, event):
-            called.append("before")
-            yield
-            called.append("after")
-
-    group = ah.HookGroup(Events, [ah.configure(Waits())])
-    group.on(Events.on_event, Around())
-    group.on(Events.on_event, lambda _: called.append("inside"))
-    await group.hooks.on_event("started")
-    assert called == ["before", "inside", "after"]
-
-
 async def test_a_generator_function_has_no_time_limit() -> None:
     """It wraps others, whose time would count: it limits its own waits."""
 
@@ -238,23 +207,6 @@ async def test_a_group_is_not_its_own_hook() -> None:
     inner.on(Events.on_event, called.append)
     await outer.hooks.on_event("started")
     assert called == ["started"]
-
-
-async def test_an_error_behind_a_generator_without_yield_has_no_context() -> None:
-    """The end of the generator is no part of what went wrong."""
-
-    class Returns:
-        async def on_event(self, event):
-            return
-            yield
-
-    class Fails:
-        async def on_event(self, event):
-            raise ValueError(event)
-
-    with pytest.raises(ValueError, match="started") as caught:
-        await ah.compose(Events, [Returns(), Fails()]).on_event("started")
-    assert caught.value.__context__ is None
 
 
 async def test_what_a_removed_hook_resets_is_reset_for_the_caller() -> None:

@@ -12,7 +12,7 @@ from unittest.mock import create_autospec
 import pytest
 
 import aiohooks as ah
-from aiohooks.errors import HookGroupClosedError, InvalidHookError, WrongLoopError
+from aiohooks.errors import InvalidHookError, WrongLoopError
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
 from tests.support.waiting import parked, ticks
@@ -201,43 +201,6 @@ async def test_a_function_that_is_called_once() -> None:
         group.add(ah.configure(Notes(), once=True))
 
 
-@pytest.mark.parametrize("how", ["background", "wrap", "generator", "plain"])
-async def test_once_with_other_features(how: str) -> None:
-    """A queued call, a wrapper and a plain method take part once, too."""
-    calls: list[str] = []
-
-    async def note(text: str, call_next: Any = None) -> Any:
-        calls.append(text)
-        return await call_next(text) if call_next is not None else None
-
-    async def generator(text: str) -> AsyncGenerator[None]:
-        calls.append(text)
-        yield
-
-    async def tool(text: str) -> str:
-        return f"tool {text}"
-
-    async with ah.HookGroup(Events) as group:
-        called: Any = {
-            "background": lambda: group.hooks.on("x"),
-            "wrap": lambda: group.hooks.around("x", tool),
-            "generator": lambda: group.hooks.on("x"),
-            "plain": lambda: asyncio.sleep(0, group.hooks.plain()),
-        }[how]
-        if how == "plain":
-            group.on(Events.plain, lambda: calls.append("x"), once=True)
-        elif how == "wrap":
-            group.on(Events.around, note, once=True)
-        elif how == "generator":
-            group.on(Events.on, generator, once=True)
-        else:
-            group.on(Events.on, note, once=True, background=True)
-        for _ in range(3):
-            result = await called()
-            assert result == ("tool x" if how == "wrap" else None)
-    assert calls == ["x"]
-
-
 def test_a_hook_has_the_name_that_it_is_given() -> None:
     """In the status and in messages; hooks of one name are numbered."""
     hooks = [
@@ -253,23 +216,6 @@ def test_a_hook_has_the_name_that_it_is_given() -> None:
 
 
 # -- leaving
-
-
-async def test_leaving_waits_for_active_calls() -> None:
-    """A hook is not closed under its running call, and no new call begins."""
-    gate = asyncio.Event()
-    hook = Resource(gate)
-    group = ah.HookGroup(Events, [hook])
-    async with group:
-        call = await parked(group.hooks.on("x"))
-        leaving = await parked(group.__aexit__(None, None, None), 5)
-        assert hook.calls == ["enter"]
-        with pytest.raises(HookGroupClosedError, match="has been left"):
-            await group.hooks.on("y")
-        gate.set()
-        await leaving
-        await call
-    assert hook.calls == ["enter", "x", "leave"]
 
 
 async def test_leaving_waits_no_longer_than_the_grace_period(
@@ -314,44 +260,6 @@ async def test_a_removed_hook_is_left_when_its_last_call_has_ended() -> None:
         assert removed.calls == ["enter", "x", "leave"]
         assert "leave" not in other.calls
     assert removed.calls.count("leave") == other.calls.count("leave") == 1
-
-
-async def test_hooks_that_were_removed_are_left_one_after_the_other() -> None:
-    """Their errors are those of the group's end."""
-    calls: list[str] = []
-
-    class Fails(Notes):
-        async def __aenter__(self) -> None: ...
-
-        async def __aexit__(self, *_: object) -> None:
-            calls.append("begin")
-            await asyncio.sleep(0)
-            calls.append("end")
-            raise OSError("cannot be left")
-
-    hooks = [Fails(), Fails()]
-    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the end of the block raises
-        async with ah.HookGroup(Events, hooks) as group:
-            for hook in hooks:
-                group.remove(hook)
-            await ticks(20)
-            assert calls == ["begin", "end", "begin", "end"]
-    assert [str(error) for error in caught.value.exceptions] == ["cannot be left"] * 2
-
-
-async def test_a_disabled_hook_is_left() -> None:
-    """A hook that is not called any more was entered, and keeps nothing open."""
-
-    class Fails(Resource):
-        async def on(self, text: str) -> None:
-            raise OSError("no connection")
-
-    hook = Fails()
-    remote = ah.configure(hook, on_error="log", disable_after=1)
-    async with ah.HookGroup(Events, [remote]) as group:
-        await group.hooks.on("x")
-        assert group.status()[0].disabled
-    assert hook.calls == ["enter", "leave"]
 
 
 async def test_a_plain_context_manager_is_refused() -> None:
@@ -630,22 +538,6 @@ async def test_an_exception_passes_through_a_generator_as_it_is(error: BaseExcep
     else:
         assert caught.value is error
         assert seen == [error, error]
-
-
-async def test_a_generator_gets_the_result() -> None:
-    """`result = yield` is the result of the wrapped call, which stays the result."""
-    got: list[object] = []
-
-    class Around:
-        async def ask(self, text: str) -> AsyncGenerator[None, str | None]:
-            got.append((yield))
-
-    class Answers:
-        async def ask(self, text: str) -> str:
-            return f"{text}!"
-
-    assert await ah.compose(Events, [Around(), Answers()]).ask("x") == "x!"
-    assert got == ["x!"]
 
 
 async def test_a_generator_without_a_yield_wraps_nothing() -> None:

@@ -20,18 +20,6 @@ def hook(**methods: Any) -> Any:
     return type("Observer", (), methods)()
 
 
-class Unequal:
-    """A value that has no truth and cannot be compared, as an array."""
-
-    def __eq__(self, other: object) -> bool:
-        raise ValueError("the truth value of an array is ambiguous")
-
-    def __bool__(self) -> bool:
-        raise ValueError("the truth value of an array is ambiguous")
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 # -- ways that cannot hold
 
 
@@ -335,46 +323,6 @@ async def test_more_arguments_for_the_next_hook_than_it_has_are_an_error() -> No
         await composed.call("x", nothing)
 
 
-async def test_results_are_not_compared() -> None:
-    """Of a method that returns None, of the first of several, alone or beside others that wait."""
-
-    class Events:
-        async def on(self) -> None: ...
-
-        @ah.point("together")
-        async def pick(self) -> Any: ...
-
-        @ah.point("chain")
-        async def chain(self, value: Any) -> Any: ...
-
-    value = Unequal()
-
-    async def returns(self: object, *_: object) -> Any:
-        return value
-
-    async def waits(self: object, *_: object) -> Any:
-        await asyncio.sleep(0)
-
-    for hooks in ([], [hook(on=waits, pick=waits, chain=waits)]):
-        composite = ah.compose(Events, [*hooks, hook(on=returns, pick=returns, chain=returns)])
-        assert await composite.on() is None
-        assert await composite.pick() is value
-        assert await composite.chain(value) is value
-
-
-@pytest.mark.parametrize("own", [["a"], ("a",), {"a": 1}])
-async def test_a_merge_is_a_new_object(own: Any) -> None:
-    """Also of one hook: the caller may change it."""
-
-    async def gives(self: object) -> Any:
-        return own
-
-    merged = await ah.compose(Ways, [hook(any=gives)]).any()
-    assert merged == own
-    assert type(merged) is type(own)
-    assert merged is not own or own == ("a",)
-
-
 # -- signatures
 
 
@@ -437,21 +385,6 @@ async def test_keywords_become_positions() -> None:
     ]
     with pytest.raises(TypeError, match="missing a required argument: 'items'"):
         await hooks.on(reason="r")
-
-
-async def test_a_left_out_parameter_before_a_keyword_has_the_default_of_the_interface() -> None:
-    """As a hook may use other names."""
-
-    class Defaults:
-        async def on(self, first: str = "1", second: str = "2") -> None: ...
-
-    seen.clear()
-    await ah.compose(Defaults, [hook(on=lambda_with_names)]).on(second="x")
-    assert seen == [("1", "x")]
-
-
-async def lambda_with_names(self: object, a: str = "own", b: str = "own") -> None:
-    seen.append((a, b))
 
 
 # -- functions

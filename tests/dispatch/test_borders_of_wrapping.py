@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
 from tests.support.checks import refused
-from tests.support.waiting import forever
 
 pytestmark = pytest.mark.every_python
 
@@ -84,22 +82,6 @@ async def test_more_positions_are_passed_on_where_any_are_taken() -> None:
     hooks = ah.compose(Wraps, [hook(send=send), hook(send=sees)])
     assert await hooks.send(echo, "x", "y", flag=True) == (("a", "b", "c"), {"flag": True})
     assert seen == [(("a", "b", "c"), True)]
-
-
-async def test_what_the_last_hook_passes_by_name_is_passed_by_name() -> None:
-    """Also what the method has no parameter for, beside positions."""
-
-    async def run(self, prompt, call_next):
-        return await call_next(f"{prompt}+", retries=2)
-
-    async def named(self, prompt, call_next):
-        return await call_next(prompt=f"{prompt}-", retries=3)
-
-    async def model(prompt, retries=0):
-        return prompt, retries
-
-    assert await ah.compose(Wraps, [hook(run=run)]).run("p", model) == ("p+", 2)
-    assert await ah.compose(Wraps, [hook(run=named)]).run("p", model) == ("p-", 3)
 
 
 async def test_keyword_only_parameters_become_no_positions() -> None:
@@ -285,22 +267,6 @@ async def test_functions_of_any_arguments_stand_beside_others() -> None:
 # -- time limits and failures
 
 
-async def test_a_hook_that_ends_what_it_wraps_has_failed(caplog: pytest.LogCaptureFixture) -> None:
-    """Its error is raised, as there is no result; it is counted, and disables the hook."""
-
-    async def run(self, prompt, call_next):
-        async with asyncio.timeout(0):
-            return await call_next()
-
-    limited = ah.configure(hook(run=run), on_error="log", disable_after=1)
-    group = ah.HookGroup(Wraps, [limited])
-    with pytest.raises(TimeoutError):
-        await group.hooks.run("p", lambda prompt: forever())
-    status = group.status()[0]
-    assert (status.failures, status.last_error, status.disabled) == (1, "TimeoutError()", True)
-    assert "is not called any more, as its disable_after says" in caplog.text
-
-
 async def test_a_plain_function_in_a_thread_returns_no_coroutine() -> None:
     """It would never be awaited, and what is wrapped would not run."""
 
@@ -310,29 +276,3 @@ async def test_a_plain_function_in_a_thread_returns_no_coroutine() -> None:
     group = ah.HookGroup(Wraps, [ah.configure(hook(run=run), thread=True)])
     with refused(InvalidHookError, "Observer.run is a plain function, and returned <coroutine"):
         await group.hooks.run("p", echo)
-
-
-async def test_a_removed_hook_is_left_after_its_background_calls() -> None:
-    """They were made before it was removed."""
-
-    class Events:
-        async def on(self, name) -> None: ...
-
-    class Logs:
-        async def __aenter__(self):
-            notes.append("enter")
-
-        async def __aexit__(self, *_):
-            notes.append("exit")
-
-        async def on(self, name):
-            await asyncio.sleep(0)
-            notes.append(name)
-
-    notes: list[object] = []
-    logs = Logs()
-    async with ah.HookGroup(Events, [ah.configure(logs, background=True)]) as group:
-        for name in "abc":
-            await group.hooks.on(name)
-        group.remove(logs)
-    assert notes == ["enter", "a", "b", "c", "exit"]

@@ -129,31 +129,6 @@ async def test_context_variables_of_hooks_reach_the_step_and_the_caller(
     assert [variable.get() for variable in after] == [1] * 5
 
 
-async def test_what_a_failed_call_has_set_is_seen_by_the_calls_behind_it() -> None:
-    """A call that cannot wait has the caller's context, also if its error is only logged."""
-    variable = contextvars.ContextVar("variable", default=0)
-
-    class Lifecycle:
-        async def act(self) -> None: ...
-
-    class Waits:
-        async def act(self) -> None:
-            await asyncio.sleep(0)
-
-    class Fails:
-        async def act(self) -> None:
-            variable.set(1)
-            raise ValueError
-
-    class Adds:
-        async def act(self) -> None:
-            variable.set(variable.get() + 1)
-            await asyncio.sleep(0)
-
-    await ah.compose(Lifecycle, [Waits(), ah.configure(Fails(), on_error="log"), Adds()]).act()
-    assert variable.get() == 2
-
-
 # -- an argument of its own for each hook
 
 

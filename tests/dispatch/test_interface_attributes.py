@@ -116,17 +116,6 @@ class Switched(First):
         raise RuntimeError("not connected yet")
 
 
-def test_a_property_is_read_at_each_access() -> None:
-    """From the first hook that has it, also through a group in the group, and never before."""
-    hook = Switched()
-    composite = ah.compose(Lifecycle, [First(), ah.compose(Lifecycle, [First(), hook])])
-    assert not composite.quiet
-    hook.paused = True
-    assert composite.quiet
-    with pytest.raises(RuntimeError, match="not connected yet"):
-        _ = composite.outdated
-
-
 def test_the_attributes_of_a_hook_that_was_removed_are_gone() -> None:
     """Those of the next hook count, or of the class itself; and of a hook that is added."""
     group = ah.HookGroup(Lifecycle, [First()])

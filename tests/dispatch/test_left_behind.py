@@ -5,7 +5,6 @@ and its end is logged.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import weakref
@@ -111,32 +110,3 @@ async def test_no_task_of_a_call_is_kept() -> None:
     gc.collect()
     assert not callers
     assert group.status()[0].pending == 0
-
-
-async def test_a_call_that_was_left_behind_outlives_its_group() -> None:
-    """It continues to its end, also if nothing else refers to it."""
-    waits: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()
-    ended: list[str] = []
-
-    class Waiting:
-        async def on(self, depth: int) -> None:
-            for _ in range(3):
-                wait = asyncio.get_running_loop().create_future()
-                waits.add(wait)
-                with contextlib.suppress(asyncio.CancelledError):
-                    await wait
-                    return ended.append("on")
-
-    with ManualClock() as clock:
-        group = ah.HookGroup(Calls, [ah.configure(Waiting(), timeout=5)], grace_secs=2)
-        caller = await parked(group.hooks.on(1), 5)
-        await advance_clock(clock, 5)
-        clock.advance(2)
-        await asyncio.wait([caller])
-        assert isinstance(caller.exception(), ah.errors.HookTimeoutError)
-        del caller, group
-    await ticks()
-    gc.collect()
-    (pending,) = (wait for wait in waits if not wait.done())
-    pending.set_result(None)
-    await until_true(lambda: ended)

@@ -65,41 +65,6 @@ async def test_a_time_limit_holds(kind: str) -> None:
     assert f"raised by DoesNotWrap.{kind}" in raised.value.__notes__
 
 
-@kinds
-async def test_no_cancel_is_invented(kind: str) -> None:
-    """A future that the hook awaits is cancelled by others: HookCancelledError, and the caller is
-    not cancelled.
-    """
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(future.cancel)
-
-    async def wait() -> None:
-        await future
-
-    with refused(ah.errors.HookCancelledError, f"Does.{kind} was cancelled, and not by its caller"):
-        await call(ah.compose(Kinds, [Does(wait)]), kind)
-    await call(ah.compose(Kinds, [ah.configure(Does(wait), on_error="log")]), kind)
-
-
-@kinds
-async def test_orders_hold(kind: str) -> None:
-    """An order is complete before the next one begins, the lowest first, wherever a hook is in the
-    list.
-    """
-    seen: list[int] = []
-
-    def hook(number: int) -> Any:
-        async def act() -> None:
-            seen.append(number)
-            await asyncio.sleep(0)
-            seen.append(number)
-
-        return ah.configure(Does(act), order=number)
-
-    await call(ah.compose(Kinds, [hook(3), hook(1), hook(2)]), kind)
-    assert seen == [1, 1, 2, 2, 3, 3]
-
-
 def test_a_plain_method_has_these_rules() -> None:
     """Its hook is noted, logged and disabled, and a cancel that it finds in a result is not the
     caller's.

@@ -18,7 +18,7 @@ import aiohooks as ah
 from aiohooks.errors import InvalidHookError
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
-from tests.support.waiting import HANG_SECS, forever, parked
+from tests.support.waiting import HANG_SECS, parked
 
 T = TypeVar("T")
 MaybeAwaitable = Union[T, Awaitable[T]]  # noqa: UP007
@@ -397,19 +397,3 @@ async def test_the_argument_that_is_special_is_that_of_the_functions() -> None:
         ah.compose_functions([around, job], results="wrap")
     with refused(InvalidHookError, "which argument calls the next", "message, recipient"):
         ah.compose_functions([rewrite, rewrite], results="wrap")
-
-
-async def test_functions_fail_as_hooks_do(clock: ManualClock) -> None:
-    """An error comes out with a note, or is logged; a time limit is that of each."""
-
-    async def fails(_: object) -> None:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no") as caught:
-        await ah.compose_functions([fails, forever])(1)
-    assert caught.value.__notes__ == ["raised by fails"]
-    await ah.compose_functions([ah.configure(fails, on_error="log")])(1)
-    call = await parked(ah.compose_functions([ah.configure(forever, timeout=1.0)])(1), 5)
-    clock.advance(1.0)
-    with refused(ah.errors.HookTimeoutError, "forever"):
-        await call

@@ -140,41 +140,6 @@ async def test_the_tool_runs_once(name: str, letters: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["last", "protocol", "optional", "other", "unknown"])
-async def test_several_are_refused_and_one_is_not(name: str) -> None:
-    """Beside each other they would run the tool several times; alone, a hook's answer counts, also
-    if it is None.
-    """
-    notes: list[str] = []
-    says = f"Hook#1.{name} and Hook#2.{name}", f'results={{"{name}": "wrap"}}', "together"
-    for results in (None, "first"):
-        with refused(InvalidHookError, *says):
-            ah.compose(
-                Middlewares, [hook_of(name, letter, notes) for letter in "ab"], results=results
-            )
-    for call in calls_of(ah.compose(Middlewares, [hook_of(name, "a", notes)]), name, notes):
-        notes.clear()
-        await call()
-        assert notes == ["a", "tool", "/a"]
-
-
-async def test_other_arguments_are_not_called() -> None:
-    """A list of functions, an object that cannot be called: several hooks overlap."""
-
-    class Lifecycle:
-        async def start(
-            self, handler: Middlewares, tools: list[Callable[[], Awaitable[None]]]
-        ) -> None: ...
-
-    async def start(self: object, *_: object) -> None:
-        started.append(self)
-
-    started: list[object] = []
-    kind = type("Hook", (), {"start": start})
-    await ah.compose(Lifecycle, [kind(), kind()]).start(Middlewares(), [])
-    assert len(started) == 2
-
-
 async def test_a_body_of_the_class_is_innermost() -> None:
     """What it does is done once, also for a single hook that answers None."""
     notes: list[str] = []
