@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import itertools
 from typing import Any
@@ -176,30 +175,6 @@ async def test_a_cycle_is_named(circle: str) -> None:
     ):
         await session.run("start")
     assert await session.run("start", {"a": 5}) == 5
-
-
-async def test_a_diamond_is_no_cycle() -> None:
-    """A node that is needed along several paths is computed once."""
-    calls: list[str] = []
-    graph = ah.Graph()
-
-    @graph.operation
-    async def top() -> int:
-        calls.append("top")
-        await asyncio.sleep(0)
-        return 1
-
-    @graph.operation
-    def left(top: int) -> int:
-        return top + 1
-
-    @graph.operation
-    async def right(top: int) -> int:
-        return top + 2
-
-    graph.operation(name="bottom")(lambda left, right, top: (left, right, top))
-    assert await ah.Session(graph).run(["bottom", "top", ["top"]]) == [(2, 3, 1), 1, [1]]
-    assert calls == ["top"]
 
 
 async def test_only_what_is_needed_is_computed() -> None:

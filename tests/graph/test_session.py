@@ -116,36 +116,6 @@ async def test_options_of_a_raw_run_are_refused() -> None:
     assert await session.run("train", options={}) == 1
 
 
-async def test_several_failures_are_one_flat_group() -> None:
-    """Operations that fail while others are being cancelled are reported together, in the graph's
-    order.
-    """
-    graph = ah.Graph()
-
-    @graph.operation
-    async def fails() -> None:
-        await asyncio.sleep(0)
-        raise OSError("first")
-
-    @graph.operation
-    async def also() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            raise ValueError("second")
-
-    with pytest.raises(ExceptionGroup) as caught:
-        await ah.Session(graph).run(["fails", "also"])
-    assert [repr(error) for error in caught.value.exceptions] == [
-        "OSError('first')",
-        "ValueError('second')",
-    ]
-    assert [error.__notes__ for error in caught.value.exceptions] == [
-        ["raised by operation 'fails' at step 1"],
-        ["raised by operation 'also' at step 1"],
-    ]
-
-
 @pytest.mark.parametrize("thread", [False, True])
 async def test_an_error_says_which_operation_raised_it(thread: bool) -> None:
     """The error of an operation, also in a thread, is the same object with its cause, and a note of
@@ -275,28 +245,6 @@ async def test_what_repeats_a_run(other: Any, expected: int) -> None:
     assert await run == session.variables.snapshot()["v"] == expected
     assert len(read) == (1 if expected == 2 else 2)
     assert session.global_step.latest.step == 1
-
-
-async def test_a_run_that_does_not_read_a_variable_replaces_it() -> None:
-    """What does not depend on the old value loses nothing: the last commit counts, and nothing is
-    repeated.
-    """
-    graph, calls, gates = ah.Graph(), list[int](), [asyncio.Event(), asyncio.Event()]
-    graph.placeholder("number")
-    graph.variable("v", 0)
-
-    @graph.operation(updates="v")
-    async def set_number(number: int) -> int:
-        calls.append(number)
-        await gates[number].wait()
-        return number
-
-    session = ah.Session(graph)
-    runs = [await parked(session.run("set_number", {"number": number})) for number in (0, 1)]
-    for number in (1, 0):
-        gates[number].set()
-        await runs[number]
-    assert (calls, session.variables.snapshot()) == ([0, 1], {"v": 0})
 
 
 async def test_a_run_that_never_comes_through_is_refused() -> None:
@@ -534,19 +482,6 @@ async def test_a_thread_operation_runs_in_a_worker_thread() -> None:
 
 
 # -- sessions
-
-
-async def test_closing_twice_is_harmless() -> None:
-    """`aclose` may be called again; the values stay."""
-    session = ah.Session(counting_graph())
-    await session.run("train")
-    assert not session.closed
-    assert repr(session) == "<Session at step 1>"
-    await session.aclose()
-    await session.aclose()
-    assert session.closed
-    assert repr(session) == "<Session at step 1, closed>"
-    assert session.variables.snapshot() == {"total": 1}
 
 
 async def test_an_initial_value_may_be_made() -> None:
