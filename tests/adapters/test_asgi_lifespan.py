@@ -229,27 +229,6 @@ async def test_the_grace_period_begins_at_the_signal(
     assert ("ending without it" in caplog.text) is (hook_class is Stubborn)
 
 
-async def test_a_signal_ends_steps_that_compute(server: list[int]) -> None:
-    """Steps that never wait end with the one that the signal fell into."""
-    steps = 0
-
-    async def computes() -> dict[str, int]:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return {"loss": steps}
-
-    async def train(session: AsyncMonitoredSession) -> None:
-        while steps < 9 and not session.should_stop():
-            await session.run("loss")
-
-    async with serving(service=SessionService(AsyncMonitoredSession(computes), train)) as one:
-        await ticks(20)
-    assert (steps, server) == (3, [signal.SIGTERM])
-    assert one.service.health().stop_reason == "the server received SIGTERM"
-
-
 class Draining:
     """A service over a queue of three values, of which the first step waits for a test."""
 
@@ -346,20 +325,6 @@ async def test_the_drain_of_a_service_is_limited(
     assert "still active 7 s after the stop; cancelling it" in caplog.text
 
 
-async def test_handlers_of_others_are_left_alone(server: list[int]) -> None:
-    """A signal that would end the process still does; a handler that other code installs inside the
-    block stays installed.
-    """
-    mine = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with notify_on_signals(print):
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        other = signal.default_int_handler
-        signal.signal(signal.SIGINT, other)
-    assert signal.getsignal(signal.SIGINT) is other
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, mine)
-
-
 async def test_services_share_a_handler(server: list[int]) -> None:
     """Services that begin and end in any order are each notified once, and leave no handler."""
     installed = signal.getsignal(signal.SIGTERM)
@@ -396,19 +361,3 @@ async def test_signals_outside_the_main_thread() -> None:
     thread.start()
     await asyncio.to_thread(thread.join)
     assert same == [True]
-
-
-async def test_a_forked_child_does_not_write_into_its_parents_loop(server: list[int]) -> None:
-    """In a forked child only the server's handler is called."""
-    received: list[str] = []
-    with notify_on_signals(received.append):
-        handler = signal.getsignal(signal.SIGTERM)
-        assert callable(handler)
-        child = os.fork()
-        if child == 0:
-            handler(signal.SIGTERM, None)
-            os._exit(len(server))
-        _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - the child ends by itself
-        assert os.waitstatus_to_exitcode(status) == 1
-        await ticks(20)
-        assert received == []
