@@ -7,16 +7,13 @@ every replay, too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from tests.conformance.records import Mode, Record, load
 from tests.conformance.replay import Replay, differences, replay_record
 from tests.conformance.report import installed_loops, replay_all
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.every_python
 
