@@ -21,7 +21,6 @@ SLOW = {
     "power": 60,
     "crash": 700,
     "error": 600,
-    "full": 150,
     "corruption": 1500,
 }
 
