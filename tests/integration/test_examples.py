@@ -250,38 +250,6 @@ def test_the_main_job_reaches_its_accuracy() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "k"), [(1, 0), (5, 20)])
-def test_options_are_applied(workers: int, k: int) -> None:
-    """The run has the given workers, steps and K; every worker makes steps; the same seed gives the
-    same output but for times.
-    """
-    options = ("--workers", workers, "--steps", 150, "--k", k, "--seed", 3)
-    done = trained(*options)
-    check_starts(done, workers, k)
-    assert sorted(done.ends) == sorted(done.starts)
-    assert all(
-        runs > 0 and "reached the last step, 150" in reason for runs, reason in done.ends.values()
-    )
-    # Workers finish the run that they are in when the last step is reached: at most one step more
-    # each.
-    assert (
-        150
-        <= done.number(r"(\d+) steps in")
-        == sum(runs for runs, _ in done.ends.values())
-        < 150 + workers
-    )
-
-    def without_times(output: str) -> list[str]:
-        return [
-            re.sub(r" \([\d.]+ sec\)$| in [\d.]+ s: .*", "", line)
-            for line in output.splitlines()
-            if "/sec" not in line
-        ]
-
-    assert without_times(trained(*options).output) == without_times(done.output)
-
-
-@pytest.mark.slow
 def test_a_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
     """With a checkpoint directory a second run continues from the last step and prints so; damaged
     checkpoints end it.
