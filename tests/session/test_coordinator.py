@@ -202,6 +202,28 @@ async def test_tasks_have_names_and_results() -> None:
     assert repr(coord) == "<Coordinator running, tasks: none>"
 
 
+async def test_a_stop_does_not_interrupt_the_cleanup_of_a_cancelled_task() -> None:
+    """The task has one reason to end, and its wait in `until` has none more."""
+    coord = ah.Coordinator()
+    cleaning, cleaned = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        try:
+            await forever()
+        finally:
+            cleaning.set()
+            await ticks()
+            cleaned.set()
+
+    coord.start_soon(coord.until, wait())
+    await ticks()
+    coord.cancel_tasks("the session closes")
+    await cleaning.wait()
+    coord.request_stop("enough")
+    await coord.join()
+    assert cleaned.is_set()
+
+
 async def test_a_task_that_ignores_its_cancellation_is_named(
     caplog: pytest.LogCaptureFixture, clock: ManualClock
 ) -> None:

@@ -224,6 +224,39 @@ async def test_a_generator_ends_where_it_waits_for_something_new() -> None:
         await use_up(session.steps("same", feeds=received()))
 
 
+async def test_every_loop_finishes_before_the_stop() -> None:
+    """The last one that ends requests it; one that was left does not count."""
+    queues, used, gate = (
+        [asyncio.Queue[int](), asyncio.Queue[int]()],
+        [list[int](), list[int]()],
+        asyncio.Event(),
+    )
+
+    async def produce() -> None:
+        await session.coord.wait_for_drain()
+        await gate.wait()  # what it has under way
+        queues[1].put_nowait(1)
+
+    queues[0].put_nowait(0)
+    async with ah.AsyncMonitoredSession(same) as session:
+        left = session.steps("same", feeds=range(5))
+        async for _ in left:
+            break
+        producer = session.start_soon(produce)
+        other = session.start_soon(
+            use_up, session.steps("same", feeds=queues[1], producer=producer), used[1]
+        )
+        await ticks()
+        session.request_drain("enough")
+        await use_up(session.steps("same", feeds=queues[0]), used[0])
+        assert not session.should_stop()
+        gate.set()
+        await other
+        assert session.should_stop()
+        assert left.unused == []
+    assert used == [[0], [1]]
+
+
 async def test_a_loop_of_ones_own() -> None:
     """It looks at `should_drain`; runs are made as before, the status shows the drain, and its
     reason is that of the end.

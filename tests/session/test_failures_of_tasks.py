@@ -12,7 +12,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, doubling, outcome, recovery_policy
+from tests.support.sessions import doubling, outcome, recovery_policy
 from tests.support.waiting import forever, raises_after, ticks
 
 pytestmark = pytest.mark.every_python
@@ -143,25 +143,6 @@ async def test_a_failure_that_a_hook_has_handled_leaves_the_session(
 
     session = doubling(PhaseHook(phase, handle))
     assert await outcome(session, use) is failure
-
-
-async def test_a_failure_that_ended_a_recovery_is_not_raised_again(failure: OSError) -> None:
-    """A task of the whole session fails while its raw session is replaced."""
-    losses = [ah.AbortedError("lost")]
-
-    async def lose(context: object) -> None:
-        if losses:
-            raise losses.pop()
-
-    async def create(*_: object) -> None:
-        if not losses:
-            await forever()
-
-    hooks = [PhaseHook("before_run", lose), PhaseHook("after_create_session", create)]
-    async with doubling(*hooks, recovery=NO_BACKOFF) as session:
-        session.start_soon(raises_after(20, failure))
-        with pytest.raises(OSError, match="upload"):
-            await session.run("loss")
 
 
 async def test_a_raw_session_whose_task_fails_as_it_is_closed_is_replaced() -> None:

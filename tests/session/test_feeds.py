@@ -29,7 +29,7 @@ from tests.support.sessions import (
     same,
     use_up,
 )
-from tests.support.waiting import forever, parked, ticks, until_true
+from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -309,27 +309,6 @@ async def test_a_thread_that_takes_an_element(clock: ManualClock) -> None:
             await closing
     finally:
         released.set()
-
-
-@pytest.mark.parametrize("prefetch", [0, 1])
-async def test_a_wait_for_a_feed_ends_at_a_stop(prefetch: int) -> None:
-    """The loop ends though the feeds never come, and the generator is closed."""
-    closed: list[bool] = []
-
-    async def one() -> AsyncIterator[int]:
-        try:
-            yield 1
-            await forever()
-        finally:
-            closed.append(True)
-
-    async with ah.AsyncMonitoredSession(same) as session:
-        steps = session.steps("same", feeds=one(), prefetch=prefetch)
-        assert await anext(steps) == 1
-        ending = await parked(anext(steps, None))
-        session.request_stop("enough")
-        assert await ending is None
-    assert closed == [True]
 
 
 @pytest.mark.parametrize("count", [2, 3], ids=["the last", "one before the end"])

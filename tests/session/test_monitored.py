@@ -164,24 +164,6 @@ async def test_a_stop_before_the_first_run_is_not_lost(place: str) -> None:
 # -- the run context
 
 
-class ContextRecorder(ah.SessionRunHook):
-    """Records what each run's context has in both phases."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, int, int, bool]] = []
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        self._note("before", run_context)
-
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
-        self._note("after", run_context)
-
-    def _note(self, phase: str, context: ah.SessionRunContext) -> None:
-        self.seen.append((phase, context.global_step, context.attempt, context.stop_requested))
-
-
 async def test_a_task_of_a_run_does_not_keep_its_feeds() -> None:
     """A task that was started in a run lives on, and the batch of the run is freed at its end."""
     gate = asyncio.Event()
@@ -201,21 +183,6 @@ async def test_a_task_of_a_run_does_not_keep_its_feeds() -> None:
         assert freed() is None
         gate.set()
         await tasks[0]
-
-
-async def test_the_committed_step_is_the_runs_own() -> None:
-    """`after_run` gets the step that its own run committed, also when another session has advanced
-    it since.
-    """
-    steps, contexts = ah.MemoryStepStore(), ContextRecorder()
-
-    async def elsewhere(*_: object) -> None:
-        await steps.advance(100)
-
-    hooks: list[Any] = [contexts, ah.configure(PhaseHook("after_run", elsewhere), order=-1)]
-    async with doubling(*hooks, global_step=steps) as session:
-        await session.run("loss")
-    assert contexts.seen == [("before", 1, 1, False), ("after", 1, 1, False)]
 
 
 async def test_the_repr_of_a_context() -> None:

@@ -5,26 +5,25 @@ seen where, what is kept.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook, ManualClock
+from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
     NO_BACKOFF,
     double,
     doubling,
-    outcome,
-    recovery_policy,
-    use_up,
 )
-from tests.support.waiting import cancel_and_wait, forever, until_true
+from tests.support.waiting import forever, until_true
 
 pytestmark = pytest.mark.every_python
+variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="outside")
 
 
 @pytest.mark.parametrize("how", ["cancels itself", "is cancelled"])
@@ -91,36 +90,6 @@ async def test_a_stop_ends_the_wait_for_a_step(where: str) -> None:
 
 
 # -- what is kept of what a wait has taken
-
-
-@pytest.mark.parametrize("ends", ["gives up", "is cancelled"])
-async def test_an_element_of_a_run_that_is_not_repeated_is_unused(
-    ends: str, clock: ManualClock
-) -> None:
-    """A recovery that gives up, or is cancelled: the element of its run has made no step, and is
-    not lost.
-    """
-    used, made = list[int](), list[Any]()
-
-    async def train(item: int) -> dict[str, int]:
-        if item == 2:
-            raise ah.AbortedError("lost")
-        used.append(item)
-        return {"loss": item}
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        made.append(session.steps("loss", feeds=range(6), prefetch=1))
-        await use_up(made[0])
-
-    policy = (
-        recovery_policy(max_attempts=0)
-        if ends == "gives up"
-        else ah.RecoveryPolicy(backoff=ah.Backoff(5, jitter=False))
-    )
-    task = asyncio.create_task(outcome(ah.AsyncMonitoredSession(train, recovery=policy), use))
-    await until_true(lambda: task.done() or (ends == "is cancelled" and clock.pending))
-    await cancel_and_wait(task)
-    assert (used, made[0].unused[0]) == ([0, 1], 2)
 
 
 async def test_all_feeds_are_taken_in_one_task() -> None:

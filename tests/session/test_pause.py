@@ -13,7 +13,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
     doubling,
     outcome,
@@ -93,36 +92,6 @@ async def test_what_ends_the_wait(how: str) -> None:
     ends = expected.get(how, (ah.StopRequestedError, ah.errors.SessionClosedError))
     assert [isinstance(one, ends) for one in raised] == [True, True]
     assert session.status().runs == 0
-
-
-async def test_a_hook_pauses_the_session() -> None:
-    """Through its coordinator, also from another thread; a task of the session may wait for the end
-    as a run does.
-    """
-    resumed: list[int] = []
-
-    async def wait(coord: ah.Coordinator) -> None:
-        await coord.wait_for_resume()
-        resumed.append(1)
-
-    async def pause(run_context: ah.SessionRunContext) -> None:
-        assert run_context.coord is not None
-        await asyncio.to_thread(run_context.coord.pause, "no space")
-        run_context.coord.start_soon(wait, run_context.coord)
-
-    async with doubling(PhaseHook("before_run", pause)) as session:
-        await session.run("loss")
-        assert session.coord.pause_reason == "no space"
-        again = await parked(session.run("loss"))
-        await ticks(10)
-        assert (again.done(), resumed) == (False, [])
-        thread = threading.Thread(target=session.resume)
-        thread.start()
-        await again
-        thread.join()
-        await until_true(lambda: resumed)
-        session.resume()
-    assert session.status().runs == 2
 
 
 async def test_a_pause_by_a_thread_holds_the_next_run() -> None:

@@ -13,7 +13,7 @@ import pytest
 import aiohooks as ah
 from tests.support.checks import refused
 from tests.support.sessions import put, same, use_up
-from tests.support.waiting import cancel_and_wait, parked, ticks, until_true
+from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -24,27 +24,6 @@ def filled(*elements: Any) -> asyncio.Queue[Any]:
     for one in elements:
         queue.put_nowait(one)
     return queue
-
-
-async def test_an_element_that_comes_with_the_cancel_is_kept() -> None:
-    """The caller is cancelled in the turn in which its element comes out of the queue: the next
-    loop gets that first.
-    """
-    queue = filled()
-    async with ah.AsyncMonitoredSession(same) as session:
-        steps = session.steps("same", feeds=queue)
-
-        async def loop() -> Any:
-            async for one in steps:
-                return one
-
-        for passes in range(6):
-            waiting = await parked(loop())
-            await ticks()
-            queue.put_nowait(passes)
-            await ticks(passes)
-            await cancel_and_wait(waiting)
-            assert (await loop() if waiting.cancelled() else waiting.result()) == passes
 
 
 async def test_an_element_is_done_when_its_step_is() -> None:

@@ -14,7 +14,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.clock import sleep
-from aiohooks.session.recovery import RecoveryHistory
 from aiohooks.stores import open_step_store
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook, choose, explore
 from tests.support.checks import refused
@@ -323,22 +322,6 @@ async def test_a_step_that_fails_again_and_again_is_given_up(between: str) -> No
         "recovery gave up: step 3 failed 3 times (no_progress_limit=2); what failed, oldest first:",
         *(f"  the run of step 3: AbortedError('failure {number}')" for number in (1, 2, 3)),
     ]
-
-
-def test_what_counts_as_progress() -> None:
-    """That the step which failed was completed, not an earlier one, as after a restore; a step that
-    fails anew counts anew.
-    """
-    history = RecoveryHistory(recovery_policy(no_progress_limit=2, max_attempts=1))
-    for _ in range(2):
-        for _ in range(2):
-            assert history.failed(LOST, 5) is None
-            history.completed(4)
-        history.completed(5)
-    for _ in range(2):
-        assert history.failed(LOST, 5) is None
-        history.completed(4)
-    assert history.failed(LOST, 3) == "step 5 failed 3 times (no_progress_limit=2)"
 
 
 async def test_a_clean_end_while_recovering_is_a_clean_end() -> None:

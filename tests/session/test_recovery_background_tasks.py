@@ -228,27 +228,6 @@ async def test_the_end_of_a_session_ends_a_recovery_that_no_run_makes(later: int
     assert (loop.exception(), run.cancelled()) == (None, True)
 
 
-async def test_a_task_of_the_raw_session_does_not_wait_through_a_recovery() -> None:
-    """It ends with its raw session: its wait gets the failure of the other task."""
-    lost, caught = Lost(ah.UnavailableError("away")), list[BaseException]()
-    hook = Workers(lost)
-
-    async def wait() -> None:
-        try:
-            await session.until(forever())
-        except ah.UnavailableError as error:
-            caught.append(error)
-
-    async with doubling(hook, recovery=NO_BACKOFF) as session:
-        session.coord.start_soon(wait)
-        await ticks(1)
-        lost.fail.set()
-        await ticks(5)
-        await session.run("loss")
-        lost.fail.clear()
-    assert caught == [lost.error]
-
-
 async def test_a_wait_that_a_recovery_may_outlast_needs_producers_that_live() -> None:
     """A task of a hook's coordinator is rejected as its producer: a recovery cancels it, and starts
     another, and the wait would end as if everything had been produced.

@@ -243,29 +243,6 @@ async def test_a_session_is_not_closed_while_it_opens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "says"),
-    [
-        ("begin", "opening"),
-        ("after_create_session", "opening"),
-        ("end", "closing"),
-        ("close", "closing"),
-    ],
-)
-async def test_hooks_do_not_run_their_session_outside_of_runs(phase: str, says: str) -> None:
-    """While a session opens or closes a hook cannot run it; the error is the session's, as any of a
-    hook.
-    """
-
-    async def run(*_: object) -> None:
-        await session.run("loss")
-
-    session = doubling(PhaseHook(phase, run))
-    raised = await outcome(session)
-    assert isinstance(raised, ah.errors.SessionClosedError)
-    assert f"this session is {says}" in str(raised)
-
-
-@pytest.mark.parametrize(
     "place", ["before_run", "after_run", "a task of after_run", "step", "step function"]
 )
 @pytest.mark.parametrize("use", RUNS.values(), ids=RUNS)

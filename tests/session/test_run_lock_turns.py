@@ -14,7 +14,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import Source, make_runs
-from tests.support.waiting import parked, result_without_suspending, ticks
+from tests.support.waiting import result_without_suspending, ticks
 
 pytestmark = [pytest.mark.every_python, pytest.mark.turns]
 
@@ -104,29 +104,6 @@ async def test_short_steps_together(clock: ManualClock) -> None:
             if number == 4:
                 assert seen == []
         assert seen == [0, 1, 2, 3, 4, 5]
-
-
-async def test_one_turn_handles_an_event_to_its_end(clock: ManualClock) -> None:
-    """In one turn an event is found, its callback called, and the task that waited for it
-    continues.
-    """
-    loop, arrived, order = asyncio.get_running_loop(), asyncio.Event(), list[str]()
-
-    async def step() -> dict[str, int]:
-        clock.advance(COMPUTING_SECS)
-        order.append("step")
-        loop.call_soon_threadsafe(loop.call_soon, arrived.set)
-        return {"loss": 1}
-
-    async def wait() -> None:
-        await arrived.wait()
-        order.append("continued")
-
-    task = await parked(wait())
-    async with ah.AsyncMonitoredSession(step) as session:
-        await by_run(session, 2)
-    await task
-    assert order == ["step", "continued", "step"]
 
 
 async def test_no_turn_is_given_that_the_loop_had(clock: ManualClock) -> None:

@@ -19,7 +19,6 @@ from tests.support.sessions import (
     NO_BACKOFF,
     counting,
     doubling,
-    forever_step,
     make_runs,
     outcome,
     recovery_policy,
@@ -281,43 +280,6 @@ async def test_closing_lets_the_run_of_another_task_finish() -> None:
         "end",
         "close",
     ]
-
-
-@pytest.mark.parametrize("how", ["the block fails", "closing is cancelled", "both"])
-async def test_what_ends_the_run_of_another_task_immediately(
-    how: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Without a grace period: the run has an error of its own, and all is closed; a failure that a
-    cancel hides is logged.
-    """
-    runs, hook = list[asyncio.Task[Any]](), RecordingHook()
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        runs.append(await parked(session.run("forever_step")))
-        await ticks()
-        if how == "both":
-            ending.cancel()
-        if how != "closing is cancelled":
-            raise OSError("broken")
-
-    session = ah.AsyncMonitoredSession(forever_step, [hook])
-    ending = asyncio.create_task(outcome(session, use))
-    await ticks(20)
-    if how == "closing is cancelled":
-        assert not ending.done()
-        ending.cancel()
-    assert isinstance(await ending, OSError if how == "the block fails" else asyncio.CancelledError)
-    with refused(ah.errors.SessionClosedError, "the session was closed during this run"):
-        await runs[0]
-    assert (hook.phases()[-1], "end" in hook.phases(), session.status().state, clock.now()) == (
-        "close",
-        False,
-        "closed",
-        0,
-    )
-    assert any("OSError('broken'), and then CancelledError" in one for one in caplog.messages) is (
-        how == "both"
-    )
 
 
 # -- the last step in `close`

@@ -10,7 +10,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, doubling, outcome
 from tests.support.waiting import (
@@ -168,32 +167,6 @@ async def test_background_tasks_are_waited_for_after_others_have_cancelled_the_w
     assert not ending.done()
     gate.set()
     assert await ending is None
-
-
-async def test_an_uncancellable_run_does_not_block_the_end(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A run that ignores its cancellation has the grace period twice; the session closes without
-    it, and says so.
-    """
-    uncancellable = Uncancellable()
-    hooks = [PhaseHook("before_run", uncancellable.wait)]
-    async with doubling(*hooks, stop_grace_period_secs=9, name="trainer") as session:
-        running = await parked(session.run("loss"))
-        await ticks()
-        closing = await parked(session.aclose())
-        await ticks()
-        clock.advance(9)
-        await until_true(lambda: uncancellable.cancels)
-        assert not closing.done()
-        clock.advance(9)
-        await closing
-    assert warnings_of(caplog)[-1:] == [
-        "session 'trainer': run still active 9 s after its cancellation; closing anyway"
-    ]
-    await uncancellable.release()
-    with refused(ah.errors.SessionClosedError, "closed during this run"):
-        await running
 
 
 @pytest.mark.parametrize("where", ["create_session", "after_create_session"])

@@ -184,15 +184,6 @@ async def test_the_drain_of_one_that_is_opened_meanwhile_has_an_end(clock: Manua
             await until_true(later.should_stop)
 
 
-async def test_one_of_them_stops_already(clock: ManualClock) -> None:
-    """The time limits of its stop begin at the first signal; the others drain."""
-    async with handling(step_secs=5.0, grace_secs=30.0) as stopped, handling() as drains:
-        stopped.request_stop("over")
-        await drain_of(drains)
-        assert clock.pending == 3, "two of the stop, one of the drain"
-        assert not drains.should_stop()
-
-
 async def test_a_stop_before_the_signal() -> None:
     """A session that stops already has nothing to drain: the next signal cancels it, as without
     `drain_secs`.

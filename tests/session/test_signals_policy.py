@@ -9,7 +9,6 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -317,30 +316,6 @@ async def test_the_wakeup_fd_is_restored() -> None:
         async with handling():
             signal.set_wakeup_fd(writer.fileno())  # by other code, whose it stays
         assert signal.set_wakeup_fd(before) == writer.fileno()
-
-
-async def test_a_signal_in_another_thread_wakes_the_loop() -> None:
-    """A signal that is raised in a worker thread wakes a loop that waits for events, for one
-    session after the other.
-    """
-    main = threading.get_ident()
-
-    def raise_signal() -> None:
-        while sys._current_frames()[main].f_code.co_name not in (
-            "select",
-            "run",
-            "run_until_complete",
-        ):  # of asyncio, of uvloop
-            os.sched_yield()
-        signal.raise_signal(USER)
-
-    for _ in range(2):
-        async with handling() as session:
-            thread = threading.Thread(target=raise_signal)
-            thread.start()
-            assert await session.coord.wait_for_stop(timeout=40)
-            thread.join()
-        assert session.stop_signal is USER
 
 
 async def test_whether_nothing_but_sessions_handles_a_signal() -> None:

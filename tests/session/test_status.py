@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import pickle
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,9 +15,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.session.hook import HOOK_METHODS
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double, doubling, outcome
+from tests.support.sessions import NO_BACKOFF, do_nothing, double, doubling, outcome
 from tests.support.waiting import Gate, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -127,37 +126,6 @@ async def test_the_run_is_named_where_none_of_its_calls_waits(clock: ManualClock
         assert await session.run("step") == [("run 1", 3.0)]
 
 
-async def test_what_is_active_between_runs(clock: ManualClock) -> None:
-    """What the creation of the session waits for; then where the session's block waits, and where
-    each background task does.
-    """
-    created, gate, queue = Gate(), Gate(), asyncio.Queue[int]()
-
-    async def producer() -> None:
-        await gate.pass_through()
-        queue.put_nowait(1)
-
-    async def block(session: ah.AsyncMonitoredSession) -> None:
-        session.start_soon(producer, name="producer")
-        await queue.get()
-
-    creator = ah.ChiefSessionCreator(
-        counting_graph(), scaffold=ah.Scaffold(init_fn=created.pass_through)
-    )
-    session = ah.AsyncMonitoredSession(creator)
-    running = await parked(outcome(session, block))
-    await ticks()
-    assert only(session.status().doing, "Gate.pass_through").what == "creating the session"
-    created.opened.set()
-    await ticks(10)
-    assert only(session.status().doing, "block (", "Queue.get").what == "the session's block"
-    assert (
-        only(session.status().background, "Gate.pass_through").what == "background task 'producer'"
-    )
-    gate.opened.set()
-    assert await running is None
-
-
 async def test_the_status_counts() -> None:
     """The session's state, step and runs, those that wait for the lock, the stop, recoveries and a
     failure, also in the text.
@@ -209,18 +177,6 @@ async def test_a_coordinator_has_the_status_too(clock: ManualClock) -> None:
     async with doubling(PhaseHook("after_create_session", see), name="me") as session:
         assert session.coord.status() == session.status()
     assert (seen[0].state, seen[0].name) == ("opening", "me")
-
-
-async def test_a_status_outside_the_block_is_a_value() -> None:
-    """Before and after the block a status has no tasks in it: it can be kept, compared and
-    pickled.
-    """
-    session = doubling(RecordingHook())
-    assert str(session.status()) == "session: new"
-    assert await outcome(session, lambda session: session.run("loss")) is None
-    status = session.status()
-    assert pickle.loads(pickle.dumps(status)) == status
-    assert str(status).startswith("session: closed, at step 1")
 
 
 async def test_a_closed_session_refers_to_no_task() -> None:
