@@ -98,30 +98,6 @@ async def test_an_error_after_the_success_of_a_call_is_raised_in_the_caller() ->
     assert asyncio.all_tasks() == before
 
 
-@pytest.mark.parametrize(
-    "when", ["before it waits", "before it starts", "while it waits", "at its end"]
-)
-async def test_a_call_that_others_cancel_is_reported(when: str) -> None:
-    """At every moment of its life."""
-
-    async def call() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if when == "while it waits":
-            asyncio.get_running_loop().call_soon(task.cancel)
-        elif when != "before it starts":
-            task.cancel()
-        if when != "at its end":
-            await forever()
-
-    running = asyncio.create_task(results_of(call, ticks))
-    if when == "before it starts":
-        await until_true(lambda: any(one.get_name() == "call 0" for one in asyncio.all_tasks()))
-        next(one for one in asyncio.all_tasks() if one.get_name() == "call 0").cancel()
-    with pytest.raises(HookCancelledError, match="call 0 was cancelled"):
-        await running
-
-
 class CountingTask(asyncio.Task[None]):
     """Counts the cancels that it gets."""
 

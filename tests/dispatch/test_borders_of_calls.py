@@ -29,11 +29,6 @@ class Waits:
         await asyncio.sleep(0)
 
 
-class PassesAll:
-    async def handle(self, event, call_next, data=None, *, depth=0):
-        return await call_next(event, data)
-
-
 class PassesNothing:
     async def handle(self, event, call_next, data=None, *, depth=0):
         return await call_next()
@@ -41,14 +36,6 @@ class PassesNothing:
 
 async def final(event, data=None, *, depth=0):
     return event, data, depth
-
-
-async def test_a_hook_may_give_what_the_caller_has_left_out() -> None:
-    """The next hook gets it, and keeps the arguments before it."""
-    events = ah.compose(Events, [PassesAll(), PassesAll()])
-    assert await events.handle("started", final) == ("started", None, 0)
-    assert await events.handle("started", final, "data") == ("started", "data", 0)
-    assert await events.handle(event="started", call_next=final) == ("started", None, 0)
 
 
 @pytest.mark.parametrize("hooks", [[], [PassesNothing()]])
@@ -59,28 +46,6 @@ async def test_what_is_wrapped_gets_all_that_it_takes(hooks) -> None:
     assert await events.handle("started", final, "data") == ("started", "data", 0)
     assert await events.handle("started", final, "data", depth=2) == ("started", "data", 2)
     assert await events.handle("started", final, depth=2) == ("started", None, 2)
-
-
-async def test_what_is_left_out_in_the_middle_keeps_its_place() -> None:
-    """With its default, for what is wrapped and for what a hook gives to the next one."""
-
-    class Steps:
-        @ah.point(ah.wrap(argument="call_next"))
-        async def run(self, first, second="2", third="3", call_next=None): ...
-
-    class PassesTwo:
-        async def run(self, first, second="2", third="3", call_next=None):
-            return await call_next(f"{second}+", f"{third}+")
-
-    async def tool(first, second, third):
-        return first, second, third
-
-    async def two(second, third):
-        return second, third
-
-    assert await ah.compose(Steps, []).run("1", third="x", call_next=tool) == ("1", "2", "x")
-    steps = ah.compose(Steps, [PassesTwo(), PassesTwo()])
-    assert await steps.run("1", third="x", call_next=two) == ("2++", "x++")
 
 
 def test_a_second_loop_is_refused_while_the_first_is_open() -> None:

@@ -148,29 +148,6 @@ async def test_a_registration_is_removed_as_its_hook_is() -> None:
     assert hook.calls == []
 
 
-async def test_n_changes_look_at_each_hook_once() -> None:
-    """The cost of adding and removing is linear: no change compares the hook with the others."""
-    compared = 0
-
-    class Compared(Notes):
-        def __eq__(self, other: object) -> bool:
-            nonlocal compared
-            compared += 1
-            return self is other
-
-        def __hash__(self) -> int:
-            return 1
-
-    hooks = [Compared() for _ in range(50)]
-    group = ah.HookGroup(Events)
-    for hook in hooks:
-        group.add(hook)
-    for hook in hooks:
-        group.remove(hook)
-    assert compared == 0
-    assert group.status() == []
-
-
 async def test_a_function_that_is_called_once() -> None:
     """It takes part in one call, also if others begin before that has ended."""
     gate, calls = asyncio.Event(), list[str]()
@@ -240,28 +217,6 @@ async def test_leaving_waits_no_longer_than_the_grace_period(
     assert hook.calls == ["enter", "leave", "x"]
 
 
-async def test_a_removed_hook_is_left_when_its_last_call_has_ended() -> None:
-    """Calls that begin later do not delay it; the group leaves it no second time."""
-    gate, later = asyncio.Event(), asyncio.Event()
-    removed, other = Resource(gate), Resource(later)
-    async with ah.HookGroup(Events, [removed, other]) as group:
-        call = await parked(group.hooks.on("x"))
-        group.remove(removed)
-        after = await parked(group.hooks.on("y"))
-        await ticks()
-        assert removed.calls == ["enter"]
-        gate.set()
-        await ticks()
-        assert removed.calls == ["enter", "x"], "the call has another hook"
-        later.set()
-        await call
-        await after
-        await ticks(20)
-        assert removed.calls == ["enter", "x", "leave"]
-        assert "leave" not in other.calls
-    assert removed.calls.count("leave") == other.calls.count("leave") == 1
-
-
 async def test_a_plain_context_manager_is_refused() -> None:
     """When the group is entered, which would not enter it; elsewhere it is a hook like others."""
 
@@ -329,35 +284,6 @@ def test_a_loop_of_another_library_is_refused() -> None:
     call = ah.compose(Events, [Waits()]).on("x")
     with refused(WrongLoopError, "no asyncio event loop is running", "trio"):
         call.send(None)
-
-
-# -- registries
-
-
-class Plugin:
-    registry: ClassVar[list[type]] = []
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        Plugin.registry.append(cls)
-
-    async def on(self, text: str) -> None: ...
-
-    def who(self) -> str:
-        return type(self).__name__
-
-
-class Audit(Plugin):
-    async def on(self, text: str) -> None: ...
-
-
-def test_a_composite_is_in_no_registry() -> None:
-    """Neither by `__init_subclass__` nor among the subclasses; it is an object of the class."""
-    composites = [ah.compose(Plugin, [Audit()]) for _ in range(3)]
-    assert Plugin.registry == Plugin.__subclasses__() == [Audit]
-    assert all(isinstance(composite, Plugin) for composite in composites)
-    assert issubclass(type(composites[0]), Plugin)
-    assert composites[0].who() == "Plugin"
 
 
 # -- kinds of methods and hooks

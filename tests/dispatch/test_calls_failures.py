@@ -4,17 +4,11 @@ hook.
 
 from __future__ import annotations
 
-import asyncio
-import weakref
-
 import pytest
 
-import aiohooks as ah
-from aiohooks.testing import ManualClock
-from tests.support.checks import without_collections
 from tests.support.hooks import five_hooks
-from tests.support.sessions import doubling, run_once
-from tests.support.waiting import elapse, forever, parked, ticks
+from tests.support.sessions import run_once
+from tests.support.waiting import forever, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -40,48 +34,3 @@ async def test_a_group_among_several_failures_leaves_its_notes_to_its_members() 
             "in file rows.csv",
             "raised by NumberedHook#1.before_run at step 1",
         ]
-
-
-@pytest.mark.plain_tasks
-@pytest.mark.parametrize("how", ["inline", "own", "child", "cancelled", "time limit"])
-async def test_failed_runs_leave_no_reference_cycles(how: str) -> None:
-    """What a failed run referred to is freed when its error is, without the garbage collector."""
-
-    class Big:
-        pass
-
-    big: weakref.ref[Big]
-
-    async def act(number: int, phase: str) -> None:
-        nonlocal big
-        if phase == "before_run" and number == (3 if how == "child" else 0):
-            held = Big()
-            big = weakref.ref(held)
-            if how in ("cancelled", "time limit"):
-                await elapse(100)
-            elif how != "inline":
-                await ticks()
-            raise ValueError("no")
-        if how == "child":
-            await asyncio.sleep(0)
-
-    hooks = [
-        ah.configure(hook, timeout=5 if how == "time limit" else None) for hook in five_hooks(act)
-    ]
-    with without_collections(), ManualClock() as clock:
-        async with doubling(*hooks) as session:
-            for _ in range(3):
-                task = await parked(session.run("double"), 3)
-                if how == "cancelled":
-                    task.cancel()
-                elif how == "time limit":
-                    clock.advance(5)
-                await asyncio.wait([task])
-                assert (
-                    task.cancelled()
-                    if how == "cancelled"
-                    else isinstance(task.exception(), (ValueError, TimeoutError))
-                )
-                del task
-                await ticks()
-                assert big() is None

@@ -13,7 +13,6 @@ from typing import Any, cast
 import pytest
 
 import aiohooks as ah
-from tests.support.kinds import Kinds, Next, tail
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -93,41 +92,6 @@ async def test_each_call_has_the_hooks_the_answers_and_the_context_of_its_own() 
     assert len(sizes) > 3  # there were fewer hooks, and more
 
 
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        ("first", lambda number: [number, number % 3]),
-        ("chain", lambda number: [number] * 4),
-        ("wrap", lambda number: [number] * 7),
-    ],
-)
-async def test_calls_of_hooks_in_turn_do_not_cross(
-    how: str, expected: Callable[[int], list[int]]
-) -> None:
-    """The first answer, the path of a chain and the way through middleware are each call's own."""
-
-    class Passing:
-        def __init__(self, place: int) -> None:
-            self.place = place
-
-        async def first(self, value: list[int]) -> list[int] | None:
-            await ticks(value[0] % 4)
-            return [whose.get(), self.place] if value[0] % 3 == self.place else None
-
-        async def chain(self, value: list[int]) -> list[int]:
-            await ticks(value[0] % 4)
-            return [*value, whose.get()]
-
-        async def wrap(self, value: list[int], call_next: Next) -> Any:
-            return [*await call_next(await self.chain(value)), whose.get()]
-
-    hooks: Any = ah.compose(Kinds, map(Passing, range(3)))
-    more = [tail] if how == "wrap" else []
-    assert await of_all(lambda number: getattr(hooks, how)([number], *more)) == [
-        expected(number) for number in range(TASKS)
-    ]
-
-
 # -- what changes while it is used
 
 
@@ -144,20 +108,6 @@ class Answers:
 
     async def ask(self) -> str | None:
         return self.answer
-
-
-async def test_a_bound_method_calls_the_current_hooks() -> None:
-    """Also one that was taken when no hook, or another one, implemented the method."""
-    group = ah.HookGroup(Life)
-    ask = group.hooks.ask
-    assert await ask() is None
-    for answer in ("a", "b"):
-        hook = Answers(answer)
-        group.add(hook)
-        assert (await ask(), await group.hooks.ask()) == (answer, answer)
-        ask = group.hooks.ask
-        group.remove(hook)
-    assert await ask() is None
 
 
 @pytest.mark.parametrize("waits", [False, True])

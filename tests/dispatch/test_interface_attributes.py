@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -85,51 +85,6 @@ def test_attributes_that_hooks_set_are_taken_over() -> None:
     assert ah.compose(Lifecycle, [hook]).strict
     composite = ah.compose(Lifecycle, [other, Strict()])
     assert (composite.strict, composite.quiet) == (True, True)
-
-
-def test_the_first_hook_that_sets_an_attribute_decides() -> None:
-    """Also if others set another value, which is neither compared nor read."""
-
-    class Unequal:
-        def __eq__(self, other: object) -> bool:
-            raise AssertionError("this value is not to be compared")
-
-        __hash__ = None  # type: ignore[assignment]
-
-    hooks: list[Any] = [First(), First(), First()]
-    hooks[1].labels = Unequal()
-    hooks[2].labels = Unequal()
-    assert ah.compose(Lifecycle, hooks).labels is hooks[1].labels
-
-
-class Switched(First):
-    """Its properties change, or cannot be read yet."""
-
-    paused = False
-
-    @property
-    def quiet(self) -> bool:
-        return self.paused
-
-    @property
-    def outdated(self) -> bool:
-        raise RuntimeError("not connected yet")
-
-
-def test_the_attributes_of_a_hook_that_was_removed_are_gone() -> None:
-    """Those of the next hook count, or of the class itself; and of a hook that is added."""
-    group = ah.HookGroup(Lifecycle, [First()])
-    first, second = Switched(), First()
-    group.add(first)
-    group.add(second)
-    first.labels = ["first"]
-    second.labels = ["second"]
-    assert group.hooks.labels == ["first"]
-    group.remove(first)
-    assert group.hooks.labels == ["second"]
-    group.remove(second)
-    assert group.hooks.labels is None
-    assert not group.hooks.quiet
 
 
 @pytest.mark.parametrize("how", ["wrap", "chain"])
