@@ -160,29 +160,6 @@ async def test_what_waited_is_a_span(telemetry: Telemetry) -> None:
     assert telemetry.counts() == dict.fromkeys([("run", "t"), *waits], 1)
 
 
-async def test_operations_that_waited(telemetry: Telemetry) -> None:
-    """Operations of a graph that wait are spans with their names; one whose inputs are there later
-    begins later.
-    """
-    graph = ah.Graph()
-
-    @graph.operation
-    async def first() -> int:
-        await asyncio.sleep(0)
-        return 1
-
-    @graph.operation
-    async def second(first: int) -> int:
-        await asyncio.sleep(0)
-        return first + 1
-
-    async with ah.AsyncMonitoredSession(graph, [telemetry.hook]) as session:
-        assert await session.run("second") == 2
-    assert telemetry.tree() == [("first", "run"), ("second", "run"), ("run", None)]
-    first_span, second_span, _ = telemetry.spans
-    assert (first_span.end_time or 0) <= (second_span.start_time or 0)
-
-
 async def test_a_cancelled_run_ends_all_its_spans(telemetry: Telemetry) -> None:
     """After a cancellation the spans of the run and of its waits have ended, with the cancellation
     as their error.

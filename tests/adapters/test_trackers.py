@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,11 +19,9 @@ from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
-    NO_BACKOFF,
     counting,
     going_back,
     make_runs,
-    run_session,
     train,
 )
 from tests.support.trackers import ScriptedTracker
@@ -374,52 +371,3 @@ async def test_queued_steps_that_are_made_again_are_dropped(hanging: ScriptedTra
         (3, 6),
         (4, 7),
     ]
-
-
-async def test_a_process_that_resumes_repeats_no_step() -> None:
-    """Killed at step 7, resumed from the checkpoint of step 5: the metrics that were sent stay."""
-    tracker = ScriptedTracker()
-    tracker.metrics = [(step, {}) for step in range(1, 8)]
-    await train(hook_of(tracker), runs=3, start=5)
-    assert tracker.steps == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-async def test_a_recovery_before_the_tracker_is_reached_forgets_nothing() -> None:
-    """What an earlier process had sent behind its checkpoint is replaced from the first step that
-    this one has to send.
-    """
-    tracker, store = ScriptedTracker(replaces=True), ah.MemoryStepStore(5)
-    tracker.metrics = [(step, {}) for step in range(1, 10)]
-    tracker.failures[-1] = ConnectionError("not yet")
-    hook = hook_of(tracker)
-
-    async def back() -> None:
-        await until_true(lambda: hook.statistics().lost == 2)
-        del tracker.failures[-1]
-        await store.reset(6)
-        raise ah.AbortedError("lost")
-
-    hooks = [hook, FaultInjectionHook({("before_run", 3): back})]
-    await run_session(
-        counting(*hooks, global_step=store, recovery=NO_BACKOFF),
-        4,
-        "train",
-    )
-    assert tracker.calls == ["start 5", "log 7", "log 8", "close"]
-    assert tracker.steps == [1, 2, 3, 4, 5, 7, 8]
-
-
-def test_the_hook_before_a_session() -> None:
-    """It has a `repr` with its tracker and values, and has sent nothing."""
-    hook = TrackerHook(ScriptedTracker(), ["loss"])
-    assert repr(hook).startswith("TrackerHook(ScriptedTracker(), ['loss'], every=")
-    assert hook.statistics() == TrackerStatistics()
-
-
-def test_the_threads_are_daemons() -> None:
-    """A tracker that hangs does not keep the process from ending."""
-    tracker = ScriptedTracker()
-    asyncio.run(train(hook_of(tracker), runs=1))
-    assert tracker.threads
-    assert all(thread.daemon for thread in tracker.threads)
-    assert threading.main_thread() not in tracker.threads

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook, ManualClock
+from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import drop, invalid
 from tests.support.hooks import PhaseHook
 from tests.support.saving_sessions import (
@@ -148,24 +148,6 @@ async def test_a_save_has_what_hooks_of_a_higher_order_keep_of_its_run(
         await make_runs(session, 3, "train")
     state = await state_at(tmp_path, 3)
     assert state["hooks"]["CountingHook"]["after_run"] == 3
-
-
-async def test_a_period_of_seconds(tmp_path: Path) -> None:
-    """Counted from the beginning, and then from the last save; no step is saved twice, however long
-    runs without a step take.
-    """
-    hook = ah.CheckpointSaverHook(tmp_path, every=ah.Every(secs=10))
-    with ManualClock() as clock:
-        async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
-            for secs in (9, 1, 9, 2, 3):
-                clock.advance(secs)
-                await session.run("train")
-            clock.advance(3)
-            await session.run("look")
-            for _ in range(2):
-                clock.advance(11)
-                await session.run("look")
-    assert await on_disk(tmp_path) == [0, 2, 4, 5]
 
 
 # -- in the background

@@ -4,7 +4,6 @@ or incomplete.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 from pathlib import Path
@@ -25,8 +24,6 @@ from tests.support.saving_sessions import (
     train,
     writes_done,
 )
-from tests.support.sessions import NO_BACKOFF
-from tests.support.waiting import cancel_and_wait
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -148,26 +145,6 @@ async def test_a_state_that_cannot_be_saved_fails_the_save(tmp_path: Path) -> No
             raise AssertionError("it was entered")
 
 
-async def test_a_cancelled_write_is_a_failed_save(tmp_path: Path) -> None:
-    """If foreign code cancels the task of a write, the save counts as failed, and the error names
-    its step.
-    """
-    saver = HeldSaver(tmp_path)
-    hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
-    session = ah.AsyncMonitoredSession(array_graph(), [hook])
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        await session.run("train")
-        (write,) = [task for task in asyncio.all_tasks() if task.get_name() == "save of step 1"]
-        await cancel_and_wait(write)
-        saver.let()
-        await session.run("train")
-
-    with pytest.raises(ah.errors.HookCancelledError, match="the save of step 1 was cancelled"):
-        await run_block(session, body)
-    assert (hook.saved, hook.failed) == (0, 1)
-
-
 # -- sessions that fail
 
 
@@ -203,24 +180,3 @@ async def test_a_failed_save_is_tried_once_more_after_the_error(tmp_path: Path) 
         await train(array_graph(), [hook], 3)
     assert await on_disk(tmp_path) == [1]
     await saver.aclose()
-
-
-async def test_a_partly_restored_state_is_not_saved(tmp_path: Path) -> None:
-    """If a recovery resets the step and a tracked object then fails to load, `save_on_error` saves
-    nothing.
-    """
-
-    class Loader:
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state: Any) -> None:
-            raise ValueError("cannot load")
-
-    scaffold = ah.Scaffold(tracked={"loader": Loader()})
-    creator = ah.ChiefSessionCreator(array_graph(), scaffold=scaffold, checkpoint_dir=tmp_path)
-    hook = saving(None, every=ah.Every(steps=2), save_on_error=True)
-    faults = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
-    with pytest.raises(ValueError, match="cannot load"):
-        await train(creator, [faults, hook], 5, recovery=NO_BACKOFF)
-    assert await on_disk(tmp_path) == [0, 2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import aiohooks as ah
@@ -14,7 +13,6 @@ from tests.support.saving_sessions import (
     on_disk,
     saving,
     train,
-    values_at,
     writes_done,
 )
 from tests.tensorflow.blocks import run_block
@@ -48,17 +46,6 @@ async def test_the_order_of_the_calls(tmp_path: Path, background: bool) -> None:
     ]
     assert record == ["a.begin", "b.begin", *saves, "a.end(3)", "b.end(3)"]
     assert there == [[0], [0, 2], [0, 2, 3]]
-
-
-async def test_the_state_is_taken_after_before_save(tmp_path: Path) -> None:
-    """Variables that a listener assigns in `before_save` are saved."""
-
-    class Assigning(ah.CheckpointSaverListener):
-        async def before_save(self, session: ah.Session, global_step: int) -> None:
-            session.variables.assign({"weights": np.full(4, 100.0 + global_step)})
-
-    await train(array_graph(), [saving(tmp_path, listeners=[Assigning()])])
-    assert [(await values_at(tmp_path, step))["weights"][0] for step in (0, 1)] == [100, 101]
 
 
 @both_ways

@@ -151,18 +151,6 @@ async def test_at_the_commit_it_is_delivered_immediately() -> None:
     assert receiver.keys == ["r/1/publish/1"]
 
 
-@pytest.mark.parametrize("first", ["effects", "saver"])
-async def test_at_the_end_all_is_delivered_and_the_last_checkpoint_has_none(
-    first: str, tmp_path: Path
-) -> None:
-    """In either order of the hooks: the next process has nothing to deliver again."""
-    receiver = Receiver()
-    hooks: list[Any] = [effects(publish=receiver), saving(None, every=LAST)]
-    await train(chief(tmp_path), hooks if first == "effects" else hooks[::-1], 2)
-    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1"]
-    assert (await state_at(tmp_path))["hooks"]["EffectsHook"]["pending"] == []
-
-
 async def test_what_runs_without_a_step_record_is_saved_at_the_end(tmp_path: Path) -> None:
     """A run that does not advance the step has effects, too; its checkpoint is that of the end, and
     no key is used twice.
@@ -376,23 +364,6 @@ async def test_an_operation_that_is_repeated_records_once() -> None:
 # -- where effects may be recorded
 
 
-async def test_blocking_code_records_too() -> None:
-    """A hook with plain methods, and an operation in a thread."""
-    receiver = Receiver()
-
-    class Plain:
-        def after_run(self, run_context: ah.SessionRunContext, run_values: object) -> None:
-            run_context.effect("publish")
-            ah.effect("publish")
-
-    graph = ah.Graph()
-    graph.operation(name="threaded", thread=True)(lambda: ah.effect("publish"))
-    hooks = [ah.hooks.BlockingHook(Plain()), effects(publish=receiver, when="commit")]
-    async with ah.AsyncMonitoredSession(graph, hooks) as session:
-        await session.run("threaded")
-    assert receiver.keys == ["r/0/publish/1", "r/0/publish/2", "r/0/publish/3"]
-
-
 async def test_threads_record_at_the_same_time() -> None:
     """Each has its key, and none is lost."""
     receiver, interval = Receiver(), sys.getswitchinterval()
@@ -462,26 +433,6 @@ async def test_where_no_effect_can_be_recorded() -> None:
     await train(double, [hook, background], 1)
     with pytest.raises(EffectError, match="after the effects of its run were taken or dropped"):
         contexts[0].effect("publish")
-
-
-async def test_an_inner_session_has_its_own_effects() -> None:
-    """A step that runs another session: what that records is not part of the outer run."""
-
-    async def outer() -> None:
-        await train(step, [], 1)
-
-    with pytest.raises(EffectError, match="outside of a run with an EffectsHook"):
-        await train(outer, [effects(publish=Receiver(), when="commit")], 1)
-    receiver = Receiver()
-
-    async def inner() -> None:
-        ah.effect("publish")
-
-    async def outer_with_effects() -> None:
-        await train(inner, [effects(publish=receiver, when="commit")], 1)
-
-    await train(outer_with_effects, [effects(publish=Receiver(), when="commit")], 1)
-    assert receiver.keys == ["r/1/publish/1"]
 
 
 @pytest.mark.parametrize(
@@ -691,16 +642,6 @@ async def test_why_names_the_delivery_that_is_waited_for() -> None:
         asyncio.get_running_loop().call_soon(release.set)
 
 
-async def test_too_many_that_wait_for_a_checkpoint_are_saved(tmp_path: Path) -> None:
-    """Though none is due: the outbox is limited."""
-    receiver = Receiver()
-    hooks = [effects(publish=receiver, max_pending=3), saving(None, every=LAST, background=False)]
-    async with ah.AsyncMonitoredSession(chief(tmp_path), hooks) as session:
-        await make_runs(session, 4, ())
-        await receiver.wait_for(3)
-        assert session.status().effects[0][:3] == ("publish", 1, 1)
-
-
 @pytest.mark.parametrize("saved", [False, True])
 async def test_the_end_waits_for_drain_secs(
     saved: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -718,13 +659,6 @@ async def test_the_end_waits_for_drain_secs(
     assert f"effects that were not delivered: 2 of 'publish'; {what}" in caplog.messages
     if saved:
         assert len((await state_at(tmp_path))["hooks"]["EffectsHook"]["pending"]) == 2
-
-
-async def test_after_a_failure_what_no_checkpoint_has_is_delivered() -> None:
-    """Without a saver the effects of committed runs would be lost with the session."""
-    receiver = Receiver()
-    await kill_after(step, [effects(publish=receiver, when="commit")], 1)
-    assert receiver.keys == ["r/1/publish/1"]
 
 
 async def test_a_handler_that_ignores_its_cancel_is_left_behind(

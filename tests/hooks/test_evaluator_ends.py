@@ -9,11 +9,11 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
-from aiohooks.testing import FaultInjectionHook, ManualClock
+from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting
+from tests.support.sessions import counting
 from tests.support.waiting import forever, ticks
 from tests.tensorflow.blocks import run_block
 
@@ -170,21 +170,6 @@ async def test_an_error_of_the_last_evaluations_is_raised_at_the_end(mode: Any) 
         await results_of(
             EvaluatorHook(failing(KeyError("mine")), every=ah.Every(steps=9), mode=mode), 3
         )
-
-
-@both_modes
-async def test_errors_that_are_only_logged(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """With `on_error="log"` all continues: the failed evaluation is not repeated, not even by a
-    recovery.
-    """
-    hook = EvaluatorHook(
-        failing(None, KeyError("mine")), every=EVERY_STEP, mode=mode, max_pending=3
-    )
-    lost = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
-    session = await runs_of(ah.configure(hook, on_error="log"), 6, lost, recovery=NO_BACKOFF)
-    assert session.status().recoveries == 1
-    assert list(hook.results) == [1, 3, 4, 5, 6]
-    assert caplog.text.count("KeyError: 'mine'") == 1
 
 
 async def test_an_error_that_is_not_raised_is_logged(caplog: pytest.LogCaptureFixture) -> None:

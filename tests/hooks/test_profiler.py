@@ -20,12 +20,11 @@ import pytest
 import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.errors import AbortedError
-from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.hooks import Stubborn
+from aiohooks.testing import ManualClock
 from tests.support.saving_sessions import HeldSaver, array_graph
 from tests.support.sessions import NO_BACKOFF, double, doubling, make_runs, use_up
 from tests.support.traces import Slow, Times, checked_events, played, trace_tracks
-from tests.support.waiting import cancel_and_wait, forever, parked, ticks, until_true
+from tests.support.waiting import cancel_and_wait, forever, parked, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -331,37 +330,6 @@ async def test_a_cancelled_run(clock: ManualClock, tmp_path: Path) -> None:
     assert trace_tracks(path)["steps"] == [("step 2", 0, 9)]
 
 
-async def test_a_hook_that_is_left_running(clock: ManualClock, tmp_path: Path) -> None:
-    """A hook that ignores its cancellation has an open slice; its next call gets a second track of
-    the same name.
-    """
-    stubborn = Stubborn()
-    hooks: list[Any] = [
-        recording(tmp_path, 2),
-        Upload(before=1),
-        ah.configure(stubborn, timeout=0.002, on_error="log"),
-    ]
-
-    async def loop() -> None:
-        async with doubling(*hooks, stop_grace_period_secs=0.001) as session:
-            await make_runs(session, 3, "loss")
-            stubborn.released.set()
-            await ticks()
-
-    try:
-        await played(clock, loop())
-    finally:
-        stubborn.released.set()
-    events = checked_events(tmp_path / "timeline-2.json")
-    numbers = {
-        event["tid"]
-        for event in events
-        if event["ph"] == "M" and event["args"].get("name") == "Stubborn"
-    }
-    assert len(numbers) >= 2
-    assert {event["ph"] for event in events if event["tid"] in numbers} == {"M", "B"}
-
-
 # -- windows and limits
 
 
@@ -414,21 +382,6 @@ async def test_by_time(tmp_path: Path) -> None:
     assert counts == [0, 0, 1, 1, 2]
 
 
-async def test_window_steps(clock: ManualClock, tmp_path: Path) -> None:
-    """A window covers `window_steps` runs; the end of the session completes the last one."""
-    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=3), window_steps=2)
-    async with ah.AsyncMonitoredSession(train_step, [hook]) as session:
-        for step in range(1, 10):
-            await played(clock, session.run("loss"))
-            await until_true(functools.partial(has_captures, hook, (step - 1) // 3))
-    assert written(tmp_path) == ["timeline-3.json", "timeline-6.json", "timeline-9.json"]
-    assert trace_tracks(tmp_path / "timeline-6.json")["steps"] == [
-        ("step 6", 0, 10),
-        ("step 7", 10, 10),
-    ]
-    assert trace_tracks(tmp_path / "timeline-9.json")["steps"] == [("step 9", 0, 10)]
-
-
 async def test_runs_that_do_not_advance_the_step(tmp_path: Path) -> None:
     """A run that was expected to reach a step and did not leaves no file."""
     graph = ah.Graph()
@@ -436,22 +389,6 @@ async def test_runs_that_do_not_advance_the_step(tmp_path: Path) -> None:
     graph.operation(name="look")(lambda: 1)
     await run(graph, [ah.ProfilerHook(tmp_path, every=ah.Every(steps=1))], 5, "look")
     assert not written(tmp_path)
-
-
-async def test_a_failed_run_in_a_window(tmp_path: Path) -> None:
-    """The window of a session that fails is written, with the error."""
-    hooks = [recording(tmp_path, 5), FaultInjectionHook({("after_run", 3): ZeroDivisionError()})]
-    with pytest.raises(ZeroDivisionError):
-        await run(double, hooks, 5)
-    steps = [
-        event
-        for event in checked_events(tmp_path / "timeline-2.json")
-        if event.get("cat") == "step"
-    ]
-    assert [(event["name"], event.get("args", {}).get("error")) for event in steps] == [
-        ("step 2", None),
-        ("step 3", "ZeroDivisionError()"),
-    ]
 
 
 async def test_outside_of_windows_runs_are_not_observed(tmp_path: Path) -> None:

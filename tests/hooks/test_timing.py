@@ -12,14 +12,12 @@ import aiohooks as ah
 from aiohooks._core.clock import set_current_clock
 from aiohooks.hooks.stopping import StopAtStepHook
 from aiohooks.hooks.timing import HookTimingHook
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.support.hooks import PhaseHook
+from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.sessions import (
     counting,
     doubling,
     run_session,
 )
-from tests.support.waiting import cancel_and_wait, parked
 
 
 class Busy(ah.SessionRunHook):
@@ -122,25 +120,6 @@ async def test_measured_hooks_work_as_before() -> None:
         "StopAtStepHook.after_create_session": 1,
         "StopAtStepHook.after_run": 2,
     }
-
-
-async def test_errors_and_cancels_pass_through() -> None:
-    """An error of a measured hook is the same object; it counts as a call."""
-    error = ValueError("no")
-    timing = HookTimingHook()
-    hooks = [timing, FaultInjectionHook({("before_run", 1): error})]
-    with pytest.raises(ValueError, match="no") as caught:
-        await run_session(doubling(*hooks), 1, "loss")
-    assert caught.value is error
-    assert [note.endswith(".before_run at step 1") for note in caught.value.__notes__] == [True]
-    assert found(timing)["FaultInjectionHook.before_run"][0] == 1
-
-    never = asyncio.Event()
-    waits = PhaseHook("before_run", lambda *_: never.wait())
-    async with doubling(timing, waits) as session:
-        running = await parked(session.run("loss"), 5)
-        assert await cancel_and_wait(running)
-    assert found(timing)["PhaseHook.before_run"][0] == 1
 
 
 async def test_the_report_is_logged(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
