@@ -436,31 +436,6 @@ async def test_a_mirror_that_hangs_is_left_behind(
         assert disk.steps() == [2]
 
 
-async def test_the_end_waits_for_a_limited_time(
-    tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """After the grace period the steps that are missing are named; the next Saver copies the newest
-    after its restore.
-    """
-    disk = Disk()
-    async with hanging(tmp_path, disk) as (saver, _):
-        await saver.save(state_of(2), 2)
-        closing = await parked(saver.aclose(grace_secs=7))
-        clock.advance(6)
-        await asyncio.sleep(0)
-        assert not closing.done()
-        clock.advance(1)
-        await closing
-        assert caplog.messages == [
-            "mirror faulty://disk/run: not copied within 7 s: the checkpoints of the steps 1, 2 (it"
-            " is slow)"
-        ]
-    await until_true(no_threads)
-    assert disk.checkpoints() == []
-    assert await restored_step(tmp_path, disk.mirror()) == 2
-    assert disk.steps() == [2]
-
-
 @pytest.mark.parametrize("call", ["flush_mirror", "aclose"])
 async def test_waiting_can_be_cancelled(tmp_path: Path, call: str) -> None:
     """A cancelled `flush_mirror` leaves the upload alone; a cancelled `aclose` gives it up and
@@ -499,24 +474,6 @@ async def test_another_checkpoint_of_the_same_name_is_not_replaced(tmp_path: Pat
         assert (await saver.save({"other": 2}, 2)).sequence == 2
         assert await saver.flush_mirror(30)
     assert disk.steps() == [1, 2]
-
-
-async def test_unfinished_uploads_are_removed(tmp_path: Path) -> None:
-    """What a killed process has left is removed by the next upload; a later one may be in progress
-    elsewhere, and stays.
-    """
-    disk = Disk()
-    left = {
-        f"disk/run/step-000000000001.00000{sequence}/arrays.safetensors": b"half"
-        for sequence in (1, 9)
-    }
-    disk.files.update(left)
-    async with Saver(tmp_path / "a") as saver:
-        for step in (1, 2):
-            await saver.save(state_of(step), step)
-    await mirrored(tmp_path / "a", disk)
-    assert [path for path in left if path in disk.files] == list(left)[1:]
-    assert await restored_step(tmp_path / "b", disk.mirror()) == 2
 
 
 def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

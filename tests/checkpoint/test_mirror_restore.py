@@ -15,7 +15,6 @@ import pytest
 
 from aiohooks.checkpoint import KeepNewest, Mirror, Saver
 from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
-from aiohooks.testing import ManualClock
 from tests.checkpoint.test_mirror import (
     FILES,
     QUICKLY,
@@ -281,30 +280,6 @@ async def test_saves_without_a_restore_are_later_than_what_is_there(tmp_path: Pa
         assert (await saver.save(state_of(11), 11)).sequence == first.sequence + 1
     assert disk.steps() == [3, 10, 11]
     assert await restored_step(tmp_path / "c", disk.mirror()) == 11
-
-
-@pytest.mark.parametrize("operation", ["ls", "read"])
-async def test_a_mirror_that_hangs_is_not_waited_for(
-    tmp_path: Path, operation: str, clock: ManualClock
-) -> None:
-    """After `timeout_secs` the run continues from what is here, in spite of an unfinished download,
-    of which nothing is left.
-    """
-    disk = Disk()
-    await mirrored(tmp_path / "a", disk, 1)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    await mirrored(tmp_path / "a", disk, 2)
-    async with Saver(tmp_path / "b", mirror=disk.mirror(timeout_secs=30)) as saver:
-        with disk.hang(operation, "state" if operation == "read" else "") as hang:
-            restoring = asyncio.create_task(saver.restore())
-            await reached(hang.reached)
-            while not restoring.done():
-                clock.advance(30)
-                await asyncio.sleep(0)
-            assert step_of(await restoring) == 1
-            assert names(tmp_path / "b") == ["step-000000000001.000001"]
-        await saver.flush_mirror()
-    await until_true(no_threads)
 
 
 async def test_a_cancelled_download_leaves_nothing(tmp_path: Path) -> None:

@@ -147,25 +147,3 @@ def test_the_name_of_the_directory_is_durable(tmp_path: Path, existing: int) -> 
     one.close()
     parents = [str(each) for each in (tmp_path, tmp_path / "a", tmp_path / "a" / "b")]
     assert [each for each in synced if each in parents] == (parents[existing:] or parents[-1:])
-
-
-def test_a_directory_whose_name_is_not_durable_is_not_used(tmp_path: Path) -> None:
-    """The lock is released, and the next save makes the name durable first."""
-    synced: list[str] = []
-
-    def sync(fd: int) -> None:
-        target = os.readlink(f"/proc/self/fd/{fd}")
-        if target == str(tmp_path):
-            synced.append(target)
-            if len(synced) == 1:
-                raise OSError(errno.EIO, "lost")
-
-    one = directory(tmp_path / "a", WatchedFs(fsync=sync))
-    with pytest.raises(CheckpointError, match="lost"):
-        one.save({}, 1, {})
-    other = directory(tmp_path / "a")
-    other.save({}, 2, {})
-    other.close()
-    one.save({}, 3, {})
-    one.close()
-    assert len(synced) == 2

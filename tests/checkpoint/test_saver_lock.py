@@ -237,22 +237,6 @@ def test_a_forked_child_is_not_the_holder(tmp_path: Path, what: str) -> None:
     assert (done.stdout.strip(), done.stderr) == (steps, "")
 
 
-def test_the_lock_is_released_though_another_descriptor_of_its_file_is_open(tmp_path: Path) -> None:
-    """A child that was forked without Python's knowledge has one: closing the holder's would not
-    release the lock.
-    """
-    fs = WatchedFs()
-    one = directory(tmp_path, fs)
-    one.save({}, 1, {})
-    inherited = [os.dup(fd) for fd in fs.opened]
-    one.close()
-    second = directory(tmp_path)
-    second.save({}, 2, {})
-    second.close()
-    for fd in inherited:
-        os.close(fd)
-
-
 # The place of the directory
 
 

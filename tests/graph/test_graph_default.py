@@ -84,33 +84,6 @@ async def test_threads_and_background_calls() -> None:
     assert background.seen == phases_of(graph)
 
 
-@pytest.mark.every_python
-@pytest.mark.parametrize("phase", PHASES)
-async def test_sessions_in_overlapping_hooks(phase: str) -> None:
-    """Each session that one of several hooks opens has its own graph, while it opens too; hooks and
-    caller keep theirs.
-    """
-    outer, seen = counting_graph(), list[ah.Graph]()
-    nested = [(counting_graph(), GraphHook(suspend=True)) for _ in range(3)]
-
-    def nesting(graph: ah.Graph, hook: GraphHook) -> PhaseHook:
-        async def nest(*_: object) -> None:
-            await asyncio.sleep(0)
-            async with ah.AsyncMonitoredSession(graph, [hook]) as session:
-                await session.run("train")
-                seen.append(ah.graph.get_default_graph())
-            seen.append(ah.graph.get_default_graph())
-
-        return PhaseHook(phase, nest)
-
-    own = ah.graph.get_default_graph()
-    async with ah.AsyncMonitoredSession(outer, [nesting(*one) for one in nested]) as session:
-        await session.run("train")
-        assert ah.graph.get_default_graph() is own
-    assert seen == [outer] * 6
-    assert [hook.seen for _, hook in nested] == [phases_of(graph) for graph, _ in nested]
-
-
 async def test_as_default_inside_a_hook() -> None:
     """A hook may make another graph the default one: in its block, and not in the runs of a session
     inside that.

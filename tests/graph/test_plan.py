@@ -245,19 +245,6 @@ async def test_only_variables_are_changed(name: str, says: str) -> None:
         await ah.Session(graph).run("bad")
 
 
-async def test_the_variable_itself_may_be_named() -> None:
-    """`updates` and `adds_to` take the variable as well as its name."""
-    graph = ah.Graph()
-    weights, count = graph.variable("weights", 0), graph.variable("count", 0)
-    options: dict[str, Any] = {"updates": weights}
-    graph.operation(name="set", **options)(lambda: 5)
-    options = {"adds_to": count}
-    graph.train_op(name="train", **options)(lambda: 1)
-    session = ah.Session(graph)
-    await session.run(["set", "train"])
-    assert session.variables.snapshot() == {"weights": 5, "count": 1}
-
-
 async def test_plans_follow_the_fetches_and_feeds() -> None:
     """The same fetches with other feeds, and the same feeds with other fetches, have plans of their
     own.

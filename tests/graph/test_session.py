@@ -160,32 +160,6 @@ async def test_a_run_reads_each_variable_at_its_start() -> None:
     assert session.variables.snapshot() == {"v": 87}
 
 
-async def test_additions_of_overlapping_runs_are_all_kept() -> None:
-    """Several sessions that share variables and overlap lose nothing that they add; each read the
-    value at its own start.
-    """
-    graph, gate = ah.Graph(), asyncio.Event()
-    graph.placeholder("amount")
-    graph.variable("sum", 0)
-
-    @graph.train_op(adds_to="sum")
-    async def train(amount: int, sum: int) -> int:
-        assert sum == 0
-        await gate.wait()
-        return amount
-
-    variables, steps = ah.Variables(), ah.MemoryStepStore()
-    sessions = [ah.Session(graph, variables=variables, global_step=steps) for _ in range(10)]
-    runs = [
-        await parked(one.run("train", {"amount": 10**number}))
-        for number, one in enumerate(sessions)
-    ]
-    gate.set()
-    assert await asyncio.gather(*runs) == [10**number for number in range(10)]
-    assert (variables.snapshot(), steps.latest.step) == ({"sum": 1_111_111_111}, 10)
-    assert sorted(one.committed_step for one in sessions) == list(range(1, 11))
-
-
 # -- updates of overlapping runs
 
 
@@ -223,28 +197,6 @@ async def test_a_run_that_was_overtaken_is_repeated(count: int) -> None:
     assert sorted(await asyncio.gather(*runs)) == [2**number for number in range(1, count + 1)]
     assert (variables.snapshot()["v"], steps.latest.step) == (2**count, count)
     assert set(read) == {2**number for number in range(count)}
-
-
-@pytest.mark.parametrize(
-    ("other", "expected"),
-    [("set", 200), ("add", 12), ("assign", 14), ("same", 2), ("change_other", 2), (["v"], 2)],
-    ids=str,
-)
-async def test_what_repeats_a_run(other: Any, expected: int) -> None:
-    """Any other value does, also one that was added up or assigned; a run that leaves the value, or
-    changes another one, not.
-    """
-    graph, read, gate = replacing_graph()
-    session = ah.Session(graph)
-    run = await parked(session.run("double"))
-    if other == "assign":
-        session.variables.assign({"v": 7})
-    else:
-        await session.run(other)
-    gate.set()
-    assert await run == session.variables.snapshot()["v"] == expected
-    assert len(read) == (1 if expected == 2 else 2)
-    assert session.global_step.latest.step == 1
 
 
 async def test_a_run_that_never_comes_through_is_refused() -> None:
@@ -400,31 +352,6 @@ async def test_what_cannot_wait_has_no_task() -> None:
     before, _, waits_in, after = await ah.Session(graph).run(["before", "reset", "waits", "after"])
     assert before is asyncio.current_task() is not waits_in
     assert after is waits_in
-
-
-async def test_an_operation_that_has_become_ready_fails_itself() -> None:
-    """The failure of what cannot wait is not that of the operation whose result it needed; others
-    are cancelled, none starts.
-    """
-    graph, calls = ah.Graph(), list[str]()
-
-    @graph.operation
-    async def beside() -> None:
-        try:
-            await forever()
-        finally:
-            calls.append("cancelled")
-
-    @graph.operation
-    def fails(source: None) -> None:
-        raise OSError("lost")
-
-    graph.operation(name="source", inputs=[])(functools.partial(asyncio.sleep, 0))
-    graph.operation(name="after")(lambda source: calls.append("after"))
-    with pytest.raises(OSError, match="lost") as caught:
-        await ah.Session(graph).run(["beside", "fails", "after"])
-    assert caught.value.__notes__ == ["raised by operation 'fails' at step 1"]
-    assert calls == ["cancelled"]
 
 
 # -- cancels
