@@ -27,6 +27,24 @@ from tests.support.checkpoint_files import (
 )
 
 
+def test_every_changed_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
+    """In each of the files; the checkpoint before is restored."""
+    path = saved(tmp_path, 1, 2)[1]
+    reader = directory(tmp_path, read_only=True)
+    for file in sorted(path.iterdir()):
+        good = file.read_bytes()
+        for place in range(len(good)):
+            file.write_bytes(good[:place] + bytes([good[place] ^ 0x10]) + good[place + 1 :])
+            restored = reader.restore(None)
+            assert restored is not None
+            assert restored.checkpoint.step == 1
+            assert restored.set_aside[0][1].startswith(file.name)
+        file.write_bytes(good)
+    restored = reader.restore(None)
+    assert restored is not None
+    assert restored.checkpoint.step == 2
+
+
 def test_damage_is_named_by_the_checksum_wherever_it_is(tmp_path: Path) -> None:
     """Also where the header of the arrays cannot be read; what the system says of a file comes
     first.

@@ -224,6 +224,31 @@ async def test_a_stop_does_not_interrupt_the_cleanup_of_a_cancelled_task() -> No
     assert cleaned.is_set()
 
 
+async def test_no_error_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """The first error is raised; later ones, also those that compare equal to it, are noted on it
+    and logged.
+    """
+
+    class EqualError(ValueError):
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, EqualError)
+
+        __hash__ = ValueError.__hash__
+
+    coord, errors = ah.Coordinator(), [EqualError("first"), EqualError("second"), KeyError("third")]
+    for number, error in enumerate(errors):
+        coord.start_soon(fail, error, name=f"task {number}")
+    with pytest.raises(EqualError, match="first") as caught:
+        await coord.join()
+    assert [one is two for one, two in zip(coord.errors, errors, strict=True)] == [True] * 3
+    assert caught.value.__notes__ == [
+        "raised by background task 'task 0'",
+        "then background task 'task 1' failed: EqualError('second')",
+        "then background task 'task 2' failed: KeyError('third')",
+    ]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+
+
 async def test_a_task_that_ignores_its_cancellation_is_named(
     caplog: pytest.LogCaptureFixture, clock: ManualClock
 ) -> None:
@@ -406,3 +431,24 @@ async def test_the_clean_end_of_a_task_in_a_drain_is_no_stop(how: str) -> None:
     coord.start_soon(raises_after(1, ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         await coord.join()
+
+
+async def test_a_wait_for_the_end_of_a_pause_leaves_nothing() -> None:
+    """However often there is one."""
+    loop, coord, counts = asyncio.get_running_loop(), ah.Coordinator(), set[int]()
+    for _ in range(3):
+        coord.pause()
+        wait = await parked(coord.wait_for_resume())
+        await ticks()
+        assert not wait.done()
+        coord.resume()
+        await wait
+        del wait
+        gc.collect()
+        counts.add(
+            sum(
+                isinstance(one, asyncio.Future) and one.get_loop() is loop
+                for one in gc.get_objects()
+            )
+        )
+    assert len(counts) == 1

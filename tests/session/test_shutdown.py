@@ -26,6 +26,7 @@ from tests.support.sessions import (
 from tests.support.waiting import (
     HANG_SECS,
     advance_clock,
+    cancels_left,
     forever,
     parked,
     ticks,
@@ -101,6 +102,33 @@ async def test_the_first_reason_is_kept(
 
 
 # -- background tasks
+
+
+async def test_a_step_function_that_settles_the_cancel_of_a_background_failure() -> None:
+    """It returns its result, nothing is left of the cancel, and the failure comes out of the next
+    run.
+    """
+    begun = asyncio.Event()
+
+    async def settle(context: ah.session.StepContext) -> str:
+        try:
+            begun.set()
+            await forever()
+        except asyncio.CancelledError:
+            return "settled"
+        raise AssertionError
+
+    async def fail_then() -> None:
+        await begun.wait()
+        raise OSError("no disk")
+
+    async with doubling() as session:
+        session.start_soon(fail_then)
+        assert await session.run_step_fn(settle) == "settled"
+        assert cancels_left() == 0
+        with pytest.raises(OSError, match="no disk"):
+            await session.run("loss")
+    assert cancels_left() == 0
 
 
 Start = Callable[[ah.AsyncMonitoredSession], Callable[..., asyncio.Task[Any]]]
