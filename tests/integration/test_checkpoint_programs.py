@@ -21,6 +21,7 @@ SLOW = {
     "power": 60,
     "crash": 700,
     "error": 600,
+    "full": 150,
     "corruption": 1500,
 }
 

@@ -1,14 +1,16 @@
 """Let one kind of fault happen to checkpoints, and check the laws: `python -m
 tests.fuzz.checkpoints --fault kill --count 10000`.
 
-kill        the process dies before each file operation, and at each byte of a write; another one
-            reads beside it, and cannot save
-crash       every state of the disk that a power cut could leave, from a record of the operations
-power       the power is cut before each operation, on a real ext4 (needs root)
-error       each operation fails, once or from there on, or after it was done
-turns       two processes save in turn, and are killed while they have the directory
-corruption  the newer of two checkpoints is changed in any way
-strace      nowhere: the operations of the layer are compared with those which the kernel gets
+| fault | where |
+| --- | --- |
+| kill | the process dies before each file operation, and at each byte of a write; another one reads
+beside it, and cannot save | | crash | every state of the disk that a power cut could leave, from a
+record of the operations | | power | the power is cut before each operation, on a real ext4 (needs
+root) | | error | each operation fails, once or from there on, or after it was done | | full | the
+disk is full after so many pages, or files (needs root) | | turns | two processes save in turn, and
+are killed while they have the directory | | corruption | the newer of two checkpoints is changed in
+any way | | strace | nowhere: the operations of the layer are compared with those which the kernel
+gets |
 
 The laws: the newest save that has returned, or the complete next one, is restored equal to the last
 bit; earlier ones that are to be kept are there; nothing torn has a final name; what failed or was
@@ -38,6 +40,7 @@ PROGRAMS: Mapping[str, tuple[Program, int]] = {
     "crash": (faults.crash, 30_000),
     "power": (faults.power, 500),
     "error": (faults.error, 3_000),
+    "full": (faults.full, 1_300),
     "turns": (faults.turns, 2_000),
     "corruption": (corruption, 50_000),
     "strace": (faults.strace, 300),

@@ -430,7 +430,7 @@ def error(points: int, seed: int, calls: Sequence[str] = ()) -> Outcome:
     return outcome
 
 
-# A small disk
+# Full disks
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 PAGES = 96
@@ -473,6 +473,54 @@ def small_tmpfs() -> Generator[SmallTmpfs]:
             root / "tmpfs", "-t", "tmpfs", "-o", f"size={PAGES * PAGE},nr_inodes=10000", "tmpfs"
         ):
             yield SmallTmpfs(root / "tmpfs")
+
+
+def full(points: int, seed: int) -> Outcome:
+    """Save on a tmpfs with more and more free pages or inodes, from none until it has succeeded
+    twice.
+    """
+    outcome = Outcome("full disks")
+    with small_tmpfs() as tmpfs:
+        for number, _ in outcome.rounds(points, seed):
+            # From less than a page to many: other sizes fail at other operations.
+            for scenario in make_scenarios(seed + number, 200 + 1300 * number % 60_000):
+                for what in ("pages", "inodes"):
+                    level, successes = 0, 0
+                    while successes < 2 and outcome.points < points:
+                        with outcome.point(
+                            f"{scenario.name}, {level} {what} left, seed {seed + number}"
+                        ):
+                            successes += _save_at_level(
+                                tmpfs, scenario, level, inodes=what == "inodes"
+                            )
+                        level += 1
+    return outcome
+
+
+def _save_at_level(tmpfs: SmallTmpfs, scenario: Scenario, left: int, *, inodes: bool) -> bool:
+    """Make one attempt; return whether it succeeded."""
+    tmpfs.limit_inodes(None)
+    path = tmpfs.path / "ckpt"
+    materialise({}, tmpfs.path)
+    scenario.prepare(path)
+    if inodes:
+        tmpfs.limit_inodes(left)
+    else:
+        tmpfs.fill(left)
+    free = tmpfs.free_pages
+    found = attempt(scenario, path)
+    # The file of the lock, if it is new, takes a page.
+    given_back = tmpfs.free_pages >= free - (not scenario.before)
+    if found.failure is not None and not found.saves and not scenario.leftovers and not given_back:
+        raise ViolationError(f"{free - tmpfs.free_pages} pages are not given back")
+    tmpfs.limit_inodes(None)
+    tmpfs.fill(PAGES)
+    if not path.exists():
+        if found.saves or scenario.before or found.failure is None:
+            raise ViolationError("the directory is gone")
+        return False
+    check_attempt(scenario, path, found, "ENOSPC")
+    return found.failure is None
 
 
 # Two savers take turns
