@@ -203,6 +203,23 @@ async def test_a_policy_that_fails_removes_nothing(
     assert "old checkpoints could not be removed (NotImplementedError())" in caplog.text
 
 
+async def test_one_that_others_remove_after_its_upload(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not missed: the next one is copied, and old ones are removed."""
+    disk = Disk()
+
+    def remove(operation: str, path: str) -> None:
+        if operation == "read" and "step-000000000003." in path:
+            disk.files = {
+                path: data for path, data in disk.files.items() if "step-000000000002." not in path
+            }
+
+    disk.before = remove
+    await mirrored(tmp_path, disk, 1, 2, 3, 4, keep=KeepNewest(1))
+    assert (disk.steps(), caplog.text) == ([4], "")
+
+
 async def count_of_operations(path: Path) -> int:
     """Return how many operations a second upload and the removal of the first take."""
     disk = Disk()
@@ -258,6 +275,22 @@ async def test_any_operation_may_fail_or_be_the_last(tmp_path: Path, partial: bo
             assert (disk.steps(), found) == ([3], 3), number
     assert seen == sorted(seen, key=lambda step: step or 0), "once it is there it stays"
     assert set(seen) == {1, 2}
+
+
+async def test_a_file_whose_upload_fails_is_closed_immediately(tmp_path: Path) -> None:
+    """Its finaliser would upload the rest, in any thread."""
+    disk, failed = Disk(), list[int]()
+
+    def fail(operation: str, path: str) -> None:
+        if operation == "write" and not failed:
+            failed.append(len(disk.log))
+            raise OSError("the link is cut")
+
+    disk.before = fail
+    async with Saver(tmp_path, mirror=disk.mirror(backoff=QUICKLY)) as saver:
+        await saver.save(state_of(1), 1)
+        assert await saver.flush_mirror(30)
+    assert disk.log[failed[0]] == ("close", disk.log[failed[0] - 1][1])
 
 
 def no_threads() -> bool:
@@ -436,6 +469,51 @@ async def test_a_mirror_that_hangs_is_left_behind(
         assert disk.steps() == [2]
 
 
+async def test_progress_is_no_stall(tmp_path: Path, clock: ManualClock) -> None:
+    """A long upload that moves is not left behind, however long it takes as a whole."""
+    disk, permits = Disk(), threading.Semaphore(0)
+    waiting = threading.Semaphore(0)
+
+    def slow(operation: str, path: str) -> None:
+        waiting.release()
+        assert permits.acquire(timeout=HANG_SECS)
+
+    async with Saver(tmp_path, mirror=disk.mirror(timeout_secs=30)) as saver:
+        await saver.restore()
+        disk.before = slow
+        await saver.save(state_of(1), 1)
+        while status_of(saver).pending:
+            if await asyncio.to_thread(waiting.acquire, timeout=0.05):
+                clock.advance(14)  # an operation makes two calls at most
+                permits.release()
+        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=1)
+
+
+async def test_the_end_waits_for_a_limited_time(
+    tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the grace period the steps that are missing are named; the next Saver copies the newest
+    after its restore.
+    """
+    disk = Disk()
+    async with hanging(tmp_path, disk) as (saver, _):
+        await saver.save(state_of(2), 2)
+        closing = await parked(saver.aclose(grace_secs=7))
+        clock.advance(6)
+        await asyncio.sleep(0)
+        assert not closing.done()
+        clock.advance(1)
+        await closing
+        assert caplog.messages == [
+            "mirror faulty://disk/run: not copied within 7 s: the checkpoints of the steps 1, 2 (it"
+            " is slow)"
+        ]
+    await until_true(no_threads)
+    assert disk.checkpoints() == []
+    assert await restored_step(tmp_path, disk.mirror()) == 2
+    assert disk.steps() == [2]
+
+
 @pytest.mark.parametrize("call", ["flush_mirror", "aclose"])
 async def test_waiting_can_be_cancelled(tmp_path: Path, call: str) -> None:
     """A cancelled `flush_mirror` leaves the upload alone; a cancelled `aclose` gives it up and
@@ -474,6 +552,24 @@ async def test_another_checkpoint_of_the_same_name_is_not_replaced(tmp_path: Pat
         assert (await saver.save({"other": 2}, 2)).sequence == 2
         assert await saver.flush_mirror(30)
     assert disk.steps() == [1, 2]
+
+
+async def test_unfinished_uploads_are_removed(tmp_path: Path) -> None:
+    """What a killed process has left is removed by the next upload; a later one may be in progress
+    elsewhere, and stays.
+    """
+    disk = Disk()
+    left = {
+        f"disk/run/step-000000000001.00000{sequence}/arrays.safetensors": b"half"
+        for sequence in (1, 9)
+    }
+    disk.files.update(left)
+    async with Saver(tmp_path / "a") as saver:
+        for step in (1, 2):
+            await saver.save(state_of(step), step)
+    await mirrored(tmp_path / "a", disk)
+    assert [path for path in left if path in disk.files] == list(left)[1:]
+    assert await restored_step(tmp_path / "b", disk.mirror()) == 2
 
 
 def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]
 import pytest
 
-from aiohooks.checkpoint import KeepNewest, Mirror, Saver
+from aiohooks.checkpoint import KeepNewest, Mirror, Saver, _remote
 from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
+from aiohooks.testing import ManualClock
 from tests.checkpoint.test_mirror import (
     FILES,
     QUICKLY,
@@ -24,7 +25,7 @@ from tests.checkpoint.test_mirror import (
     restored_step,
 )
 from tests.fuzz.checkpoints.operations import Failing
-from tests.support.checkpoint_files import names, saver_over, state_of, step_of
+from tests.support.checkpoint_files import WatchedFs, names, saver_over, state_of, step_of
 from tests.support.faulty_files import Disk, status_of
 from tests.support.waiting import cancel_and_wait, until_true
 
@@ -282,6 +283,47 @@ async def test_saves_without_a_restore_are_later_than_what_is_there(tmp_path: Pa
     assert await restored_step(tmp_path / "c", disk.mirror()) == 11
 
 
+async def test_a_mount_that_is_lost_in_a_run_is_not_made(tmp_path: Path) -> None:
+    """Copies wait until it is back, and are not written below the place where it was."""
+    mount = tmp_path / "mount"
+    mirror = Mirror(f"file://{mount}/run", backoff=QUICKLY)
+    (mount / "run").mkdir(parents=True)
+    async with Saver(tmp_path / "a", mirror=mirror) as saver:
+        await saver.save(state_of(1), 1)
+        assert await saver.flush_mirror(30)
+        mount.rename(tmp_path / "hidden")
+        await saver.save(state_of(2), 2)
+        await until_true(lambda: status_of(saver).failures > 1)
+        assert not mount.exists()
+        (tmp_path / "hidden").rename(mount)
+        assert await saver.flush_mirror(30)
+    assert await restored_step(tmp_path / "b", mirror) == 2
+
+
+@pytest.mark.parametrize("operation", ["ls", "read"])
+async def test_a_mirror_that_hangs_is_not_waited_for(
+    tmp_path: Path, operation: str, clock: ManualClock
+) -> None:
+    """After `timeout_secs` the run continues from what is here, in spite of an unfinished download,
+    of which nothing is left.
+    """
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    await mirrored(tmp_path / "a", disk, 2)
+    async with Saver(tmp_path / "b", mirror=disk.mirror(timeout_secs=30)) as saver:
+        with disk.hang(operation, "state" if operation == "read" else "") as hang:
+            restoring = asyncio.create_task(saver.restore())
+            await reached(hang.reached)
+            while not restoring.done():
+                clock.advance(30)
+                await asyncio.sleep(0)
+            assert step_of(await restoring) == 1
+            assert names(tmp_path / "b") == ["step-000000000001.000001"]
+        await saver.flush_mirror()
+    await until_true(no_threads)
+
+
 async def test_a_cancelled_download_leaves_nothing(tmp_path: Path) -> None:
     """A restore that is cancelled while the mirror hangs ends without it, and the directory can be
     used again.
@@ -317,6 +359,31 @@ async def test_any_failure_here_leaves_nothing(tmp_path: Path) -> None:
             break
     assert number > 30
     await until_true(no_threads)
+
+
+async def test_a_download_that_fails_here_reads_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader is a few pieces ahead of what is written, and ends with it."""
+    monkeypatch.setattr(_remote, "_BLOCK_BYTES", 16)
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1)
+    disk.log.clear()
+
+    def write(fd: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    async with saver_over(WatchedFs(write=write), tmp_path / "b", mirror=disk.mirror()) as saver:
+        with pytest.raises(CheckpointError, match="full"):
+            await saver.restore()
+    await until_true(no_threads)
+    assert (
+        1
+        <= [path.rpartition("/")[2] for operation, path in disk.log if operation == "read"].count(
+            FILES[0]
+        )
+        <= 5
+    )
 
 
 async def test_a_download_takes_the_lock(tmp_path: Path) -> None:

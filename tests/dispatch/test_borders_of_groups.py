@@ -12,7 +12,7 @@ from unittest.mock import create_autospec
 import pytest
 
 import aiohooks as ah
-from aiohooks.errors import InvalidHookError, WrongLoopError
+from aiohooks.errors import HookGroupClosedError, InvalidHookError, WrongLoopError
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
 from tests.support.waiting import parked, ticks
@@ -148,6 +148,29 @@ async def test_a_registration_is_removed_as_its_hook_is() -> None:
     assert hook.calls == []
 
 
+async def test_n_changes_look_at_each_hook_once() -> None:
+    """The cost of adding and removing is linear: no change compares the hook with the others."""
+    compared = 0
+
+    class Compared(Notes):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return self is other
+
+        def __hash__(self) -> int:
+            return 1
+
+    hooks = [Compared() for _ in range(50)]
+    group = ah.HookGroup(Events)
+    for hook in hooks:
+        group.add(hook)
+    for hook in hooks:
+        group.remove(hook)
+    assert compared == 0
+    assert group.status() == []
+
+
 async def test_a_function_that_is_called_once() -> None:
     """It takes part in one call, also if others begin before that has ended."""
     gate, calls = asyncio.Event(), list[str]()
@@ -178,6 +201,43 @@ async def test_a_function_that_is_called_once() -> None:
         group.add(ah.configure(Notes(), once=True))
 
 
+@pytest.mark.parametrize("how", ["background", "wrap", "generator", "plain"])
+async def test_once_with_other_features(how: str) -> None:
+    """A queued call, a wrapper and a plain method take part once, too."""
+    calls: list[str] = []
+
+    async def note(text: str, call_next: Any = None) -> Any:
+        calls.append(text)
+        return await call_next(text) if call_next is not None else None
+
+    async def generator(text: str) -> AsyncGenerator[None]:
+        calls.append(text)
+        yield
+
+    async def tool(text: str) -> str:
+        return f"tool {text}"
+
+    async with ah.HookGroup(Events) as group:
+        called: Any = {
+            "background": lambda: group.hooks.on("x"),
+            "wrap": lambda: group.hooks.around("x", tool),
+            "generator": lambda: group.hooks.on("x"),
+            "plain": lambda: asyncio.sleep(0, group.hooks.plain()),
+        }[how]
+        if how == "plain":
+            group.on(Events.plain, lambda: calls.append("x"), once=True)
+        elif how == "wrap":
+            group.on(Events.around, note, once=True)
+        elif how == "generator":
+            group.on(Events.on, generator, once=True)
+        else:
+            group.on(Events.on, note, once=True, background=True)
+        for _ in range(3):
+            result = await called()
+            assert result == ("tool x" if how == "wrap" else None)
+    assert calls == ["x"]
+
+
 def test_a_hook_has_the_name_that_it_is_given() -> None:
     """In the status and in messages; hooks of one name are numbered."""
     hooks = [
@@ -193,6 +253,23 @@ def test_a_hook_has_the_name_that_it_is_given() -> None:
 
 
 # -- leaving
+
+
+async def test_leaving_waits_for_active_calls() -> None:
+    """A hook is not closed under its running call, and no new call begins."""
+    gate = asyncio.Event()
+    hook = Resource(gate)
+    group = ah.HookGroup(Events, [hook])
+    async with group:
+        call = await parked(group.hooks.on("x"))
+        leaving = await parked(group.__aexit__(None, None, None), 5)
+        assert hook.calls == ["enter"]
+        with pytest.raises(HookGroupClosedError, match="has been left"):
+            await group.hooks.on("y")
+        gate.set()
+        await leaving
+        await call
+    assert hook.calls == ["enter", "x", "leave"]
 
 
 async def test_leaving_waits_no_longer_than_the_grace_period(
@@ -215,6 +292,28 @@ async def test_leaving_waits_no_longer_than_the_grace_period(
     gate.set()
     await call
     assert hook.calls == ["enter", "leave", "x"]
+
+
+async def test_a_removed_hook_is_left_when_its_last_call_has_ended() -> None:
+    """Calls that begin later do not delay it; the group leaves it no second time."""
+    gate, later = asyncio.Event(), asyncio.Event()
+    removed, other = Resource(gate), Resource(later)
+    async with ah.HookGroup(Events, [removed, other]) as group:
+        call = await parked(group.hooks.on("x"))
+        group.remove(removed)
+        after = await parked(group.hooks.on("y"))
+        await ticks()
+        assert removed.calls == ["enter"]
+        gate.set()
+        await ticks()
+        assert removed.calls == ["enter", "x"], "the call has another hook"
+        later.set()
+        await call
+        await after
+        await ticks(20)
+        assert removed.calls == ["enter", "x", "leave"]
+        assert "leave" not in other.calls
+    assert removed.calls.count("leave") == other.calls.count("leave") == 1
 
 
 async def test_a_plain_context_manager_is_refused() -> None:
@@ -284,6 +383,35 @@ def test_a_loop_of_another_library_is_refused() -> None:
     call = ah.compose(Events, [Waits()]).on("x")
     with refused(WrongLoopError, "no asyncio event loop is running", "trio"):
         call.send(None)
+
+
+# -- registries
+
+
+class Plugin:
+    registry: ClassVar[list[type]] = []
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Plugin.registry.append(cls)
+
+    async def on(self, text: str) -> None: ...
+
+    def who(self) -> str:
+        return type(self).__name__
+
+
+class Audit(Plugin):
+    async def on(self, text: str) -> None: ...
+
+
+def test_a_composite_is_in_no_registry() -> None:
+    """Neither by `__init_subclass__` nor among the subclasses; it is an object of the class."""
+    composites = [ah.compose(Plugin, [Audit()]) for _ in range(3)]
+    assert Plugin.registry == Plugin.__subclasses__() == [Audit]
+    assert all(isinstance(composite, Plugin) for composite in composites)
+    assert issubclass(type(composites[0]), Plugin)
+    assert composites[0].who() == "Plugin"
 
 
 # -- kinds of methods and hooks
@@ -464,6 +592,22 @@ async def test_an_exception_passes_through_a_generator_as_it_is(error: BaseExcep
     else:
         assert caught.value is error
         assert seen == [error, error]
+
+
+async def test_a_generator_gets_the_result() -> None:
+    """`result = yield` is the result of the wrapped call, which stays the result."""
+    got: list[object] = []
+
+    class Around:
+        async def ask(self, text: str) -> AsyncGenerator[None, str | None]:
+            got.append((yield))
+
+    class Answers:
+        async def ask(self, text: str) -> str:
+            return f"{text}!"
+
+    assert await ah.compose(Events, [Around(), Answers()]).ask("x") == "x!"
+    assert got == ["x!"]
 
 
 async def test_a_generator_without_a_yield_wraps_nothing() -> None:

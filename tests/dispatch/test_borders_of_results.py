@@ -20,6 +20,18 @@ def hook(**methods: Any) -> Any:
     return type("Observer", (), methods)()
 
 
+class Unequal:
+    """A value that has no truth and cannot be compared, as an array."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("the truth value of an array is ambiguous")
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value of an array is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 # -- ways that cannot hold
 
 
@@ -205,6 +217,26 @@ async def test_functions_that_are_none() -> None:
         ah.compose_functions([])
 
 
+async def test_all_results() -> None:
+    """A list in order of the hooks, with None where a hook has no result; also of plain methods and
+    functions.
+    """
+
+    async def late(text: str) -> str:
+        await asyncio.sleep(0)
+        return f"late {text}"
+
+    def silent(_: str) -> None: ...
+
+    def quick(text: str) -> str:
+        return f"quick {text}"
+
+    composed = ah.compose_functions([late, silent, quick], results="all")
+    assert await composed("x") == ["late x", None, "quick x"]
+    group = ah.HookGroup(Ways, [hook(all=nothing), hook(all=nothing)])
+    assert await group.hooks.all() == [None, None]
+
+
 async def test_a_chain_ends_early() -> None:
     """With the value of `end_chain`, which is that of the call; the hooks behind are not called."""
     called: list[str] = []
@@ -303,6 +335,33 @@ async def test_more_arguments_for_the_next_hook_than_it_has_are_an_error() -> No
         await composed.call("x", nothing)
 
 
+async def test_results_are_not_compared() -> None:
+    """Of a method that returns None, of the first of several, alone or beside others that wait."""
+
+    class Events:
+        async def on(self) -> None: ...
+
+        @ah.point("together")
+        async def pick(self) -> Any: ...
+
+        @ah.point("chain")
+        async def chain(self, value: Any) -> Any: ...
+
+    value = Unequal()
+
+    async def returns(self: object, *_: object) -> Any:
+        return value
+
+    async def waits(self: object, *_: object) -> Any:
+        await asyncio.sleep(0)
+
+    for hooks in ([], [hook(on=waits, pick=waits, chain=waits)]):
+        composite = ah.compose(Events, [*hooks, hook(on=returns, pick=returns, chain=returns)])
+        assert await composite.on() is None
+        assert await composite.pick() is value
+        assert await composite.chain(value) is value
+
+
 # -- signatures
 
 
@@ -322,6 +381,8 @@ async def other_names(self: object, a: object, b: object = "own") -> None:
 
 async def keywords_only(self: object, *, items: object, reason: object = "") -> None: ...
 async def needs_first(self: object, *, first: int, second: int) -> None: ...
+async def takes_fields(self: object, name: str, detail: str = "", /, **fields: Any) -> None:
+    seen.append((name, detail, fields))
 
 
 seen: list[Any] = []
@@ -343,6 +404,26 @@ def test_a_hook_takes_every_call_that_the_interface_permits(
     """The longest one, and that in which each default is left out."""
     with refused(InvalidHookError, f"Observer.{name}(", "cannot take the call Calls", says):
         ah.compose(Calls, [hook(**{name: function})])
+
+
+async def test_keywords_become_positions() -> None:
+    """With the defaults of the interface for what is left out before them; but not the names of
+    positional-only parameters, nor `self`.
+    """
+    hooks: Any = ah.compose(Calls, [hook(on=other_names, fields=takes_fields)])
+    seen.clear()
+    await hooks.on([1], reason="r")
+    await hooks.on(reason="r", items=[2])
+    await hooks.on([3])
+    await hooks.fields("login", detail="x", self=1, args=2, keywords=3)
+    assert seen == [
+        ([1], "r"),
+        ([2], "r"),
+        ([3], "own"),
+        ("login", "", {"detail": "x", "self": 1, "args": 2, "keywords": 3}),
+    ]
+    with pytest.raises(TypeError, match="missing a required argument: 'items'"):
+        await hooks.on(reason="r")
 
 
 # -- functions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -85,6 +85,46 @@ def test_attributes_that_hooks_set_are_taken_over() -> None:
     assert ah.compose(Lifecycle, [hook]).strict
     composite = ah.compose(Lifecycle, [other, Strict()])
     assert (composite.strict, composite.quiet) == (True, True)
+
+
+def test_the_first_hook_that_sets_an_attribute_decides() -> None:
+    """Also if others set another value, which is neither compared nor read."""
+
+    class Unequal:
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("this value is not to be compared")
+
+        __hash__ = None  # type: ignore[assignment]
+
+    hooks: list[Any] = [First(), First(), First()]
+    hooks[1].labels = Unequal()
+    hooks[2].labels = Unequal()
+    assert ah.compose(Lifecycle, hooks).labels is hooks[1].labels
+
+
+class Switched(First):
+    """Its properties change, or cannot be read yet."""
+
+    paused = False
+
+    @property
+    def quiet(self) -> bool:
+        return self.paused
+
+    @property
+    def outdated(self) -> bool:
+        raise RuntimeError("not connected yet")
+
+
+def test_a_property_is_read_at_each_access() -> None:
+    """From the first hook that has it, also through a group in the group, and never before."""
+    hook = Switched()
+    composite = ah.compose(Lifecycle, [First(), ah.compose(Lifecycle, [First(), hook])])
+    assert not composite.quiet
+    hook.paused = True
+    assert composite.quiet
+    with pytest.raises(RuntimeError, match="not connected yet"):
+        _ = composite.outdated
 
 
 @pytest.mark.parametrize("how", ["wrap", "chain"])

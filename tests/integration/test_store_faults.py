@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from aiohooks.stores import Position
+from tests.fuzz import killed_advances
 from tests.fuzz.histories import make_histories
 from tests.fuzz.store_faults.__main__ import run_trials
 from tests.fuzz.store_faults.engines import ENGINES, GROUPS
@@ -49,6 +50,15 @@ def test_no_law_is_broken(engine: str, tmp_path: Path) -> None:
         *CLIENT_FAULTS,
         *(LINK_FAULTS if engine != "local" else ()),
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "redis"])
+def test_killed_advances(engine: str) -> None:
+    """Wherever a process is killed in an advance, its acknowledged advances count, and the waits of
+    others end.
+    """
+    assert killed_advances.main(["--engine", engine, "--every", "16"]) == 0
 
 
 @pytest.mark.slow

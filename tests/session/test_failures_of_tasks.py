@@ -173,6 +173,22 @@ async def test_a_raw_session_whose_task_fails_as_it_is_closed_is_replaced() -> N
         assert (creations, session.status().recoveries) == (2, 1)
 
 
+@pytest.mark.parametrize("first", ["session", "coord"])
+async def test_the_earliest_of_two_failures_is_raised(first: str, failure: OSError) -> None:
+    """Whichever of the two coordinators of a session owns its task."""
+    later = ValueError("later")
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        owners: list[Any] = [session, session.coord]
+        if first == "coord":
+            owners.reverse()
+        owners[0].start_soon(raises_after(3, failure))
+        owners[1].start_soon(raises_after(6, later))
+        await ticks(20)
+
+    assert await outcome(doubling(), use) is failure
+
+
 @pytest.mark.parametrize("body", [works, gives_up_recoverable, runs_once])
 async def test_a_failure_that_can_be_recovered_from_hides_no_other(
     body: Callable[[Any], Awaitable[None]], failure: OSError, caplog: pytest.LogCaptureFixture
