@@ -12,7 +12,7 @@ import errno
 import inspect
 import multiprocessing
 import pickle
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +23,7 @@ from aiohooks import errors
 from aiohooks.errors import add_note, add_origin, copy_error, flattened, notes_of, printable
 from aiohooks.session.hook import HOOK_METHODS
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import double, outcome, run_once
+from tests.support.sessions import outcome, run_once
 from tests.support.waiting import forever, parked, raises_after, suspend
 
 PUBLIC = [cls for cls in map(vars(errors).__getitem__, errors.__all__) if isinstance(cls, type)]
@@ -230,95 +230,6 @@ async def test_an_error_that_refuses_notes_comes_out_of_a_session_as_itself(
     ]
     session = ah.AsyncMonitoredSession(step, hooks[1:2] if alone else hooks)
     assert await outcome(session, use, error if place == "body" else None) is error
-
-
-@pytest.mark.every_python
-@pytest.mark.parametrize("make", REFUSING)
-async def test_an_error_that_refuses_notes_comes_out_of_a_creation_as_itself(
-    make: Callable[[], Exception],
-) -> None:
-    """The creator of a session may raise any error, too."""
-    error = make()
-
-    class Failing(ah.ChiefSessionCreator):
-        async def create_session(self) -> ah.Session:
-            raise error
-
-    async def step() -> None: ...
-
-    async def use(session: ah.AsyncMonitoredSession) -> None: ...
-
-    assert await outcome(ah.AsyncMonitoredSession(Failing(step)), use) is error
-
-
-class FailingMapping(Mapping[Any, Any]):
-    """A mapping that cannot be read."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __getitem__(self, key: object) -> NoReturn:
-        raise self._error
-
-    def __iter__(self) -> NoReturn:
-        raise self._error
-
-    def __len__(self) -> NoReturn:
-        raise self._error
-
-
-@pytest.mark.every_python
-@pytest.mark.parametrize("option", ["fetches", "feed_dict"])
-@pytest.mark.parametrize("make", REFUSING)
-async def test_an_error_of_what_a_hook_requests_comes_out_of_a_session_as_itself(
-    make: Callable[[], Exception], option: str
-) -> None:
-    """Also one that refuses notes, of a mapping that cannot be read."""
-    error = make()
-
-    async def request(*_: object) -> ah.SessionRunArgs:
-        return ah.SessionRunArgs(**{option: FailingMapping(error)})
-
-    with pytest.raises(type(error)) as caught:
-        await run_once([PhaseHook("before_run", request)])
-    assert caught.value is error
-
-
-@pytest.mark.every_python
-@pytest.mark.parametrize("make", REFUSING)
-async def test_an_error_of_a_wait_with_a_producer_comes_out_of_a_session_as_itself(
-    make: Callable[[], Exception],
-) -> None:
-    """Also one that refuses notes."""
-    error = make()
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        producer = session.start_soon(forever)
-        await session.until(raises_after(1, error)(), producer=producer)
-
-    assert await outcome(ah.AsyncMonitoredSession(double), use) is error
-
-
-@pytest.mark.every_python
-@pytest.mark.parametrize("make", REFUSING)
-async def test_an_error_of_closing_the_raw_session_comes_out_of_a_session_as_itself(
-    make: Callable[[], Exception],
-) -> None:
-    """Also one that refuses notes."""
-    error = make()
-
-    async def replace_close(session: ah.Session, *_: object) -> None:
-        close = session.aclose
-
-        async def close_and_fail() -> None:
-            await close()
-            raise error
-
-        vars(session)["aclose"] = close_and_fail
-
-    with pytest.raises(type(error)) as caught:
-        await run_once([PhaseHook("after_create_session", replace_close)])
-    assert caught.value is error
 
 
 @pytest.mark.every_python

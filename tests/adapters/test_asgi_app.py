@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from aiohooks import AsyncMonitoredSession, MemoryStepStore
+from aiohooks import AsyncMonitoredSession
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.errors import InvalidArgumentError, SessionClosedError
 from tests.support.asgi import Exchange, ask
 from tests.support.pages import python_blocks
-from tests.support.services import FeedQueue, make_service, serving, step
+from tests.support.services import FeedQueue, make_service, step
 from tests.support.source import ROOT
 from tests.support.waiting import ticks
 
@@ -71,44 +69,6 @@ async def test_a_service_in_an_application(shape: str) -> None:
     await waiting.task
     assert waiting.reply.json["message"] == "the session makes no more steps: the server shuts down"
     assert service.health().state == "finished"
-
-
-async def test_a_middleware_with_cancel_scopes() -> None:
-    """Starlette's middleware runs the application in a task group: replies, disconnects and the end
-    are the same.
-    """
-
-    async def dispatch(request: Any, call_next: Any) -> Any:
-        return await call_next(request)
-
-    feeds = FeedQueue()
-    service = make_service(feeds)
-    app = Starlette(
-        routes=[Mount("/training", service)],
-        middleware=[Middleware(BaseHTTPMiddleware, dispatch=dispatch)],
-    )
-    async with service.lifespan():
-        disconnecting = [Exchange(app, "/training/steps/9") for _ in range(2)]
-        staying = [Exchange(app, f"/training/steps/{number}") for number in (1, 9)]
-        await ticks(20)
-        for one in disconnecting:
-            one.disconnect()
-        feeds.put(1.0)
-        await asyncio.gather(*(one.task for one in disconnecting), staying[0].task)
-        assert staying[0].reply.json["step"] == 1
-        assert (await ask(app, "/training/progress")).json["store"]["waiting"] == 1
-    await asyncio.gather(*(one.task for one in staying))
-    assert staying[1].reply.status == 410
-
-
-async def test_two_services_share_an_application() -> None:
-    """Two sessions of one process each have a service, and may share a store."""
-    store = MemoryStepStore()
-    async with serving(store=store) as one, serving(store=store) as other:
-        waiting = await one.begin("/steps/1")
-        other.feeds.put(1.0)
-        await waiting.task
-        assert waiting.reply.status == (await other.ask("/steps/1")).status == 200
 
 
 async def test_tenants_are_added_and_restarted_while_the_server_runs() -> None:

@@ -229,27 +229,6 @@ async def test_the_grace_period_begins_at_the_signal(
     assert ("ending without it" in caplog.text) is (hook_class is Stubborn)
 
 
-async def test_a_signal_ends_steps_that_compute(server: list[int]) -> None:
-    """Steps that never wait end with the one that the signal fell into."""
-    steps = 0
-
-    async def computes() -> dict[str, int]:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return {"loss": steps}
-
-    async def train(session: AsyncMonitoredSession) -> None:
-        while steps < 9 and not session.should_stop():
-            await session.run("loss")
-
-    async with serving(service=SessionService(AsyncMonitoredSession(computes), train)) as one:
-        await ticks(20)
-    assert (steps, server) == (3, [signal.SIGTERM])
-    assert one.service.health().stop_reason == "the server received SIGTERM"
-
-
 class Draining:
     """A service over a queue of three values, of which the first step waits for a test."""
 
@@ -325,27 +304,6 @@ async def test_a_second_signal_ends_the_drain_of_a_service(
     )
 
 
-@pytest.mark.parametrize("limited", [True, False])
-async def test_the_drain_of_a_service_is_limited(
-    limited: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """After `drain_secs` it is a stop, also of a drain without a limit; after `grace_secs` more the
-    session is cancelled.
-    """
-    drained = Draining()
-    async with serving(service=drained.service) as one:
-        await ticks(20)
-        if not limited:
-            drained.session.request_drain("enough")
-        leaving = await one.leave()
-        for secs, state in ((29, "draining"), (1, "stopping"), (6, "stopping")):
-            await one.pass_time(secs)
-            assert (drained.service.health().state, leaving.done()) == (state, False)
-        assert "the drain took longer than 30 s" in (drained.session.stop_reason or "")
-        one.clock.advance(1)
-    assert "still active 7 s after the stop; cancelling it" in caplog.text
-
-
 async def test_handlers_of_others_are_left_alone(server: list[int]) -> None:
     """A signal that would end the process still does; a handler that other code installs inside the
     block stays installed.
@@ -358,29 +316,6 @@ async def test_handlers_of_others_are_left_alone(server: list[int]) -> None:
     assert signal.getsignal(signal.SIGINT) is other
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, mine)
-
-
-async def test_services_share_a_handler(server: list[int]) -> None:
-    """Services that begin and end in any order are each notified once, and leave no handler."""
-    installed = signal.getsignal(signal.SIGTERM)
-    received: list[str] = []
-
-    def service(name: str) -> contextlib.ExitStack:
-        stack = contextlib.ExitStack()
-        stack.enter_context(notify_on_signals(lambda number: received.append(f"{name} {number}")))
-        return stack
-
-    running = [service("0")]
-    for restart in range(1, 2000):
-        running.append(service(str(restart)))
-        running.pop(0).close()
-    running.append(service("last"))
-    await receive()
-    assert received == ["1999 SIGTERM", "last SIGTERM"]
-    assert server == [signal.SIGTERM]
-    for stack in running:
-        stack.close()
-    assert signal.getsignal(signal.SIGTERM) is installed
 
 
 async def test_signals_outside_the_main_thread() -> None:
@@ -396,19 +331,3 @@ async def test_signals_outside_the_main_thread() -> None:
     thread.start()
     await asyncio.to_thread(thread.join)
     assert same == [True]
-
-
-async def test_a_forked_child_does_not_write_into_its_parents_loop(server: list[int]) -> None:
-    """In a forked child only the server's handler is called."""
-    received: list[str] = []
-    with notify_on_signals(received.append):
-        handler = signal.getsignal(signal.SIGTERM)
-        assert callable(handler)
-        child = os.fork()
-        if child == 0:
-            handler(signal.SIGTERM, None)
-            os._exit(len(server))
-        _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - the child ends by itself
-        assert os.waitstatus_to_exitcode(status) == 1
-        await ticks(20)
-        assert received == []

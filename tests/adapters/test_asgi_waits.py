@@ -8,7 +8,6 @@ import pytest
 
 from aiohooks import AsyncMonitoredSession, MemoryStepStore
 from aiohooks.adapters.asgi import SessionService
-from tests.support.asgi import Exchange
 from tests.support.services import SlowToOpen, serving, step
 from tests.support.waiting import fail, forever, ticks
 
@@ -33,18 +32,6 @@ async def test_a_wait_for_a_step() -> None:
         )
         assert (await one.ask("/steps/0")).json == {"step": 2, "wanted": 0, "epoch": 1}
         assert (await one.ask("/steps/0000000000000002")).status == 200
-
-
-async def test_500_waiters_are_answered_by_one_advance() -> None:
-    """The commit that reaches a step answers all of its waiters."""
-    async with serving() as one:
-        waiting = [Exchange(one.service, f"/steps/{1 + number % 2}") for number in range(500)]
-        await ticks(20)
-        assert await one.waiting() == 500
-        one.feeds.put(1.0, 1.0)
-        await asyncio.gather(*(each.task for each in waiting))
-        assert {each.reply.status for each in waiting} == {200}
-        assert await one.waiting() == 0
 
 
 @pytest.mark.parametrize("is_open", [True, False])

@@ -16,9 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import aiohooks as ah
 from aiohooks.adapters.opentelemetry import OpenTelemetryHook
-from aiohooks.errors import AbortedError
 from tests.support.hooks import Stubborn
-from tests.support.sessions import NO_BACKOFF, doubling
+from tests.support.sessions import doubling
 from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -161,59 +160,6 @@ async def test_what_waited_is_a_span(telemetry: Telemetry) -> None:
     assert telemetry.counts() == dict.fromkeys([("run", "t"), *waits], 1)
 
 
-async def test_operations_that_waited(telemetry: Telemetry) -> None:
-    """Operations of a graph that wait are spans with their names; one whose inputs are there later
-    begins later.
-    """
-    graph = ah.Graph()
-
-    @graph.operation
-    async def first() -> int:
-        await asyncio.sleep(0)
-        return 1
-
-    @graph.operation
-    async def second(first: int) -> int:
-        await asyncio.sleep(0)
-        return first + 1
-
-    async with ah.AsyncMonitoredSession(graph, [telemetry.hook]) as session:
-        assert await session.run("second") == 2
-    assert telemetry.tree() == [("first", "run"), ("second", "run"), ("run", None)]
-    first_span, second_span, _ = telemetry.spans
-    assert (first_span.end_time or 0) <= (second_span.start_time or 0)
-
-
-async def test_a_failed_attempt(telemetry: Telemetry) -> None:
-    """An attempt that fails is a span with its error, and the next one is a span of its own, with
-    its number.
-    """
-    failures: list[Exception] = [AbortedError("lost")]
-
-    async def step() -> dict[str, int]:
-        if failures:
-            raise failures.pop()
-        return {"loss": 1}
-
-    async with ah.AsyncMonitoredSession(
-        step, [telemetry.hook], recovery=NO_BACKOFF, name="t"
-    ) as session:
-        await session.run("loss")
-        failures.append(ah.StopRequestedError("enough"))
-        with pytest.raises(ah.StopRequestedError):
-            await session.run("loss")
-        assert trace.get_current_span() is trace.INVALID_SPAN
-    failed, repeated, stopped = telemetry.spans
-    assert (failed.status.status_code, failed.status.description) == (
-        trace.StatusCode.ERROR,
-        "AbortedError: lost",
-    )
-    assert [event.name for event in failed.events] == ["exception"]
-    assert [(span.attributes or {})["aiohooks.attempt"] for span in telemetry.spans] == [1, 2, 1]
-    assert {span.status.status_code for span in (repeated, stopped)} == {trace.StatusCode.UNSET}
-    assert telemetry.counts() == {("run", "t", "AbortedError"): 1, ("run", "t"): 2}
-
-
 async def test_a_cancelled_run_ends_all_its_spans(telemetry: Telemetry) -> None:
     """After a cancellation the spans of the run and of its waits have ended, with the cancellation
     as their error.
@@ -230,24 +176,6 @@ async def test_a_cancelled_run_ends_all_its_spans(telemetry: Telemetry) -> None:
         ("run", None),
     ]
     assert {span.status.status_code for span in telemetry.spans} == {trace.StatusCode.ERROR}
-
-
-async def test_runs_in_a_step_function(telemetry: Telemetry) -> None:
-    """Each run that a function of `run_step_fn` makes is a span, and a failed one has the error."""
-
-    async def fn(context: ah.session.StepContext) -> None:
-        await context.run_with_hooks("loss")
-        await context.run_with_hooks("nothing of the kind")
-
-    async with doubling(telemetry.hook) as session:
-        with pytest.raises(ah.errors.FetchError):
-            await session.run_step_fn(fn)
-        assert trace.get_current_span() is trace.INVALID_SPAN
-    assert telemetry.tree() == [("run", None), ("run", None)]
-    assert [span.status.status_code for span in telemetry.spans] == [
-        trace.StatusCode.UNSET,
-        trace.StatusCode.ERROR,
-    ]
 
 
 async def test_a_hook_that_is_left_running(telemetry: Telemetry) -> None:

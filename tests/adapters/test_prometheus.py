@@ -23,7 +23,7 @@ from aiohooks.errors import AbortedError, InvalidArgumentError
 from aiohooks.testing import ManualClock
 from tests.support.services import FeedQueue, make_service, under_uvicorn
 from tests.support.sessions import NO_BACKOFF, double, doubling, make_runs
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import until_true
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -137,17 +137,6 @@ async def test_hooks(clock: ManualClock, registry: CollectorRegistry) -> None:
         126.75,
         126.75,
     ]
-
-
-async def test_waiters(registry: CollectorRegistry) -> None:
-    """The waits for a step of the session's store are counted while they last."""
-    async with shown(registry) as session:
-        waits = [asyncio.create_task(session.global_step.wait_for(1)) for _ in range(3)]
-        await ticks(3)
-        assert values(scraped(registry), "step_waiters") == [3]
-        await session.run("loss")
-        await asyncio.gather(*waits)
-        assert values(scraped(registry), "step_waiters") == [0]
 
 
 async def test_checkpoints(clock: ManualClock, registry: CollectorRegistry, tmp_path: Path) -> None:

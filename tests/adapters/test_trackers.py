@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,18 +14,14 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook, TrackerStatistics
-from aiohooks.adapters.trackers.hook import Sender
 from aiohooks.errors import HookTimeoutError
-from aiohooks.hooks._observing import Record
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid
-from tests.support.hooks import PhaseHook, RestoringHook
+from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
-    NO_BACKOFF,
     counting,
     going_back,
     make_runs,
-    run_session,
     train,
 )
 from tests.support.trackers import ScriptedTracker
@@ -153,35 +148,6 @@ async def test_a_session_does_not_wait_for_a_tracker_that_hangs(
     hanging.release()
     assert hanging.calls == ["start 0", "log 1", "log 2", "close"]
     assert hook.statistics().sent == 1
-
-
-@pytest.mark.parametrize("where", [-1, 0])
-async def test_start_and_close_may_hang(
-    hanging: ScriptedTracker,
-    where: int,
-    clock: ManualClock,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Nothing waits for them longer than for a step."""
-    hanging.hangs_at = where
-    await close_hanging(hook_of(hanging), hanging, clock, runs=3)
-    assert "has not ended 5.0 s after the session" in caplog.text
-    hanging.release()
-
-
-async def test_a_slow_tracker_is_waited_for_at_the_end(
-    hanging: ScriptedTracker, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What it still accepts within the time of the end is sent."""
-    session = asyncio.create_task(train(hook_of(hanging), runs=5))
-    await until_true(lambda: hanging.is_hanging.is_set() and clock.pending)
-    await ticks(20)
-    clock.advance(4.9)
-    hanging.release()
-    await session
-    assert hanging.steps == [1, 2, 3, 4, 5]
-    assert hanging.closed == [None]
-    assert "after the session" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -405,84 +371,3 @@ async def test_queued_steps_that_are_made_again_are_dropped(hanging: ScriptedTra
         (3, 6),
         (4, 7),
     ]
-
-
-async def test_a_process_that_resumes_repeats_no_step() -> None:
-    """Killed at step 7, resumed from the checkpoint of step 5: the metrics that were sent stay."""
-    tracker = ScriptedTracker()
-    tracker.metrics = [(step, {}) for step in range(1, 8)]
-    await train(hook_of(tracker), runs=3, start=5)
-    assert tracker.steps == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-async def test_a_process_that_resumes_continues_its_period(clock: ManualClock) -> None:
-    """What was left of `every` when the checkpoint was saved."""
-    tracker, state = ScriptedTracker(), dict[str, Any]()
-    for start, secs in ((0, 6), (1, 5)):
-        hook = hook_of(tracker, every=ah.Every(secs=10))
-        async with counting(
-            hook,
-            *([RestoringHook(hook, state)] if state else []),
-            global_step=ah.MemoryStepStore(start),
-        ) as session:
-            clock.advance(secs)
-            await session.run("train")
-            state = hook.state_dict()
-    assert tracker.steps == [2]
-
-
-async def test_a_recovery_before_the_tracker_is_reached_forgets_nothing() -> None:
-    """What an earlier process had sent behind its checkpoint is replaced from the first step that
-    this one has to send.
-    """
-    tracker, store = ScriptedTracker(replaces=True), ah.MemoryStepStore(5)
-    tracker.metrics = [(step, {}) for step in range(1, 10)]
-    tracker.failures[-1] = ConnectionError("not yet")
-    hook = hook_of(tracker)
-
-    async def back() -> None:
-        await until_true(lambda: hook.statistics().lost == 2)
-        del tracker.failures[-1]
-        await store.reset(6)
-        raise ah.AbortedError("lost")
-
-    hooks = [hook, FaultInjectionHook({("before_run", 3): back})]
-    await run_session(
-        counting(*hooks, global_step=store, recovery=NO_BACKOFF),
-        4,
-        "train",
-    )
-    assert tracker.calls == ["start 5", "log 7", "log 8", "close"]
-    assert tracker.steps == [1, 2, 3, 4, 5, 7, 8]
-
-
-async def test_a_record_is_lost_once() -> None:
-    """Also if its call fails while the session gives it up."""
-    tracker = ScriptedTracker({0: ConnectionError("refused")})
-    tracker.hangs_at = 1
-    sender = Sender(tracker, 10, None)
-    sender.restart(0)
-    for step in (1, 2):
-        sender.send(Record(step, 0.0, {}))
-    tracker.is_hanging.wait()
-    sender.abandon("given up")
-    tracker.released.set()
-    await sender.close_after(None)
-    sender.join()
-    assert (sender.sent, sender.lost, sender.error) == (0, 2, "given up")
-
-
-def test_the_hook_before_a_session() -> None:
-    """It has a `repr` with its tracker and values, and has sent nothing."""
-    hook = TrackerHook(ScriptedTracker(), ["loss"])
-    assert repr(hook).startswith("TrackerHook(ScriptedTracker(), ['loss'], every=")
-    assert hook.statistics() == TrackerStatistics()
-
-
-def test_the_threads_are_daemons() -> None:
-    """A tracker that hangs does not keep the process from ending."""
-    tracker = ScriptedTracker()
-    asyncio.run(train(hook_of(tracker), runs=1))
-    assert tracker.threads
-    assert all(thread.daemon for thread in tracker.threads)
-    assert threading.main_thread() not in tracker.threads

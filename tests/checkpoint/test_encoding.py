@@ -103,13 +103,6 @@ def test_any_state_comes_back_the_same(state: dict[str, Any]) -> None:
     assert same(there_and_back(state), state)
 
 
-@settings(deadline=None)
-@given(ARRAYS)
-def test_any_array_comes_back_the_same(array: np.ndarray[Any, Any]) -> None:
-    """Of every type, byte order and shape."""
-    assert same(there_and_back({"a": array})["a"], array)
-
-
 BITS = np.array(
     [0x7FF8000000000001, 0xFFF800000000BEEF, 0x7FF0000000000001, 0x8000000000000000, 1], np.uint64
 )

@@ -8,7 +8,6 @@ import asyncio
 import functools
 import logging
 import os
-import shutil
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,24 +74,6 @@ async def test_nothing_saved_is_none(tmp_path: Path) -> None:
         assert await saver.restore() is None
         await saver.save({}, 0)
     assert len(names(tmp_path)) == 7
-
-
-async def test_the_newest_is_the_one_saved_last(tmp_path: Path) -> None:
-    """Not the one with the highest step: after a reset, what was saved since counts."""
-    async with Saver(tmp_path) as saver:
-        for step in (10, 20, 15):
-            await saver.save(state_of(step), step)
-        assert [(each.step, each.sequence) for each in await saver.checkpoints()] == [
-            (15, 3),
-            (20, 2),
-            (10, 1),
-        ]
-        restored = await saver.restore()
-        assert restored is not None
-        assert restored.state["step"] == 15
-        restored = await saver.restore(10)
-        assert restored is not None
-        assert restored.state["step"] == 10
 
 
 async def test_a_missing_step_is_an_error_that_lists_the_others(tmp_path: Path) -> None:
@@ -179,18 +160,6 @@ async def test_if_none_is_good_it_is_an_error_now_and_later(tmp_path: Path, coun
         assert (await saver.restore()) is not None
 
 
-async def test_a_reader_does_not_list_what_it_has_found_damaged(tmp_path: Path) -> None:
-    """Also where it was good when it was listed before, and stays there because nothing may be set
-    aside.
-    """
-    newest = saved(tmp_path, 1, 2)[1]
-    reader = Saver(tmp_path, read_only=True)
-    assert [each.step for each in await reader.checkpoints()] == [2, 1]
-    damage(newest, "manifest.json")
-    assert (await reader.restore()) is not None
-    assert [each.step for each in await reader.checkpoints()] == [1]
-
-
 async def test_a_damaged_one_of_the_requested_step_is_an_error(tmp_path: Path) -> None:
     """Another step is not restored instead."""
     paths = saved(tmp_path, 1, 2)
@@ -201,23 +170,6 @@ async def test_a_damaged_one_of_the_requested_step_is_an_error(tmp_path: Path) -
         ):
             await saver.restore(2)
         assert (await saver.restore(1)) is not None
-
-
-async def test_a_name_set_aside_before_gets_a_number(tmp_path: Path) -> None:
-    """A checkpoint that was set aside before is not overwritten."""
-    path = saved(tmp_path, 1, 2)[1]
-    copy = shutil.copytree(path, tmp_path / "copy")
-    for _ in range(2):
-        damage(path)
-        async with Saver(tmp_path) as saver:
-            await saver.restore()
-        if copy.exists():
-            copy.rename(path)
-    assert names(tmp_path) == [
-        f"damaged-{path.name}",
-        f"damaged-{path.name}-2",
-        "step-000000000001.000001",
-    ]
 
 
 async def test_verify_reads_all_and_changes_nothing(tmp_path: Path) -> None:
@@ -281,24 +233,6 @@ async def test_what_the_policy_does_not_keep_is_removed(tmp_path: Path) -> None:
     async with Saver(tmp_path, keep=KeepNewest(1)) as saver:
         await saver.save({}, 5)
     assert names(tmp_path) == ["step-000000000001.000002", "step-000000000005.000006"]
-
-
-async def test_a_checkpoint_removed_by_the_user_during_a_save(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The others that the policy does not keep are removed all the same, without a warning."""
-    [path, _] = saved(tmp_path, 1, 2)
-    fs = WatchedFs()
-
-    def remove_one(name: str, args: tuple[Any, ...]) -> None:
-        if name == "write" and path.exists():
-            shutil.rmtree(path)
-
-    fs.before = remove_one
-    async with saver_over(fs, tmp_path, keep=KeepNewest(1)) as saver:
-        await saver.save(state_of(3), 3)
-    assert names(tmp_path) == ["step-000000000003.000003"]
-    assert caplog.messages == []
 
 
 class Own(KeepPolicy):
@@ -414,30 +348,7 @@ async def test_arrays_are_written_from_their_own_memory(tmp_path: Path) -> None:
     assert peak < 1 << 20
 
 
-async def test_nothing_stays_open(tmp_path: Path) -> None:
-    """After `aclose`, also after the second one, no file is open; the Saver can be used again."""
-    fs = WatchedFs()
-    saver = saver_over(fs, tmp_path)
-    for step in range(2):
-        await saver.save(state_of(step), step)
-        await saver.restore()
-        await saver.verify()
-        assert len(fs.opened) == 2
-        await saver.aclose()
-        await saver.aclose()
-        assert fs.opened == set()
-
-
 # Invalid arguments
-
-
-async def test_the_largest_step_is_kept(tmp_path: Path) -> None:
-    """2**63 - 1 and an integer of numpy are accepted."""
-    async with Saver(tmp_path) as saver:
-        await saver.save({}, 2**63 - 1)
-        await saver.save({}, np.int64(7))  # type: ignore[arg-type]
-    async with Saver(tmp_path) as saver:
-        assert [each.step for each in await saver.checkpoints()] == [7, 2**63 - 1]
 
 
 INVALID: list[tuple[Any, Any, Any, str]] = [

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import aiohooks as ah
 from aiohooks.checkpoint import KeepNewest
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
-from tests.support.checkpoint_files import WatchedFs, directory, names, same, saved, state_of
+from tests.support.checkpoint_files import WatchedFs, directory, names, saved, state_of
 from tests.support.checks import refused
 
 
@@ -40,38 +39,6 @@ async def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
         "file; this process must be able to write there: Not a directory",
     ):
         await ah.Saver(tmp_path / "file").restore()
-
-
-class Slow(WatchedFs):
-    """Writes 700 bytes at a time, reads 5, and is interrupted after each close."""
-
-    def write(self, fd: int, data: memoryview) -> int:
-        return os.write(fd, data[:700])
-
-    def readv(self, fd: int, buffers: list[memoryview]) -> int:
-        return os.readv(fd, [buffers[0][:5], *buffers[1 : 2 if len(buffers[0]) <= 5 else 1]])
-
-    def close(self, fd: int) -> None:
-        os.close(fd)
-        self.opened.discard(fd)
-        raise InterruptedError
-
-
-def test_short_reads_and_writes_are_continued(tmp_path: Path) -> None:
-    """Also of several arrays together; and an interrupted close has closed."""
-    fs = Slow()
-    one = directory(tmp_path, fs)
-    state = {
-        "a": np.arange(500.0),
-        "b": "c" * 3000,
-        **{str(number): np.arange(number) for number in range(5)},
-    }
-    one.save(state, 1, {})
-    restored = one.restore(None)
-    assert restored is not None
-    assert same(restored.state, state)
-    one.close()
-    assert fs.opened == set()
 
 
 @pytest.mark.parametrize(
@@ -180,59 +147,3 @@ def test_the_name_of_the_directory_is_durable(tmp_path: Path, existing: int) -> 
     one.close()
     parents = [str(each) for each in (tmp_path, tmp_path / "a", tmp_path / "a" / "b")]
     assert [each for each in synced if each in parents] == (parents[existing:] or parents[-1:])
-
-
-def test_a_directory_whose_name_is_not_durable_is_not_used(tmp_path: Path) -> None:
-    """The lock is released, and the next save makes the name durable first."""
-    synced: list[str] = []
-
-    def sync(fd: int) -> None:
-        target = os.readlink(f"/proc/self/fd/{fd}")
-        if target == str(tmp_path):
-            synced.append(target)
-            if len(synced) == 1:
-                raise OSError(errno.EIO, "lost")
-
-    one = directory(tmp_path / "a", WatchedFs(fsync=sync))
-    with pytest.raises(CheckpointError, match="lost"):
-        one.save({}, 1, {})
-    other = directory(tmp_path / "a")
-    other.save({}, 2, {})
-    other.close()
-    one.save({}, 3, {})
-    one.close()
-    assert len(synced) == 2
-
-
-def test_an_error_after_a_read_is_no_damage(tmp_path: Path) -> None:
-    """A read whose result is lost by an error says nothing about the checkpoint, which stays."""
-    saved(tmp_path, 1)
-    failures = [OSError(errno.ESTALE, "the server has restarted")]
-
-    def readv(fd: int, buffers: list[memoryview]) -> int:
-        count = os.readv(fd, buffers)
-        if failures and buffers[0][8:9] == b"{":  # the header of the arrays
-            raise failures.pop()
-        return count
-
-    opened = directory(tmp_path, WatchedFs(readv=readv))
-    with refused(CheckpointError, "the server has restarted"):
-        opened.restore(None)
-    restored = opened.restore(None)
-    opened.close()
-    assert restored is not None
-    assert not restored.set_aside
-
-
-def test_what_was_set_aside_stays_so(tmp_path: Path) -> None:
-    """The new name is durable before anything else is read or written: a power cut does not bring
-    the damage back.
-    """
-    newest = saved(tmp_path, 1, 2)[1]
-    (newest / "state.msgpack").write_bytes(b"")
-    fs = WatchedFs()
-    one = directory(tmp_path, fs)
-    assert one.restore(None) is not None
-    one.close()
-    operations = [name for name, _ in fs.log]
-    assert operations[operations.index("rename") + 1] == "fsync"

@@ -5,7 +5,6 @@ directory.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import fcntl
 import os
@@ -107,15 +106,6 @@ async def test_a_holder_is_known_by_its_number(
         with pytest.raises(CheckpointBusyError, match=f"in use by {holder};") as caught:
             await Saver(tmp_path).save({}, 1)
     assert caught.value.pid == pid
-
-
-def test_the_note_of_an_earlier_holder_is_replaced(tmp_path: Path) -> None:
-    """Also a longer one: what is in the file of the lock is the process that has it."""
-    (tmp_path / ".lock").write_text("9" * 20 + "\n")
-    one = directory(tmp_path)
-    one.save({}, 1, {})
-    assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
-    one.close()
 
 
 async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> None:
@@ -245,22 +235,6 @@ def test_a_forked_child_is_not_the_holder(tmp_path: Path, what: str) -> None:
         command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECS, check=False
     )
     assert (done.stdout.strip(), done.stderr) == (steps, "")
-
-
-def test_the_lock_is_released_though_another_descriptor_of_its_file_is_open(tmp_path: Path) -> None:
-    """A child that was forked without Python's knowledge has one: closing the holder's would not
-    release the lock.
-    """
-    fs = WatchedFs()
-    one = directory(tmp_path, fs)
-    one.save({}, 1, {})
-    inherited = [os.dup(fd) for fd in fs.opened]
-    one.close()
-    second = directory(tmp_path)
-    second.save({}, 2, {})
-    second.close()
-    for fd in inherited:
-        os.close(fd)
 
 
 # The place of the directory
@@ -474,19 +448,6 @@ def test_leftovers_that_cannot_be_removed_do_not_prevent_a_save(
     saved(tmp_path, 1)
     assert names(tmp_path) == [".tmp-step-000000000001.000001", "step-000000000001.000001"]
     assert "cannot be removed" in caplog.text
-
-
-def test_nothing_is_removed_without_the_lock(tmp_path: Path) -> None:
-    """Entries that another writer is writing are kept."""
-    writer = directory(tmp_path)
-    writer.save({}, 1, {})
-    (tmp_path / ".tmp-step-000000000002.000002").mkdir()
-    for one in (directory(tmp_path, read_only=True), directory(tmp_path)):
-        one.checkpoints(), one.verify()
-        with contextlib.suppress(CheckpointBusyError):
-            one.restore(None)
-    assert (tmp_path / ".tmp-step-000000000002.000002").exists()
-    writer.close()
 
 
 # Owners

@@ -7,20 +7,13 @@ every replay, too.
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
-import aiohooks as ah
-from tests.conformance import replay as replay_module
-from tests.conformance.__main__ import main
-from tests.conformance.records import TRACES, Mode, Record, comparable, expected_trace, load
-from tests.conformance.replay import Replay, ScriptedHook, differences, replay_record
+from tests.conformance.records import Mode, Record, load
+from tests.conformance.replay import Replay, differences, replay_record
 from tests.conformance.report import installed_loops, replay_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.every_python
 
@@ -46,21 +39,6 @@ def test_the_file_is_whole() -> None:
     assert {record["scenario"]["session"] for record in RECORDS} == {"monitored", "singular"}
 
 
-def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Any file recorded the same way can be replayed; a disagreement is printed and makes the
-    command fail.
-    """
-    lines = TRACES.read_text(encoding="utf-8").splitlines()[:20]
-    good = tmp_path / "good.jsonl"
-    good.write_text("\n".join(lines), encoding="utf-8")
-    assert main([str(good), "--mode", "plain", "--loop", "asyncio"]) == 0
-    assert "20 of     20 agree" in capsys.readouterr().out
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text(lines[1].replace('["body", "done", 1]', '["body", "lost", 1]'), encoding="utf-8")
-    assert main([str(bad), "--mode", "plain", "--loop", "asyncio"]) == 1
-    assert "-body lost 1\n+body done 1" in capsys.readouterr().out
-
-
 async def test_a_wrong_expectation_is_seen() -> None:
     """The comparison fails for a call too many or too few, a wrong result, a wrong error and a
     wrong place.
@@ -82,19 +60,6 @@ async def test_a_wrong_expectation_is_seen() -> None:
         assert len(differences(cast("Record", wrong), Mode.PLAIN, outcome)) == 1, what
 
 
-async def test_a_hang_is_seen() -> None:
-    """A scenario that never ends is cancelled after its ticks and reported, whatever the clock
-    says.
-    """
-
-    async def forever() -> None:
-        await asyncio.get_running_loop().create_future()
-
-    found = await replay_module.within_ticks(forever(), 50)
-    assert found is not None
-    assert found.startswith("hangs after 50 ticks")
-
-
 async def test_a_forgotten_close_is_seen() -> None:
     """A hook or session that is not closed, or closed twice, is reported by every replay."""
     replay = Replay(RECORDS[1], Mode.PLAIN)
@@ -108,104 +73,3 @@ async def test_a_forgotten_close_is_seen() -> None:
         "session 1 was closed 0 times",
         "begun ['A'], but closed ['A', 'A']",
     ]
-
-
-def record_of(
-    hooks: dict[str, list[tuple[str, int, str]]],
-    steps: int = 1,
-    session: str = "monitored",
-    **scenario: Any,
-) -> Record:
-    """Return a record of hooks with these plans, which is compared with nothing."""
-    plans = [
-        {"name": name, "plan": plan, "fetch": None, "feed": None} for name, plan in hooks.items()
-    ]
-    body = {"steps": steps, "feed_w": False, "fetch": "z", "raise": None}
-    expected: dict[str, Any] = {"trace": [], "runs": [], "raised": None, "raised_by": None}
-    return cast(
-        "Record",
-        {
-            "id": "own",
-            "scenario": {"session": session, "hooks": plans, "run": [], "body": body, **scenario},
-            "expected": expected,
-        },
-    )
-
-
-def test_rounds() -> None:
-    """When suspending, a call is numbered by the first hook's calls, and hooks behind a failing one
-    are left out.
-    """
-    record = record_of({"A": [], "B": []})
-    record["expected"]["trace"] = [
-        ["A", "before_run", 1],
-        ["A", "before_run", 2],
-        ["B", "before_run", 1],
-    ]
-    translated = [["A", "before_run", 1], ["A", "before_run", 2], ["B", "before_run", 2]]
-    assert expected_trace(record, Mode.SUSPENDING) == translated
-    started = [["A", "before_run", 1], ["B", "before_run", 1], *translated[1:]]
-    assert comparable(record, Mode.SUSPENDING, started) == translated
-    assert comparable(record, Mode.PLAIN, started) == started
-
-
-@pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.SUSPENDING])
-@pytest.mark.parametrize("session", ["monitored", "singular"])
-@pytest.mark.parametrize("action", ["request_stop", "coord_stop"])
-@pytest.mark.parametrize(
-    ("asked_in", "lost_in"),
-    [
-        ("after_create_session", "after_create_session"),
-        ("before_run", "before_run"),
-        ("before_run", "run"),
-        ("before_run", "after_run"),
-        ("after_run", "after_run"),
-    ],
-)
-async def test_a_stop_survives_recovery(
-    action: str, asked_in: str, lost_in: str, session: str, mode: Mode
-) -> None:
-    """A stop asked before the session is lost in the same phase or a later one holds: the run is
-    repeated, and no more.
-
-    TensorFlow forgets it, so such scenarios are not among the recorded ones.
-    """
-    if asked_in == "after_create_session":
-        action = "coord_stop"
-    plans = {"A": [(asked_in, 1, action)], "B": [(lost_in, 1, "AbortedError")]}
-    record = record_of(plans, 5, session, run=[(1, "AbortedError")] if lost_in == "run" else [])
-    replay = Replay(record, mode)
-    replay.actions = {
-        (hook["name"], phase, n): [what]
-        for hook in record["scenario"]["hooks"]
-        for phase, n, what in hook["plan"]
-    }
-    await replay.run_scenario()
-    replay.check_ends()
-    outcome = replay.outcome
-    assert outcome.faults == []
-    if session == "singular":
-        assert (outcome.raised, outcome.runs) == ("AbortedError", [])
-    else:
-        assert outcome.raised is None
-        assert outcome.trace.count(["session", "create", 2]) == 1
-        assert len(outcome.runs) == (0 if asked_in == "after_create_session" else 1)
-        assert [call for call in outcome.trace if call[1] == "end"] == [
-            ["A", "end", 1],
-            ["B", "end", 1],
-        ]
-
-
-async def test_overriding_on_the_object() -> None:
-    """A chief's session may also have `run` and `aclose` assigned to the object: they are the only
-    ways in and out.
-    """
-    for record in RECORDS[:200]:
-        outcome = await replay_record(record, Mode.PLAIN, assigns=True)
-        assert differences(record, Mode.PLAIN, outcome) == [], record["id"]
-
-
-def test_scripted_hooks_override_everything() -> None:
-    """The recording hook overrides all six methods, so that every call is seen."""
-    for name in ("begin", "after_create_session", "before_run", "after_run", "end", "close"):
-        assert getattr(ScriptedHook, name) is not getattr(ah.SessionRunHook, name)

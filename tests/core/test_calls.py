@@ -71,18 +71,6 @@ def test_what_may_wait(function: object, waits: bool) -> None:
     assert can_wait(function) is waits
 
 
-async def test_results_are_in_order_of_the_calls() -> None:
-    """Whichever ends first; no task is left."""
-    before = asyncio.all_tasks()
-    assert await results_of(lambda: ticks(9), never, functools.partial(perhaps, True), perhaps) == [
-        None,
-        5,
-        6,
-        6,
-    ]
-    assert asyncio.all_tasks() == before
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, SystemExit])
 async def test_what_is_no_exception_is_raised_in_the_caller(error: type[BaseException]) -> None:
     """Not by the loop; the others are cancelled and waited for."""
@@ -108,30 +96,6 @@ async def test_an_error_after_the_success_of_a_call_is_raised_in_the_caller() ->
     with pytest.raises(LookupError, match="no successor"):
         await calls.wait()
     assert asyncio.all_tasks() == before
-
-
-@pytest.mark.parametrize(
-    "when", ["before it waits", "before it starts", "while it waits", "at its end"]
-)
-async def test_a_call_that_others_cancel_is_reported(when: str) -> None:
-    """At every moment of its life."""
-
-    async def call() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if when == "while it waits":
-            asyncio.get_running_loop().call_soon(task.cancel)
-        elif when != "before it starts":
-            task.cancel()
-        if when != "at its end":
-            await forever()
-
-    running = asyncio.create_task(results_of(call, ticks))
-    if when == "before it starts":
-        await until_true(lambda: any(one.get_name() == "call 0" for one in asyncio.all_tasks()))
-        next(one for one in asyncio.all_tasks() if one.get_name() == "call 0").cancel()
-    with pytest.raises(HookCancelledError, match="call 0 was cancelled"):
-        await running
 
 
 class CountingTask(asyncio.Task[None]):

@@ -5,7 +5,6 @@ caller.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import sys
@@ -15,7 +14,7 @@ import pytest
 from aiohooks._core.calls import limited
 from aiohooks._core.cancel import shielded, wait_done
 from aiohooks.testing import ManualClock
-from tests.support.waiting import advance_clock, fail, forever, parked, ticks
+from tests.support.waiting import advance_clock, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -64,29 +63,6 @@ async def test_a_time_limit_waits_for_the_end(cancelled: str, clock: ManualClock
     with pytest.raises(TimeoutError if cancelled == "never" else asyncio.CancelledError):
         await task
     assert (ends, clock.pending) == (["slow"], 0)
-
-
-async def test_what_ends_in_time_is_returned(clock: ManualClock) -> None:
-    """So is the result of what ignores that its time is up, or has no limit; its own errors are
-    raised as they are.
-    """
-
-    async def ignores() -> int:
-        with contextlib.suppress(asyncio.CancelledError):
-            await forever()
-        return 3
-
-    assert await limited(asyncio.sleep(0, 1), 5.0, "first") == 1
-    assert await limited(asyncio.sleep(0, 2), None, "second") == 2
-    late = await parked(limited(ignores(), 5.0, "third"))
-    await ticks()
-    clock.advance(5)
-    assert await late == 3
-    error = OSError("own")
-    with pytest.raises(OSError, match="own") as raised:
-        await limited(fail(error), 5.0, "fourth")
-    assert raised.value is error
-    assert clock.pending == 0
 
 
 async def test_shielded_cleanup_is_finished_in_spite_of_several_cancels(clock: ManualClock) -> None:

@@ -8,21 +8,12 @@ from contextvars import ContextVar
 
 import pytest
 
-from aiohooks._core.clock import Clock, LoopClock, current_clock, sleep
+from aiohooks._core.clock import Clock, current_clock, sleep
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing.clock import ManualClock
 from tests.support.waiting import ticks
 
 # -- the loop's clock
-
-
-async def test_current_clock_is_the_loops_by_default() -> None:
-    """By default the time is the running event loop's."""
-    clock = current_clock()
-    assert isinstance(clock, LoopClock)
-    loop = asyncio.get_running_loop()
-    before = loop.time()
-    assert before <= clock.now() <= loop.time()
 
 
 async def test_loop_clock_calls_back() -> None:
@@ -58,19 +49,6 @@ async def test_sleep_waits_on_the_clock_that_it_is_given() -> None:
         given.advance(1)
         await sleeps[1]
     assert sleeps[2].cancelled()
-
-
-def test_loop_clock_may_be_taken_outside_a_loop() -> None:
-    """The loop is looked up when it is needed, not when the clock is taken."""
-    clock = current_clock()
-
-    async def now() -> tuple[float, float]:
-        return clock.now(), asyncio.get_running_loop().time()
-
-    first, second = asyncio.run(now())
-    assert first <= second
-    with pytest.raises(RuntimeError, match="no running event loop"):
-        clock.now()
 
 
 # -- the manual clock
@@ -146,19 +124,6 @@ def test_manual_clock_cancel() -> None:
     assert (calls, clock.pending) == ([("first", 2)], 0)
 
 
-def test_manual_clock_moved_by_a_callback() -> None:
-    """A callback may move the clock itself: nothing is called twice or before its time, and time
-    never goes back.
-    """
-    clock = ManualClock()
-    calls: list[tuple[str, float]] = []
-    call = recorder(calls, clock)
-    clock.call_later(1, lambda: clock.advance(9))
-    clock.call_later(2, call("second"))
-    clock.advance(3)
-    assert (calls, clock.now()) == ([("second", 2)], 10)
-
-
 def test_manual_clock_keeps_the_context_of_the_call() -> None:
     """A callback sees the context variables as they were when the call was scheduled, as on a
     loop.
@@ -201,19 +166,6 @@ def test_manual_clock_is_current_inside_its_block() -> None:
             assert current_clock() is inner
         assert current_clock() is outer
     assert current_clock() is outside
-
-
-async def test_manual_clock_is_seen_by_tasks_started_inside() -> None:
-    """A task started inside the block has the clock, also after the block."""
-
-    async def clock_here() -> Clock:
-        await asyncio.sleep(0)
-        return current_clock()
-
-    with ManualClock() as clock:
-        task = asyncio.create_task(clock_here())
-    assert await task is clock
-    assert isinstance(current_clock(), LoopClock)
 
 
 @pytest.mark.parametrize("secs", [-1, float("nan"), float("inf")])

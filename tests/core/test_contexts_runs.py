@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import subprocess
 import sys
 
 import pytest
 
 import aiohooks as ah
-from tests.support.hooks import BeforeRunHook, PhaseHook
-from tests.support.sessions import doubling, run_session
+from tests.support.hooks import BeforeRunHook
+from tests.support.sessions import doubling
 from tests.support.waiting import HANG_SECS, ticks
 
 pytestmark = pytest.mark.every_python
@@ -65,50 +64,6 @@ class _Named:
 
     def __init__(self, session: ah.AsyncMonitoredSession) -> None:
         self.run = lambda _: session.run("loss")
-
-
-async def test_a_run_inside_a_hook_keeps_context_variables() -> None:
-    """What the hooks of the inner run set is seen by the hook that made it, and by the steps after
-    it.
-    """
-    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="")
-    seen: list[str] = []
-
-    async def sets(_: object) -> None:
-        await asyncio.sleep(0)
-        variable.set("set")
-
-    async def looks() -> int:
-        seen.append(variable.get())
-        return 1
-
-    async with doubling(PhaseHook("before_run", sets)) as inner:
-
-        async def runs_inner() -> None:
-            await inner.run("double")
-            seen.append(variable.get())
-
-        await run_session(ah.AsyncMonitoredSession(looks, [BeforeRunHook(runs_inner)]), 1, "looks")
-    assert seen == ["set", "set"]
-
-
-async def test_a_publisher_is_not_taken_for_one_that_waits() -> None:
-    """Overlapping hooks that run one other session do not make its publisher look as if it waited
-    for itself.
-    """
-    steps = ah.MemoryStepStore()
-    async with ah.AsyncMonitoredSession(slow_double, global_step=steps) as other:
-
-        async def waits() -> None:
-            await steps.wait_for(2)
-
-        async def runs() -> None:
-            await ticks(3)
-            await other.run("loss")
-
-        hooks = [BeforeRunHook(call) for call in (waits, runs, runs)]
-        async with doubling(*hooks) as session:
-            await session.run("double")
 
 
 def test_hooks_under_nest_asyncio() -> None:

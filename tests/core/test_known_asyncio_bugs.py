@@ -22,7 +22,7 @@ from aiohooks.graph.variables import values_of
 from aiohooks.testing import no_leaks
 from tests.support.hooks import BeforeRunHook
 from tests.support.sessions import doubling, run_in_before_run
-from tests.support.waiting import forever, raises_after, ticks
+from tests.support.waiting import ticks
 
 Release = Callable[[], object]
 
@@ -170,23 +170,6 @@ async def test_iterations_left_by_break_leave_nothing() -> None:
 
 
 # -- interrupts and other awaitables
-
-
-@pytest.mark.parametrize("strikes", [0, 1], ids=["first", "second"])
-def test_keyboard_interrupt_closes_the_hooks(strikes: int) -> None:
-    """KeyboardInterrupt ends the loop, and every hook is closed once on the way."""
-    acts: list[Callable[[], Awaitable[Any]]] = [forever, forever]
-    acts[strikes] = raises_after(2, KeyboardInterrupt())
-    hooks = [BeforeRunHook(act) for act in acts]
-
-    async def main() -> None:
-        async with doubling(*hooks) as session:
-            await session.run("double")
-
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(main())
-    gc.collect()
-    assert [hook.closed for hook in hooks] == [1, 1]
 
 
 async def test_awaitables_other_than_coroutines_are_awaited() -> None:

@@ -74,33 +74,9 @@ async def test_the_next_hook_may_be_a_keyword() -> None:
     )
 
 
-async def test_an_argument_behind_one_that_is_left_out_stays_a_keyword() -> None:
-    """The hook's own default takes the place of the one that is left out."""
-    got: list[tuple[str, str]] = []
-
-    class Defaults:
-        async def on(self, first: str = "1", second: str = "2") -> None: ...
-
-    class Hook(Defaults):
-        async def on(self, first: str = "1", second: str = "2") -> None:
-            got.append((first, second))
-
-    await ah.compose(Defaults, [Hook()]).on(second="x")
-    assert got == [("1", "x")]
-
-
 async def test_the_keyword_of_a_chain() -> None:
     """`chain`: the answer takes the place of a keyword-only argument, and the others stay."""
     assert (
         await ah.compose(Texts, [Adding("a"), Adding("b")]).translate(text="x", language="l")
         == "lab"
     )
-
-
-def test_plain_methods_have_answers() -> None:
-    """A plain method chains and chooses as a coroutine does, with arguments given in either way."""
-    hooks = ah.compose(Texts, [Adding("a"), Adding(None), Adding("b")])
-    assert hooks.rewrite(2, "x") == hooks.rewrite(number=2, text="x") == "xaabb"
-    assert hooks.choose("x") == hooks.choose(text="x") == "a of x"
-    assert ah.compose(Texts, [Adding(None)]).choose("x") == "own x"
-    assert ah.compose(Texts, [Adding(None)]).rewrite(1, "x") == "x"

@@ -127,29 +127,6 @@ async def test_a_guard_that_is_cut_off_refuses(how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "merged"),
-    [
-        ([[1, 2], None, [3]], [1, 2, 3]),
-        ([(1,), (2, 3)], (1, 2, 3)),
-        ([{"a": 1}, None, {"b": 2}], {"a": 1, "b": 2}),
-        ([[1]], [1]),
-        ([None, None], []),
-        ([], []),
-    ],
-)
-@pytest.mark.parametrize("kind", [Waits, Plain])
-async def test_merge_joins_in_order_of_the_hooks(
-    answers: list[Any], merged: object, kind: type[Waits]
-) -> None:
-    """Who is quicker does not matter, None is nothing, and no answer is changed; `"all"` returns
-    the answers themselves.
-    """
-    given = [kind("", 9 - place, one) for place, one in enumerate(answers)]
-    assert await ah.compose(Asked, given).merge("x") == merged
-    assert await ah.compose(Asked, given, results={"merge": "all"}).merge("x") == answers
-
-
-@pytest.mark.parametrize(
     ("answers", "says"),
     [
         ([[1], "text"], ("Plain#2.merge returned 'text'", "lists, tuples or dicts")),

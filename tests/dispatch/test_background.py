@@ -5,10 +5,6 @@ lost.
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import gc
-import sys
-import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +12,9 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.dispatch.calls import only_if
-from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.checks import refused
-from tests.support.sessions import NO_BACKOFF, counting, double, doubling
-from tests.support.waiting import fail, forever, parked, ticks, uncancellable, until_true
+from aiohooks.testing import FaultInjectionHook
+from tests.support.sessions import NO_BACKOFF, counting, doubling
+from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -73,23 +67,6 @@ async def test_calls_run_beside_what_follows_in_order() -> None:
     assert observer.ended == [0, 1, 2]
 
 
-async def test_calls_see_the_context_of_their_caller() -> None:
-    """Each call runs in a copy of the context in which it was queued."""
-    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable")
-    seen: list[int] = []
-
-    async def look(_: int) -> None:
-        await asyncio.sleep(0)
-        seen.append(variable.get())
-        variable.set(-1)
-
-    async with group_of(Observer(look)) as group:
-        for number in range(3):
-            variable.set(number)
-            await group.hooks.on(number)
-    assert (seen, variable.get()) == ([0, 1, 2], 2)
-
-
 async def test_a_failure_comes_out_of_the_next_call() -> None:
     """Or when the group is left; the calls behind it are made all the same, and errors of several
     are one group.
@@ -118,74 +95,6 @@ async def test_a_failure_comes_out_of_the_next_call() -> None:
                 await group.hooks.on(number)
     assert [str(error) for error in at_the_end.value.exceptions] == ["call 4", "call 5"]
     assert observer.began == [0, 1, 2, 3, 4, 5]
-
-
-async def test_a_caller_that_waits_for_room_gets_the_failure_that_makes_it() -> None:
-    """The call that it would have queued is not made."""
-    gate = asyncio.Event()
-
-    async def fails(number: int) -> None:
-        await gate.wait()
-        raise ValueError(f"call {number}")
-
-    observer = Observer(fails)
-    async with group_of(observer, max_pending=1) as group:
-        await group.hooks.on(0)
-        waiting = await parked(group.hooks.on(1), 5)
-        gate.set()
-        with pytest.raises(ValueError, match="call 0"):
-            await waiting
-    assert observer.began == [0]
-
-
-async def test_limits_and_foreign_cancels_are_those_of_a_call(clock: ManualClock) -> None:
-    """A queued call waits without a limit, an active one that exceeds it fails, and so does one
-    that others cancel.
-    """
-    for error, says in (
-        (ah.errors.HookTimeoutError, "5 s"),
-        (ah.errors.HookCancelledError, "was cancelled, and not by its caller"),
-    ):
-
-        async def call(number: int, cuts_off: bool = error is ah.errors.HookTimeoutError) -> None:
-            if number == 0:
-                await ticks()  # the time limit of a call begins at its first wait
-                task = asyncio.current_task()
-                assert task is not None
-                clock.advance(5) if cuts_off else task.cancel()
-                await forever()
-
-        observer = Observer(call)
-        with refused(error, "Observer.on", says):
-            async with group_of(observer, timeout=5) as group:
-                clock.advance(100)
-                await group.hooks.on(0)
-                await group.hooks.on(1)
-                clock.advance(4)
-        assert observer.ended == [1]
-
-
-async def test_leaving_does_not_wait_for_a_call_that_ignores_its_cancellation(
-    clock: ManualClock,
-) -> None:
-    """It continues, and nothing else is left behind."""
-    gate = asyncio.Event()
-    observer, before = Observer(lambda _: uncancellable(gate)), asyncio.all_tasks()
-
-    async def main() -> None:
-        async with group_of(observer, grace_secs=9) as group:
-            await group.hooks.on(0)
-
-    task = asyncio.create_task(main())
-    for _ in ("for the queue", "for the cancelled call"):
-        await until_true(lambda: clock.pending)
-        clock.advance(9)
-        await until_true(lambda: not clock.pending)
-    await task
-    left = asyncio.all_tasks() - before
-    gate.set()
-    await asyncio.wait(left)
-    assert ({one.get_name() for one in left}, observer.ended) == ({"Observer.on"}, [0])
 
 
 @pytest.mark.parametrize("places", [1, 2])
@@ -236,80 +145,6 @@ async def test_a_call_that_a_full_queue_would_wait_for_has_a_place(hooks: int) -
     assert sorted(made) == sorted([0, *[1, 2, 3] * hooks] * hooks)
 
 
-async def test_a_call_that_is_not_due_is_not_made() -> None:
-    """The ones behind it are."""
-
-    class Seldom(Observer):
-        def is_due(self, number: int) -> bool:
-            return number % 2 == 1
-
-        @only_if("is_due")
-        async def on(self, number: int) -> None:
-            await super().on(number)
-
-    hook = Seldom(lambda _: ticks())
-    async with group_of(hook) as group:
-        for number in range(4):
-            await group.hooks.on(number)
-    assert hook.ended == [1, 3]
-
-
-async def test_a_hook_that_was_removed_is_freed_with_its_queue() -> None:
-    """When its last call has ended; the group that it was in lives on, and raises a failure at its
-    end.
-    """
-    gate = asyncio.Event()
-    hooks: weakref.WeakSet[Observer] = weakref.WeakSet()
-
-    async def call(number: int) -> None:
-        await gate.wait()
-        if number == 2:
-            raise ValueError("the last")
-
-    with pytest.raises(ValueError, match="the last"):  # noqa: PT012 - the block is what raises
-        async with ah.HookGroup(Lifecycle) as group:
-            for number in range(3):
-                observer = Observer(call)
-                hooks.add(observer)
-                group.add(ah.configure(observer, background=True))
-                await group.hooks.on(number)
-                group.remove(observer)
-                del observer
-            await ticks(10)
-            assert len(hooks) == 3
-            gate.set()
-            await ticks(20)
-            gc.collect()
-            assert len(hooks) == 1
-
-
-async def test_calls_are_made_one_at_a_time_under_eager_tasks() -> None:
-    """A task factory that starts tasks immediately does not make a call inside of the one that
-    queues it.
-    """
-    active: list[int] = []
-
-    class Again:
-        async def on(self, number: int) -> None:
-            active.append(number)
-            if number < 300:
-                await group.hooks.on(number + 1)
-            assert active.pop() == number
-            assert not active
-
-    def start(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        return asyncio.Task(coro, loop=loop, **{**options, "eager_start": True})
-
-    if sys.version_info >= (3, 12):
-        asyncio.get_running_loop().set_task_factory(start)
-    try:
-        async with group_of(Again()) as group:
-            await group.hooks.on(0)
-            await until_true(lambda: not group.status()[0].pending)
-    finally:
-        asyncio.get_running_loop().set_task_factory(None)
-
-
 # -- in a session
 
 
@@ -344,30 +179,6 @@ class Watching(ah.SessionRunHook):
         self.steps = state["steps"]
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_after_run_runs_beside_the_next_steps(fails: bool) -> None:
-    """A background hook's `after_run` does not hold up the runs; all are complete before its `end`,
-    or its `close`.
-    """
-    hook = Watching()
-    with pytest.raises(OSError) if fails else ManualClock():  # noqa: PT011
-        async with doubling(ah.configure(hook, background=True)) as session:
-            for batch in range(3):
-                await session.run("loss", {"batch": batch})
-            assert hook.steps == []
-            asyncio.get_running_loop().call_soon(hook.gate.set)
-            if fails:
-                raise OSError("of the block")
-    assert hook.steps == [1, 2, 3]
-    assert hook.events == [
-        "after_run 0",
-        "after_run 2",
-        "after_run 4",
-        *([] if fails else ["end"]),
-        "close",
-    ]
-
-
 async def test_a_background_hook_is_called_after_a_recovery() -> None:
     """A recovery waits for the calls of the old session; the hook takes calls of the new one."""
     hook, lost = Watching(), FaultInjectionHook({("after_run", 1): ah.AbortedError("lost")})
@@ -378,29 +189,6 @@ async def test_a_background_hook_is_called_after_a_recovery() -> None:
         hook.gate.set()
         await run
     assert hook.steps == [1, 2]
-
-
-async def test_a_background_failure_comes_out_of_a_later_run() -> None:
-    """As an error of that run, with a note of the one that it is of; or out of the end of the
-    session.
-    """
-    hook = ah.configure(
-        FaultInjectionHook({("after_run", 1): lambda: fail(ah.AbortedError("lost"))}),
-        background=True,
-    )
-    async with ah.AsyncSingularMonitoredSession(double, [hook]) as session:
-        await session.run("loss")
-        await ticks()
-        with pytest.raises(ah.AbortedError, match="lost") as raised:
-            await session.run("loss")
-        assert raised.value.__notes__ == ["raised by FaultInjectionHook.after_run at step 1"]
-        await session.run("loss")
-    hook = ah.configure(
-        FaultInjectionHook({("after_run", 1): ah.AbortedError("lost")}), background=True
-    )
-    with pytest.raises(ah.AbortedError, match="lost"):
-        async with ah.AsyncSingularMonitoredSession(double, [hook]) as session:
-            await session.run("loss")
 
 
 async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -> None:

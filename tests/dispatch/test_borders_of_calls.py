@@ -29,11 +29,6 @@ class Waits:
         await asyncio.sleep(0)
 
 
-class PassesAll:
-    async def handle(self, event, call_next, data=None, *, depth=0):
-        return await call_next(event, data)
-
-
 class PassesNothing:
     async def handle(self, event, call_next, data=None, *, depth=0):
         return await call_next()
@@ -41,14 +36,6 @@ class PassesNothing:
 
 async def final(event, data=None, *, depth=0):
     return event, data, depth
-
-
-async def test_a_hook_may_give_what_the_caller_has_left_out() -> None:
-    """The next hook gets it, and keeps the arguments before it."""
-    events = ah.compose(Events, [PassesAll(), PassesAll()])
-    assert await events.handle("started", final) == ("started", None, 0)
-    assert await events.handle("started", final, "data") == ("started", "data", 0)
-    assert await events.handle(event="started", call_next=final) == ("started", None, 0)
 
 
 @pytest.mark.parametrize("hooks", [[], [PassesNothing()]])
@@ -59,28 +46,6 @@ async def test_what_is_wrapped_gets_all_that_it_takes(hooks) -> None:
     assert await events.handle("started", final, "data") == ("started", "data", 0)
     assert await events.handle("started", final, "data", depth=2) == ("started", "data", 2)
     assert await events.handle("started", final, depth=2) == ("started", None, 2)
-
-
-async def test_what_is_left_out_in_the_middle_keeps_its_place() -> None:
-    """With its default, for what is wrapped and for what a hook gives to the next one."""
-
-    class Steps:
-        @ah.point(ah.wrap(argument="call_next"))
-        async def run(self, first, second="2", third="3", call_next=None): ...
-
-    class PassesTwo:
-        async def run(self, first, second="2", third="3", call_next=None):
-            return await call_next(f"{second}+", f"{third}+")
-
-    async def tool(first, second, third):
-        return first, second, third
-
-    async def two(second, third):
-        return second, third
-
-    assert await ah.compose(Steps, []).run("1", third="x", call_next=tool) == ("1", "2", "x")
-    steps = ah.compose(Steps, [PassesTwo(), PassesTwo()])
-    assert await steps.run("1", third="x", call_next=two) == ("2++", "x++")
 
 
 def test_a_second_loop_is_refused_while_the_first_is_open() -> None:
@@ -109,20 +74,6 @@ async def test_call_of_a_group_is_refused_in_another_thread() -> None:
             asyncio.run(group.hooks.on_event("started"))
 
     await asyncio.to_thread(in_thread)
-
-
-@pytest.mark.parametrize("keywords", [{}, {"event": "started"}])
-async def test_a_call_of_all_hooks_takes_keywords(keywords) -> None:
-    """Also where no hook can wait, so that the calls are made one after another."""
-
-    class Sees:
-        async def on_event(self, event):
-            return event
-
-    args = () if keywords else ("started",)
-    hooks = ah.compose(Events, [Sees(), Sees()], results={"on_event": "all"})
-    for _ in range(2):
-        assert await hooks.on_event(*args, **keywords) == ["started", "started"]
 
 
 async def test_all_results_of_no_hook_are_an_empty_list() -> None:
@@ -177,23 +128,6 @@ def test_generators_that_no_one_would_iterate_over_are_refused() -> None:
             ah.compose_functions([function])
 
 
-async def test_an_object_that_is_called_as_an_async_generator_wraps() -> None:
-    """As an async generator function does."""
-    called = []
-
-    class Around:
-        async def __call__(self, event):
-            called.append("before")
-            yield
-            called.append("after")
-
-    group = ah.HookGroup(Events, [ah.configure(Waits())])
-    group.on(Events.on_event, Around())
-    group.on(Events.on_event, lambda _: called.append("inside"))
-    await group.hooks.on_event("started")
-    assert called == ["before", "inside", "after"]
-
-
 async def test_a_generator_function_has_no_time_limit() -> None:
     """It wraps others, whose time would count: it limits its own waits."""
 
@@ -232,23 +166,6 @@ async def test_a_group_is_not_its_own_hook() -> None:
     inner.on(Events.on_event, called.append)
     await outer.hooks.on_event("started")
     assert called == ["started"]
-
-
-async def test_an_error_behind_a_generator_without_yield_has_no_context() -> None:
-    """The end of the generator is no part of what went wrong."""
-
-    class Returns:
-        async def on_event(self, event):
-            return
-            yield
-
-    class Fails:
-        async def on_event(self, event):
-            raise ValueError(event)
-
-    with pytest.raises(ValueError, match="started") as caught:
-        await ah.compose(Events, [Returns(), Fails()]).on_event("started")
-    assert caught.value.__context__ is None
 
 
 async def test_what_a_removed_hook_resets_is_reset_for_the_caller() -> None:

@@ -316,44 +316,6 @@ async def test_a_removed_hook_is_left_when_its_last_call_has_ended() -> None:
     assert removed.calls.count("leave") == other.calls.count("leave") == 1
 
 
-async def test_hooks_that_were_removed_are_left_one_after_the_other() -> None:
-    """Their errors are those of the group's end."""
-    calls: list[str] = []
-
-    class Fails(Notes):
-        async def __aenter__(self) -> None: ...
-
-        async def __aexit__(self, *_: object) -> None:
-            calls.append("begin")
-            await asyncio.sleep(0)
-            calls.append("end")
-            raise OSError("cannot be left")
-
-    hooks = [Fails(), Fails()]
-    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the end of the block raises
-        async with ah.HookGroup(Events, hooks) as group:
-            for hook in hooks:
-                group.remove(hook)
-            await ticks(20)
-            assert calls == ["begin", "end", "begin", "end"]
-    assert [str(error) for error in caught.value.exceptions] == ["cannot be left"] * 2
-
-
-async def test_a_disabled_hook_is_left() -> None:
-    """A hook that is not called any more was entered, and keeps nothing open."""
-
-    class Fails(Resource):
-        async def on(self, text: str) -> None:
-            raise OSError("no connection")
-
-    hook = Fails()
-    remote = ah.configure(hook, on_error="log", disable_after=1)
-    async with ah.HookGroup(Events, [remote]) as group:
-        await group.hooks.on("x")
-        assert group.status()[0].disabled
-    assert hook.calls == ["enter", "leave"]
-
-
 async def test_a_plain_context_manager_is_refused() -> None:
     """When the group is entered, which would not enter it; elsewhere it is a hook like others."""
 

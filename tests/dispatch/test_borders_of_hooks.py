@@ -133,24 +133,6 @@ async def test_a_call_of_the_object_is_a_method_of_a_class_without_others() -> N
         ah.compose(Decides, [hook(__call__=on, on=on)])
 
 
-async def test_a_hook_may_make_its_methods_when_they_are_asked_for() -> None:
-    """As a proxy of another object does."""
-
-    class Proxy:
-        def __getattr__(self, name):
-            if name != "on":
-                raise AttributeError(name)
-            return called.append_async
-
-    class Notes(list[str]):
-        async def append_async(self, name):
-            self.append(name)
-
-    called = Notes()
-    await ah.compose(Events, [Proxy()]).on("x")
-    assert called == ["x"]
-
-
 def test_a_name_that_is_nearly_a_method_is_refused() -> None:
     """Its first letter, too, if the name has more than three."""
 
@@ -190,23 +172,6 @@ def test_an_argument_without_annotation_is_not_that_of_the_result() -> None:
         ah.compose(Text, [hook(clean=clean)], results={"clean": "chain"})
 
 
-async def test_a_cancel_of_what_is_wrapped_by_other_code_is_an_error() -> None:
-    """It is no cancel of the caller."""
-
-    class Wraps:
-        @ah.point("wrap")
-        async def run(self, prompt, call_next): ...
-
-    async def run(self, prompt, call_next):
-        return await call_next()
-
-    async def model(prompt):
-        raise asyncio.CancelledError
-
-    with pytest.raises(HookCancelledError, match=r"Observer\.run was cancelled"):
-        await ah.compose(Wraps, [hook(run=run)]).run("p", model)
-
-
 async def test_a_call_that_cancels_its_own_task_at_its_end_has_failed() -> None:
     """Also beside a call whose error is only logged."""
 
@@ -236,21 +201,3 @@ async def test_a_call_that_cannot_wait_and_raises_a_cancel_has_failed() -> None:
 
     with pytest.raises(HookCancelledError, match=r"Observer#2\.on was cancelled"):
         await ah.compose(Events, [hook(on=waits), hook(on=cancels)]).on("x")
-
-
-async def test_an_interrupt_is_raised_alone() -> None:
-    """Other failures beside it are in its context, and not in one group with it."""
-
-    async def interrupted(self, name):
-        await ticks()
-        raise KeyboardInterrupt
-
-    async def fails(self, name):
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            raise OSError("at its end")
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        await ah.compose(Events, [hook(on=fails), hook(on=interrupted)]).on("x")
-    assert "at its end" in repr(caught.value.__context__)

@@ -362,19 +362,6 @@ async def test_results_are_not_compared() -> None:
         assert await composite.chain(value) is value
 
 
-@pytest.mark.parametrize("own", [["a"], ("a",), {"a": 1}])
-async def test_a_merge_is_a_new_object(own: Any) -> None:
-    """Also of one hook: the caller may change it."""
-
-    async def gives(self: object) -> Any:
-        return own
-
-    merged = await ah.compose(Ways, [hook(any=gives)]).any()
-    assert merged == own
-    assert type(merged) is type(own)
-    assert merged is not own or own == ("a",)
-
-
 # -- signatures
 
 
@@ -437,21 +424,6 @@ async def test_keywords_become_positions() -> None:
     ]
     with pytest.raises(TypeError, match="missing a required argument: 'items'"):
         await hooks.on(reason="r")
-
-
-async def test_a_left_out_parameter_before_a_keyword_has_the_default_of_the_interface() -> None:
-    """As a hook may use other names."""
-
-    class Defaults:
-        async def on(self, first: str = "1", second: str = "2") -> None: ...
-
-    seen.clear()
-    await ah.compose(Defaults, [hook(on=lambda_with_names)]).on(second="x")
-    assert seen == [("1", "x")]
-
-
-async def lambda_with_names(self: object, a: str = "own", b: str = "own") -> None:
-    seen.append((a, b))
 
 
 # -- functions

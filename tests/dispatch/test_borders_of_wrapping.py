@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
 from tests.support.checks import refused
-from tests.support.waiting import forever
 
 pytestmark = pytest.mark.every_python
 
@@ -41,12 +39,6 @@ class Wraps:
     async def run(self, prompt, call_next): ...
 
 
-class Own:
-    @ah.point("wrap")
-    async def run(self, prompt, call_next):
-        return await call_next(prompt)
-
-
 async def echo(*args, **keywords):
     return args, keywords
 
@@ -68,38 +60,6 @@ async def test_positions_replace_no_keyword_of_the_caller() -> None:
     hooks = ah.compose(Wraps, [hook(ask=ask), hook(ask=sees)])
     assert await hooks.ask(" hi ", echo, trace=True) == (("hi",), {"trace": True})
     assert seen == [("hi", {"trace": True})]
-
-
-async def test_more_positions_are_passed_on_where_any_are_taken() -> None:
-    """All of them replace those of the caller, in order."""
-
-    async def send(self, call_next, *parts, flag=False):
-        return await call_next("a", "b", "c")
-
-    async def sees(self, call_next, *parts, flag=False):
-        seen.append((parts, flag))
-        return await call_next()
-
-    seen: list[object] = []
-    hooks = ah.compose(Wraps, [hook(send=send), hook(send=sees)])
-    assert await hooks.send(echo, "x", "y", flag=True) == (("a", "b", "c"), {"flag": True})
-    assert seen == [(("a", "b", "c"), True)]
-
-
-async def test_what_the_last_hook_passes_by_name_is_passed_by_name() -> None:
-    """Also what the method has no parameter for, beside positions."""
-
-    async def run(self, prompt, call_next):
-        return await call_next(f"{prompt}+", retries=2)
-
-    async def named(self, prompt, call_next):
-        return await call_next(prompt=f"{prompt}-", retries=3)
-
-    async def model(prompt, retries=0):
-        return prompt, retries
-
-    assert await ah.compose(Wraps, [hook(run=run)]).run("p", model) == ("p+", 2)
-    assert await ah.compose(Wraps, [hook(run=named)]).run("p", model) == ("p-", 3)
 
 
 async def test_keyword_only_parameters_become_no_positions() -> None:
@@ -208,27 +168,6 @@ async def test_a_keyword_that_the_class_does_not_take_is_an_error() -> None:
         await logged.ask("x", bad=1)
 
 
-@pytest.mark.parametrize("kind", [Wraps, Own])
-@pytest.mark.parametrize("passes", [None, "passes", "fails"])
-async def test_a_group_in_a_hook_keeps_what_the_hook_has_changed(kind, passes) -> None:
-    """Whatever its own hooks do: none, one that passes nothing, one whose error is only logged."""
-
-    async def through(self, prompt, call_next):
-        if passes == "fails":
-            raise OSError
-        return await call_next()
-
-    async def outer(self, prompt, call_next):
-        return await inner.run(f"{prompt}+", call_next)
-
-    async def model(prompt):
-        return prompt
-
-    inner_hooks = [ah.configure(hook(run=through), on_error="log")] if passes else []
-    inner = ah.compose(kind, inner_hooks)
-    assert await ah.compose(kind, [hook(run=outer)]).run("p", model) == "p+"
-
-
 def test_a_way_for_all_methods_does_not_guess() -> None:
     """A method with one argument and no annotation may have nothing to do with wrapping."""
 
@@ -244,79 +183,7 @@ def test_a_way_for_all_methods_does_not_guess() -> None:
         ah.compose(App, [hook(setup=setup), hook(setup=setup)], results="wrap")
 
 
-async def test_a_chain_without_a_result_calls_the_method_of_the_class() -> None:
-    """None that ends a chain is a result, and the last argument otherwise is none."""
-
-    class Text:
-        @ah.point("chain")
-        async def clean(self, text):
-            return f"own {text}"
-
-    async def none(self, text): ...
-
-    async def ends(self, text):
-        return ah.dispatch.end_chain(None)
-
-    async def strips(self, text):
-        return text.strip()
-
-    assert await ah.compose(Text, [hook(clean=none)]).clean("x") == "own x"
-    assert await ah.compose(Text, [hook(clean=ends)]).clean("x") is None
-    assert await ah.compose(Text, [hook(clean=strips)]).clean(" x ") == "x"
-
-
-async def test_functions_of_any_arguments_stand_beside_others() -> None:
-    """Behind one that names its arguments, which says how all are called."""
-
-    async def named(request, call_next):
-        return await call_next(f"{request}+")
-
-    async def star(*args):
-        return await args[-1](*args[:-1])
-
-    async def tool(request):
-        return request
-
-    assert await ah.compose_functions([named, star], results="wrap")("x", tool) == "x+"
-    with refused(InvalidHookError, "functions cannot wrap", "not clear which argument"):
-        ah.compose_functions([star, named], results="wrap")
-
-
 # -- time limits and failures
-
-
-async def test_a_hook_that_ends_what_it_wraps_has_failed(caplog: pytest.LogCaptureFixture) -> None:
-    """Its error is raised, as there is no result; it is counted, and disables the hook."""
-
-    async def run(self, prompt, call_next):
-        async with asyncio.timeout(0):
-            return await call_next()
-
-    limited = ah.configure(hook(run=run), on_error="log", disable_after=1)
-    group = ah.HookGroup(Wraps, [limited])
-    with pytest.raises(TimeoutError):
-        await group.hooks.run("p", lambda prompt: forever())
-    status = group.status()[0]
-    assert (status.failures, status.last_error, status.disabled) == (1, "TimeoutError()", True)
-    assert "is not called any more, as its disable_after says" in caplog.text
-
-
-async def test_what_the_last_hook_passes_is_all_that_is_passed() -> None:
-    """A function that takes any number of arguments gets no others of the call."""
-
-    class Filters:
-        @ah.point("wrap")
-        async def run(self, first, second, call_next): ...
-
-    class Passes:
-        async def run(self, first, second, call_next):
-            return await call_next("changed")
-
-    async def innermost(*args):
-        return args
-
-    group: Any = ah.compose(Filters, [Passes()])
-    assert await group.run(1, 2, innermost) == ("changed",)
 
 
 async def test_a_plain_function_returns_no_coroutine() -> None:
@@ -329,29 +196,3 @@ async def test_a_plain_function_returns_no_coroutine() -> None:
     group.on(Wraps.run, run)
     with refused(InvalidHookError, "run.run is a plain function, and returned <coroutine"):
         await group.hooks.run("p", echo)
-
-
-async def test_a_removed_hook_is_left_after_its_background_calls() -> None:
-    """They were made before it was removed."""
-
-    class Events:
-        async def on(self, name) -> None: ...
-
-    class Logs:
-        async def __aenter__(self):
-            notes.append("enter")
-
-        async def __aexit__(self, *_):
-            notes.append("exit")
-
-        async def on(self, name):
-            await asyncio.sleep(0)
-            notes.append(name)
-
-    notes: list[object] = []
-    logs = Logs()
-    async with ah.HookGroup(Events, [ah.configure(logs, background=True)]) as group:
-        for name in "abc":
-            await group.hooks.on(name)
-        group.remove(logs)
-    assert notes == ["enter", "a", "b", "c", "exit"]

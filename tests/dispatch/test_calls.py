@@ -5,7 +5,6 @@ results.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import sys
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, call_groups
-from tests.support.hooks import HOOKS, NumberedHook, five_hooks
+from tests.support.hooks import HOOKS, NumberedHook
 from tests.support.sessions import run_once
 
 pytestmark = pytest.mark.every_python
@@ -79,79 +78,6 @@ async def test_results_are_merged_in_registration_order() -> None:
     assert finished == [4, 3, 2, 1, 0]
     assert answers == {number: {f"hook {number}": 2} for number in HOOKS}
     assert together == [[0, 1, 2, 3, 4]] * 5
-
-
-SUSPENDING = {"none": (), "the first": (0,), "every other": (1, 3), "all": tuple(HOOKS)}
-
-
-@pytest.mark.parametrize("suspends", SUSPENDING.values(), ids=SUSPENDING)
-async def test_context_variables_of_hooks_reach_the_step_and_the_caller(
-    suspends: tuple[int, ...],
-) -> None:
-    """A variable set in before_run is seen by the step, by every after_run and by the caller; what
-    these set, by the caller.
-    """
-    by_step = contextvars.ContextVar("set by the step", default=-1)
-    after = [
-        contextvars.ContextVar(f"set after the run by hook {number}", default=-1)
-        for number in HOOKS
-    ]
-    variables = [contextvars.ContextVar(f"set by hook {number}", default=-1) for number in HOOKS]
-    seen: list[tuple[str, list[int]]] = []
-
-    def look(who: str) -> None:
-        seen.append((who, [variable.get() for variable in variables]))
-
-    async def act(number: int, phase: str) -> None:
-        if phase == "before_run":
-            variables[number].set(-2)  # overwritten below, maybe from another task
-        if number in suspends:
-            await asyncio.sleep(0)
-        if phase == "before_run":
-            variables[number].set(number)
-        elif phase == "after_run":
-            look(f"hook {number}")
-            after[number].set(by_step.get())
-
-    async def step() -> None:
-        look("step")
-        by_step.set(1)
-
-    async with ah.AsyncMonitoredSession(step, five_hooks(act)) as session:
-        await session.run("step")
-        look("caller")
-    assert sorted(name for name, _ in seen) == [
-        "caller",
-        *[f"hook {number}" for number in HOOKS],
-        "step",
-    ]
-    assert [values for _, values in seen] == [list(HOOKS)] * 7
-    assert [variable.get() for variable in after] == [1] * 5
-
-
-async def test_what_a_failed_call_has_set_is_seen_by_the_calls_behind_it() -> None:
-    """A call that cannot wait has the caller's context, also if its error is only logged."""
-    variable = contextvars.ContextVar("variable", default=0)
-
-    class Lifecycle:
-        async def act(self) -> None: ...
-
-    class Waits:
-        async def act(self) -> None:
-            await asyncio.sleep(0)
-
-    class Fails:
-        async def act(self) -> None:
-            variable.set(1)
-            raise ValueError
-
-    class Adds:
-        async def act(self) -> None:
-            variable.set(variable.get() + 1)
-            await asyncio.sleep(0)
-
-    await ah.compose(Lifecycle, [Waits(), ah.configure(Fails(), on_error="log"), Adds()]).act()
-    assert variable.get() == 2
 
 
 # -- an argument of its own for each hook

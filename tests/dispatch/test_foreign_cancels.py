@@ -5,19 +5,16 @@ the caller, and hides none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock
 from tests.support import tools_of_hooks
-from tests.support.checks import refused
-from tests.support.hooks import BeforeRunHook, PhaseHook
-from tests.support.sessions import do_nothing, doubling
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import do_nothing
 from tests.support.tools_of_hooks import Tool
-from tests.support.waiting import forever, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -28,26 +25,11 @@ Call = Callable[[], Coroutine[Any, Any, Any]]
 # what comes in between.
 TOOLS = [tool for tool in tools_of_hooks.TOOLS if not tool.__name__.startswith("inside")]
 tools = pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
-places = pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
 
 
 async def in_a_task(call: Call) -> Any:
     """Await `call()` in a task of its own, whose cancel count may be left as it likes."""
     return await asyncio.create_task(call())
-
-
-def run_with(
-    place: int, call: Callable[[], Awaitable[Any]], other: Call = ticks, **options: Any
-) -> Call:
-    """A run with two hooks: one calls `call` in before_run, the other `other`."""
-    hooks: list[Any] = [BeforeRunHook(other), BeforeRunHook(other)]
-    hooks[place] = ah.configure(BeforeRunHook(call), **options)
-
-    async def run() -> Any:
-        async with doubling(*hooks) as session:
-            return await session.run("double")
-
-    return run
 
 
 @tools
@@ -79,22 +61,3 @@ async def test_a_step_goes_through(tool: Tool) -> None:
             assert await session.run(["one", "two"]) == [1, 1]
 
     await in_a_task(main)
-
-
-@places
-@tools
-async def test_a_time_limit_is_a_time_limit(tool: Tool, place: int) -> None:
-    """The hook exceeds its time limit after it used the tool: HookTimeoutError, and no cancel."""
-    waiting = asyncio.Event()
-
-    async def late() -> None:
-        waiting.set()
-        await forever()
-
-    with ManualClock() as clock:
-        task = asyncio.create_task(run_with(place, lambda: tool(late), timeout=5)())
-        await waiting.wait()
-        await ticks()
-        clock.advance(5)
-        with refused(ah.errors.HookTimeoutError, "before_run", "5 s"):
-            await task

@@ -87,30 +87,6 @@ def test_in_order_keeps_the_other_attributes() -> None:
 # -- methods that return something
 
 
-async def test_the_first_answer_wins() -> None:
-    """`first`: hooks are called in turn up to the first answer that is not None; without one, the
-    class itself answers.
-    """
-    calls: list[str] = []
-    hooks = ah.compose(
-        AgentHooks, [Answering(None, calls), Answering("a", calls), Answering("b", calls)]
-    )
-    assert await hooks.before_model("x") == "a"
-    assert calls == ["None of x", "a of x"]
-    for silent in ([], [Answering(None), Answering(None)]):
-        assert await ah.compose(AgentHooks, silent).before_model("x") == "own x"
-
-
-async def test_a_chain_passes_the_last_argument_on() -> None:
-    """`chain`: each answer takes the place of the last argument; None leaves it as it is; the last
-    one is the result.
-    """
-    hooks = ah.compose(AgentHooks, [Answering("a"), Answering(None), Answering("b")])
-    assert await hooks.rewrite(1, "x") == "xa1b1"
-    assert await hooks.rewrite(about=1, prompt="x") == "xa1b1"
-    assert await ah.compose(AgentHooks, [Answering(None)]).rewrite(1, "x") == "x"
-
-
 async def test_several_answers_need_a_way_to_become_one() -> None:
     """A method that returns something takes one hook; several are refused, unless `results` says
     how; `call` gives all.

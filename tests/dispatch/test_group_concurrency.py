@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import decimal
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -14,7 +13,6 @@ from typing import Any, cast
 import pytest
 
 import aiohooks as ah
-from tests.support.kinds import Kinds, Next, tail
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -94,41 +92,6 @@ async def test_each_call_has_the_hooks_the_answers_and_the_context_of_its_own() 
     assert len(sizes) > 3  # there were fewer hooks, and more
 
 
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        ("first", lambda number: [number, number % 3]),
-        ("chain", lambda number: [number] * 4),
-        ("wrap", lambda number: [number] * 7),
-    ],
-)
-async def test_calls_of_hooks_in_turn_do_not_cross(
-    how: str, expected: Callable[[int], list[int]]
-) -> None:
-    """The first answer, the path of a chain and the way through middleware are each call's own."""
-
-    class Passing:
-        def __init__(self, place: int) -> None:
-            self.place = place
-
-        async def first(self, value: list[int]) -> list[int] | None:
-            await ticks(value[0] % 4)
-            return [whose.get(), self.place] if value[0] % 3 == self.place else None
-
-        async def chain(self, value: list[int]) -> list[int]:
-            await ticks(value[0] % 4)
-            return [*value, whose.get()]
-
-        async def wrap(self, value: list[int], call_next: Next) -> Any:
-            return [*await call_next(await self.chain(value)), whose.get()]
-
-    hooks: Any = ah.compose(Kinds, map(Passing, range(3)))
-    more = [tail] if how == "wrap" else []
-    assert await of_all(lambda number: getattr(hooks, how)([number], *more)) == [
-        expected(number) for number in range(TASKS)
-    ]
-
-
 # -- what changes while it is used
 
 
@@ -147,34 +110,6 @@ class Answers:
         return self.answer
 
 
-async def test_a_bound_method_calls_the_current_hooks() -> None:
-    """Also one that was taken when no hook, or another one, implemented the method."""
-    group = ah.HookGroup(Life)
-    ask = group.hooks.ask
-    assert await ask() is None
-    for answer in ("a", "b"):
-        hook = Answers(answer)
-        group.add(hook)
-        assert (await ask(), await group.hooks.ask()) == (answer, answer)
-        ask = group.hooks.ask
-        group.remove(hook)
-    assert await ask() is None
-
-
-async def test_a_group_in_a_group_changes() -> None:
-    """What is added to the inner one, or removed, takes part in the calls of those around it, in
-    the place of the inner one.
-    """
-    inner = ah.HookGroup(Life)
-    outer = ah.compose(Life, [ah.compose(Life, [inner.hooks]), Answers("last")])
-    hook = Answers("inner")
-    assert await outer.ask() == "last"
-    inner.add(hook)
-    assert await outer.ask() == "inner"
-    inner.remove(hook)
-    assert await outer.ask() == "last"
-
-
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_thousand_calls_inside_each_other(waits: bool) -> None:
     """A level costs few frames of the stack."""
@@ -191,45 +126,3 @@ async def test_a_thousand_calls_inside_each_other(waits: bool) -> None:
     group, reached = ah.HookGroup(Life, [Deeper()]), list[int]()
     await group.hooks.on(1000)
     assert reached == [0]
-
-
-async def test_a_token_of_entering_is_valid_in_leaving() -> None:
-    """What is set in `__aenter__` is seen in the block, and unset after it."""
-    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
-
-    class Bound:
-        async def __aenter__(self) -> None:
-            await asyncio.sleep(0)
-            self.token = variable.set("inside")
-
-        async def __aexit__(self, *_: object) -> None:
-            await asyncio.sleep(0)
-            variable.reset(self.token)
-
-        async def on(self, depth: int) -> None:
-            seen.append(variable.get("none"))
-
-    seen: list[str] = []
-    async with ah.HookGroup(Life, [Bound(), Bound()]) as group:
-        await group.hooks.on(0)
-    assert (seen, variable.get("none")) == (["inside", "inside"], "none")
-
-
-async def test_overlapping_blocks_nest_in_nothing_but_their_own_hook() -> None:
-    """Hooks that each set a variable in a block see their own value, and the caller none that was
-    taken back.
-    """
-
-    class Precise:
-        def __init__(self, digits: int) -> None:
-            self.digits = digits
-
-        async def on(self, depth: int) -> None:
-            with decimal.localcontext(prec=self.digits):
-                await ticks(self.digits)
-                seen.append((self.digits, decimal.getcontext().prec))
-
-    seen: list[tuple[int, int]] = []
-    before = decimal.getcontext().prec
-    await ah.compose(Life, [Precise(3), Precise(5), Precise(4)]).on(0)
-    assert (sorted(seen), decimal.getcontext().prec) == ([(3, 3), (4, 4), (5, 5)], before)

@@ -96,13 +96,3 @@ async def test_an_observers_error_is_only_logged(
     assert f"FaultInjectionHook.{phase}" in record.getMessage()
     assert record.exc_info is not None
     assert str(record.exc_info[1]) == "observer failed"
-
-
-async def test_an_observer_does_not_hide_base_exceptions() -> None:
-    """`KeyboardInterrupt` and the like are never only logged."""
-    with pytest.raises(KeyboardInterrupt):
-        await use(
-            ah.configure(
-                FaultInjectionHook({("before_run", 1): KeyboardInterrupt()}), on_error="log"
-            )
-        )

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.reports import is_logged
 from aiohooks.testing import ManualClock
 from tests.support.kinds import Kinds, Next, call
 from tests.support.sessions import doubling, make_runs
-from tests.support.waiting import forever, until_true
+from tests.support.waiting import forever
 
 pytestmark = pytest.mark.every_python
 
@@ -57,9 +56,6 @@ class Slow(Quick):
     async def first(self, number: int) -> int | None:
         await asyncio.sleep(0)
         return self.make()
-
-
-class Other(Quick): ...
 
 
 class Around(Quick):
@@ -123,30 +119,6 @@ async def test_what_the_end_drops_is_counted(caplog: pytest.LogCaptureFixture) -
     assert group.status() == [("Stuck", 1, 0, None, 4, None, 0)]
     assert [record.getMessage() for record in caplog.records] == [
         "Stuck has 5 background calls left, which are dropped"
-    ]
-
-
-async def test_a_failure_that_the_next_call_raises_is_counted_once() -> None:
-    """It is a failure of the call that was queued, and not of the one that raises it."""
-    async with ah.HookGroup(Kinds, [ah.configure(Slow(KeyError(1)), background=True)]) as group:
-        await group.hooks.none(1)
-        await until_true(lambda: not group.status()[0].pending)
-        with pytest.raises(KeyError):
-            await group.hooks.none(1)
-        assert group.status() == [("Slow", 1, 1, "KeyError(1)", 0, None, 0)]
-
-
-def test_which_failures_are_logged() -> None:
-    """The first, the tenth, the hundredth; of several together, if there is one of these among
-    them.
-    """
-    assert [count for count in range(1, 1200) if is_logged(count)] == [1, 10, 100, 1000]
-    assert [is_logged(*one) for one in ((7, 7), (9, 2), (12, 3), (12, 2), (150, 60))] == [
-        True,
-        False,
-        True,
-        False,
-        True,
     ]
 
 

@@ -127,22 +127,6 @@ def test_a_property_is_read_at_each_access() -> None:
         _ = composite.outdated
 
 
-def test_the_attributes_of_a_hook_that_was_removed_are_gone() -> None:
-    """Those of the next hook count, or of the class itself; and of a hook that is added."""
-    group = ah.HookGroup(Lifecycle, [First()])
-    first, second = Switched(), First()
-    group.add(first)
-    group.add(second)
-    first.labels = ["first"]
-    second.labels = ["second"]
-    assert group.hooks.labels == ["first"]
-    group.remove(first)
-    assert group.hooks.labels == ["second"]
-    group.remove(second)
-    assert group.hooks.labels is None
-    assert not group.hooks.quiet
-
-
 @pytest.mark.parametrize("how", ["wrap", "chain"])
 def test_one_way_for_all_methods_leaves_those_that_cannot(how: Literal["wrap", "chain"]) -> None:
     """A method without an argument to call, or to replace, is left to one hook; named for itself it

@@ -4,11 +4,7 @@ and its end is logged.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import gc
 import logging
-import weakref
 from typing import Any
 
 import pytest
@@ -18,13 +14,9 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import BeforeRunHook
 from tests.support.sessions import doubling
-from tests.support.waiting import Uncancellable, advance_clock, fail, parked, ticks, until_true
+from tests.support.waiting import Uncancellable, fail, parked, ticks, until_true
 
 pytestmark = [pytest.mark.every_python, pytest.mark.may_leak]
-
-
-class Calls:
-    async def on(self, depth: int) -> None: ...
 
 
 places = pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
@@ -79,64 +71,3 @@ async def test_a_cancel_that_is_ignored(
     )
     assert left in messages
     assert any(record.exc_info and record.exc_info[1] is error for record in caplog.records)
-
-
-async def test_no_task_of_a_call_is_kept() -> None:
-    """A group outlives the tasks that call it, and those of calls that were left behind, when they
-    have ended.
-    """
-    hook = Uncancellable()
-
-    class Waiting:
-        async def on(self, depth: int) -> None:
-            await (hook.wait() if depth else asyncio.sleep(0))
-
-    group = ah.HookGroup(Calls, [ah.configure(Waiting(), timeout=5)], grace_secs=2)
-    callers: weakref.WeakSet[asyncio.Task[None]] = weakref.WeakSet()
-    with ManualClock() as clock:
-        for depth in (0, 1):
-            caller = asyncio.create_task(group.hooks.on(depth))
-            callers.add(caller)
-            await ticks(5)
-            await advance_clock(clock, 5)
-            clock.advance(2)
-            await asyncio.wait([caller])
-            assert (caller.exception() is None) is (depth == 0)
-            del caller
-        await hook.release()
-        assert hook.task is not None
-        callers.add(hook.task)
-        hook.task = None
-        await ticks(5)
-    gc.collect()
-    assert not callers
-    assert group.status()[0].pending == 0
-
-
-async def test_a_call_that_was_left_behind_outlives_its_group() -> None:
-    """It continues to its end, also if nothing else refers to it."""
-    waits: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()
-    ended: list[str] = []
-
-    class Waiting:
-        async def on(self, depth: int) -> None:
-            for _ in range(3):
-                wait = asyncio.get_running_loop().create_future()
-                waits.add(wait)
-                with contextlib.suppress(asyncio.CancelledError):
-                    await wait
-                    return ended.append("on")
-
-    with ManualClock() as clock:
-        group = ah.HookGroup(Calls, [ah.configure(Waiting(), timeout=5)], grace_secs=2)
-        caller = await parked(group.hooks.on(1), 5)
-        await advance_clock(clock, 5)
-        clock.advance(2)
-        await asyncio.wait([caller])
-        assert isinstance(caller.exception(), ah.errors.HookTimeoutError)
-        del caller, group
-    await ticks()
-    gc.collect()
-    (pending,) = (wait for wait in waits if not wait.done())
-    pending.set_result(None)
-    await until_true(lambda: ended)

@@ -16,9 +16,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.checks import without_collections
-from tests.support.hooks import PhaseHook
 from tests.support.kinds import Does, DoesNotWrap, Kinds, call
-from tests.support.sessions import doubling
 from tests.support.waiting import forever, ticks
 
 pytestmark = pytest.mark.every_python
@@ -142,32 +140,6 @@ async def test_of_a_background_hook(work: Work) -> None:
         Kinds, [ah.configure(Queued(work), background=True, on_error="log")]
     ) as group:
         await repeat(lambda: group.hooks.none(1), collect=work is fails)
-
-
-@pytest.mark.parametrize("work", [immediately, a_turn, a_future, fails])
-@pytest.mark.parametrize("phase", ["before_run", "after_run"])
-async def test_of_a_run(phase: str, work: Work) -> None:
-    """A run with two hooks that wait or not, or of which one fails and is logged."""
-    hooks: list[Any] = [
-        ah.configure(PhaseHook(phase, lambda *_: work()), on_error="log"),
-        PhaseHook(phase, lambda *_: a_turn() if work is fails else work()),
-    ]
-    async with doubling(*hooks) as session:
-        await repeat(lambda: session.run((), {"batch": 1}), collect=work is fails)
-
-
-@pytest.mark.parametrize("what", [immediately, a_turn, a_future, fails])
-async def test_of_other_waits_in_a_session(what: Work) -> None:
-    """`until`, a step function, and a task of the session."""
-    async with doubling() as session:
-
-        async def call() -> None:
-            await session.run_step_fn(lambda _: what())
-
-        await repeat(lambda: session.until(what()), collect=what is fails, errors=(OSError,))
-        await repeat(call, collect=what is fails, errors=(OSError,))
-        if what is not fails:
-            await repeat(lambda: session.start_soon(what), collect=False)
 
 
 # -- without a collection

@@ -13,7 +13,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.kinds import Does, DoesNotWrap, Kinds, Next, call, tail
+from tests.support.kinds import Does, DoesNotWrap, Kinds, Next, call
 from tests.support.waiting import fail, forever, ticks, uncancellable, until_true
 
 pytestmark = pytest.mark.every_python
@@ -63,41 +63,6 @@ async def test_a_time_limit_holds(kind: str) -> None:
         ) as raised:
             await task
     assert f"raised by DoesNotWrap.{kind}" in raised.value.__notes__
-
-
-@kinds
-async def test_no_cancel_is_invented(kind: str) -> None:
-    """A future that the hook awaits is cancelled by others: HookCancelledError, and the caller is
-    not cancelled.
-    """
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(future.cancel)
-
-    async def wait() -> None:
-        await future
-
-    with refused(ah.errors.HookCancelledError, f"Does.{kind} was cancelled, and not by its caller"):
-        await call(ah.compose(Kinds, [Does(wait)]), kind)
-    await call(ah.compose(Kinds, [ah.configure(Does(wait), on_error="log")]), kind)
-
-
-@kinds
-async def test_orders_hold(kind: str) -> None:
-    """An order is complete before the next one begins, the lowest first, wherever a hook is in the
-    list.
-    """
-    seen: list[int] = []
-
-    def hook(number: int) -> Any:
-        async def act() -> None:
-            seen.append(number)
-            await asyncio.sleep(0)
-            seen.append(number)
-
-        return ah.configure(Does(act), order=number)
-
-    await call(ah.compose(Kinds, [hook(3), hook(1), hook(2)]), kind)
-    assert seen == [1, 1, 2, 2, 3, 3]
 
 
 def test_a_plain_method_has_these_rules() -> None:
@@ -182,15 +147,6 @@ async def test_what_a_logged_hook_wraps_is_called_once(
     assert calls == ["x"]
 
 
-async def test_an_error_passes_through_the_hooks_around_it() -> None:
-    """With one note, of the hook that has raised it."""
-    with pytest.raises(ValueError, match="before") as raised:
-        await ah.compose(
-            Kinds, [Wrapping(lambda call_next: call_next("x")), Wrapping(fails_before)]
-        ).wrap("x", tail)
-    assert raised.value.__notes__ == ["raised by Wrapping#2.wrap"]
-
-
 async def test_a_hook_that_is_left_behind_cannot_call_what_it_wraps() -> None:
     """After the cancel of the caller and the grace period the call fails, and what is wrapped is
     not called when the hook continues.
@@ -221,34 +177,3 @@ async def test_a_hook_that_is_left_behind_cannot_call_what_it_wraps() -> None:
     gate.set()
     await until_true(lambda: ended)
     assert calls == []
-
-
-async def test_arguments_behind_one_that_is_left_out() -> None:
-    """The last argument is the one of the signature, also by keyword behind a default that the
-    caller leaves out.
-    """
-
-    class Defaults:
-        @ah.point(ah.chain(argument="prompt"))
-        async def rewrite(self, user: str, style: str = "plain", prompt: str = "") -> str:
-            return prompt
-
-        @ah.point("wrap")
-        async def tool(self, call: str, retries: int = 1, call_next: Any = None) -> Any:
-            return await call_next(call)
-
-    class Adds(Defaults):
-        async def rewrite(self, user: str, style: str = "plain", prompt: str = "") -> str:
-            return f"{user}:{prompt}!"
-
-        async def tool(self, call: str, retries: int = 1, call_next: Any = None) -> Any:
-            return f"({await call_next(call + '+')})"
-
-    hooks = ah.compose(Defaults, [Adds(), Adds()])
-    assert (
-        await hooks.rewrite("ann", prompt="hi")
-        == await hooks.rewrite("ann", "plain", "hi")
-        == "ann:ann:hi!!"
-    )
-    assert await hooks.rewrite("ann") == "ann:ann:!!"
-    assert await hooks.tool("q", call_next=tail) == "((q++))"

@@ -259,28 +259,6 @@ async def test_functions_are_called_as_one() -> None:
         hooks.remove(first)
 
 
-async def test_functions_with_answers() -> None:
-    """`results` as elsewhere; without it several answers are an error."""
-
-    async def around(text: str, call_next: Callable[[str], Awaitable[str]]) -> str:
-        return f"<{await call_next(text)}>"
-
-    async def ask(text: str) -> str:
-        return text
-
-    def silent(_: str) -> None: ...
-
-    def add(letter: str) -> Callable[[str], str]:
-        return lambda text: text + letter
-
-    assert await ah.compose_functions([add("a"), add("b")], results="chain")("x") == "xab"
-    assert await ah.compose_functions([silent, add("b")], results="first")("x") == "xb"
-    assert await ah.compose_functions([around, around], results="wrap")("x", ask) == "<<x>>"
-    assert await ah.compose_functions([add("a")])("x") == "xa"
-    with refused(InvalidHookError, "functions got the results ['xa', 'xb']", "results="):
-        await ah.compose_functions([add("a"), add("b")])("x")
-
-
 async def test_the_argument_that_is_special_is_that_of_the_functions() -> None:
     """What calls the next, or takes an answer, is found in the first function, or named, and
     refused where it is unclear.

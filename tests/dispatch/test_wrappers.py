@@ -140,41 +140,6 @@ async def test_the_tool_runs_once(name: str, letters: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["last", "protocol", "optional", "other", "unknown"])
-async def test_several_are_refused_and_one_is_not(name: str) -> None:
-    """Beside each other they would run the tool several times; alone, a hook's answer counts, also
-    if it is None.
-    """
-    notes: list[str] = []
-    says = f"Hook#1.{name} and Hook#2.{name}", f'results={{"{name}": "wrap"}}', "together"
-    for results in (None, "first"):
-        with refused(InvalidHookError, *says):
-            ah.compose(
-                Middlewares, [hook_of(name, letter, notes) for letter in "ab"], results=results
-            )
-    for call in calls_of(ah.compose(Middlewares, [hook_of(name, "a", notes)]), name, notes):
-        notes.clear()
-        await call()
-        assert notes == ["a", "tool", "/a"]
-
-
-async def test_other_arguments_are_not_called() -> None:
-    """A list of functions, an object that cannot be called: several hooks overlap."""
-
-    class Lifecycle:
-        async def start(
-            self, handler: Middlewares, tools: list[Callable[[], Awaitable[None]]]
-        ) -> None: ...
-
-    async def start(self: object, *_: object) -> None:
-        started.append(self)
-
-    started: list[object] = []
-    kind = type("Hook", (), {"start": start})
-    await ah.compose(Lifecycle, [kind(), kind()]).start(Middlewares(), [])
-    assert len(started) == 2
-
-
 async def test_a_body_of_the_class_is_innermost() -> None:
     """What it does is done once, also for a single hook that answers None."""
     notes: list[str] = []
@@ -349,58 +314,3 @@ async def test_the_named_argument_calls_the_next_one() -> None:
     assert await composite.single(tool) == ["y", "+"]
     composite = ah.compose(Unclear, [Other(), Other()], results=ways)
     assert await composite.maybe("x", tool) == ["x++"]
-
-
-# -- chains
-
-
-class Mail:
-    async def on_send(self, message: str, *, ctx: int, recipient: str) -> str | None: ...
-
-    async def first(self, message: str, ctx: int) -> str | None: ...
-
-    async def different(self, message: str, ctx: int) -> Any: ...
-
-    async def untyped(self, message):  # type: ignore[no-untyped-def]
-        ...
-
-
-class Sends:
-    async def on_send(self, message: str, *, ctx: int, recipient: str) -> str:
-        return f"{message}+{recipient}"
-
-    async def first(self, message: str, ctx: int) -> str:
-        return f"{message}+"
-
-    different = first
-
-    async def untyped(self, message: str) -> str:
-        return f"{message}+"
-
-
-async def test_a_chain_replaces_the_argument_that_its_answers_are_of() -> None:
-    """The one of the answer's type, the only one, or the named one; several are refused."""
-    composite: Any = ah.compose(
-        Mail,
-        [Sends(), Sends()],
-        results={"on_send": "first", "first": "chain", "untyped": "chain", "different": "first"},
-    )
-    assert (
-        await composite.first("m", 1)
-        == await composite.first(message="m", ctx=1)
-        == await composite.untyped("m")
-        == "m++"
-    )
-    with refused(InvalidHookError, "Mail.on_send cannot chain", "message, ctx, recipient"):
-        ah.compose(Mail, [Sends()], results={"on_send": "chain"})
-    composite = ah.compose(
-        Mail,
-        [Sends(), Sends()],
-        results=dict.fromkeys(
-            ("on_send", "different", "first", "untyped"), ah.chain(argument="message")
-        ),
-    )
-    assert await composite.on_send("m", ctx=1, recipient="r") == "m+r+r"
-    assert (
-        await composite.different("m", 1) == await composite.different(ctx=1, message="m") == "m++"
-    )

@@ -293,37 +293,6 @@ async def wait_ended(pid: int) -> None:
         os.close(process)
 
 
-@pytest.mark.slow
-@needs_pidfd
-async def test_cancelling_the_launcher_ends_the_processes(tmp_path: Path) -> None:
-    """When the launcher was cancelled, its processes have ended."""
-    async with pids_of(tmp_path / "pipe", 2) as pids_written:
-        launcher = asyncio.ensure_future(
-            run_processes(
-                distributed_tasks.writes_its_pid, num_workers=1, args=(str(tmp_path / "pipe"),)
-            )
-        )
-        pids = await pids_written
-        assert await cancel_and_wait(launcher)
-        for pid in pids:
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
-
-
-@pytest.mark.slow
-@needs_pidfd
-@pytest.mark.parametrize("how", ["kill", "exit"])
-async def test_a_process_that_dies_and_leaves_a_helper(tmp_path: Path, how: str) -> None:
-    """It is restarted, although the process that it has forked holds all of its pipes; that one is
-    ended.
-    """
-    async with pids_of(tmp_path / "pipe", 1) as pids_written:
-        main, args = distributed_tasks.dies_with_a_helper, (how, str(tmp_path / "pipe"))
-        assert await run_processes(main, num_workers=1, args=args, backoff=NO_PAUSES) == [1, 2]
-        (helper,) = await pids_written
-        await wait_ended(helper)
-
-
 LAUNCHER = """
 import asyncio, os, signal, sys, threading
 from aiohooks.distributed.local import run_processes

@@ -299,36 +299,6 @@ async def test_a_session_that_fails_releases_its_graph(phase: str) -> None:
     assert not graph.finalized
 
 
-async def test_begin_may_add_to_the_default_graph() -> None:
-    """In `begin`, suspended or not, nodes can be added to the session's graph by the default
-    graph.
-    """
-
-    async def add() -> None:
-        await asyncio.sleep(0)
-        ah.graph.get_default_graph().operation(name="added")(lambda total: total + 0.5)
-
-    async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("begin", add)]) as session:
-        assert await session.run("added") == 0.5
-
-
-async def test_the_default_graph_belongs_to_the_context() -> None:
-    """`as_default` holds inside its block and its tasks only; without it a context keeps one graph
-    of its own.
-    """
-    own = ah.graph.get_default_graph()
-    assert isinstance(own, ah.Graph)
-    assert ah.graph.get_default_graph() is own
-    graph = ah.Graph()
-    with graph.as_default() as same:
-        assert same is graph
-        assert await asyncio.create_task(asyncio.to_thread(ah.graph.get_default_graph)) is graph
-        with ah.Graph().as_default() as inner:
-            assert ah.graph.get_default_graph() is inner
-        assert ah.graph.get_default_graph() is graph
-    assert ah.graph.get_default_graph() is own
-
-
 def test_a_graph_lists_its_nodes() -> None:
     """`nodes`, `variables`, `trains` and the reprs say what is in a graph."""
     graph = counting_graph()

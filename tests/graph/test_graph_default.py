@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import threading
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.hooks import EveryPhaseHook, PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import counting_graph
 
 PHASES = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
 
@@ -52,71 +51,6 @@ async def test_every_method_of_a_hook_sees_the_sessions_graph(suspend: bool) -> 
     assert [hook.seen for hook in hooks] == [phases_of(graph)] * 3
 
 
-async def test_it_does_not_depend_on_the_caller() -> None:
-    """Whoever opens, runs or closes the session, in whatever context, beside another one: the hooks
-    see its graph.
-    """
-    graph, hook = counting_graph(), GraphHook(suspend=True)
-    session, second = (
-        ah.AsyncMonitoredSession(graph, [hook]),
-        ah.AsyncMonitoredSession(counting_graph()),
-    )
-
-    def elsewhere(coro: Any) -> asyncio.Task[Any]:
-        return asyncio.get_running_loop().create_task(coro, context=contextvars.Context())
-
-    await elsewhere(session.__aenter__())
-    await second.__aenter__()
-    with ah.Graph().as_default() as other:
-        await session.run("train")
-        await elsewhere(session.run("train"))
-        assert ah.graph.get_default_graph() is other
-        await second.run("train")
-        await elsewhere(session.aclose())
-    await second.aclose()
-    assert hook.seen == phases_of(graph)
-
-
-async def test_a_session_that_fails_or_is_not_opened() -> None:
-    """`close` sees the graph too after a failure of the block and of the opening."""
-
-    async def fail(*_: object) -> None:
-        raise OSError("hook")
-
-    graph, hook = counting_graph(), GraphHook()
-    with pytest.raises(OSError, match="block"):
-        async with ah.AsyncMonitoredSession(graph, [hook]):
-            raise OSError("block")
-    assert hook.seen == phases_of(graph, "before_run", "after_run", "end")
-    hook = GraphHook()
-    with pytest.raises(OSError, match="hook"):
-        await ah.AsyncMonitoredSession(graph, [hook, PhaseHook("begin", fail)]).__aenter__()
-    assert hook.seen == {"begin": {graph}, "close": {graph}}
-
-
-async def test_a_recovered_session() -> None:
-    """The hooks of a session that was replaced see the graph, and so do operations and the
-    functions of the scaffold.
-    """
-    graph, hook, seen = counting_graph(), GraphHook(), list[ah.Graph]()
-    failures = [ah.AbortedError("once")]
-
-    @graph.operation
-    async def fails() -> None:
-        seen.append(ah.graph.get_default_graph())
-        if failures:
-            raise failures.pop()
-
-    async def local_init(session: ah.Session) -> None:
-        seen.append(ah.graph.get_default_graph())
-
-    creator = ah.ChiefSessionCreator(graph, scaffold=ah.Scaffold(local_init_fn=local_init))
-    async with ah.AsyncMonitoredSession(creator, [hook], recovery=NO_BACKOFF) as session:
-        await session.run("fails")
-    assert seen == [graph] * 4  # two sessions, two attempts
-    assert hook.seen == phases_of(graph)
-
-
 async def test_threads_and_background_calls() -> None:
     """Threads of `BlockingHook`, calls of a background hook, and tasks that a hook makes see the
     graph of their session.
@@ -148,33 +82,6 @@ async def test_threads_and_background_calls() -> None:
         await tasks[0]
     assert seen == {"thread": graph, "task": graph}
     assert background.seen == phases_of(graph)
-
-
-@pytest.mark.every_python
-@pytest.mark.parametrize("phase", PHASES)
-async def test_sessions_in_overlapping_hooks(phase: str) -> None:
-    """Each session that one of several hooks opens has its own graph, while it opens too; hooks and
-    caller keep theirs.
-    """
-    outer, seen = counting_graph(), list[ah.Graph]()
-    nested = [(counting_graph(), GraphHook(suspend=True)) for _ in range(3)]
-
-    def nesting(graph: ah.Graph, hook: GraphHook) -> PhaseHook:
-        async def nest(*_: object) -> None:
-            await asyncio.sleep(0)
-            async with ah.AsyncMonitoredSession(graph, [hook]) as session:
-                await session.run("train")
-                seen.append(ah.graph.get_default_graph())
-            seen.append(ah.graph.get_default_graph())
-
-        return PhaseHook(phase, nest)
-
-    own = ah.graph.get_default_graph()
-    async with ah.AsyncMonitoredSession(outer, [nesting(*one) for one in nested]) as session:
-        await session.run("train")
-        assert ah.graph.get_default_graph() is own
-    assert seen == [outer] * 6
-    assert [hook.seen for _, hook in nested] == [phases_of(graph) for graph, _ in nested]
 
 
 async def test_as_default_inside_a_hook() -> None:

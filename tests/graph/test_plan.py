@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import itertools
 from typing import Any
@@ -178,30 +177,6 @@ async def test_a_cycle_is_named(circle: str) -> None:
     assert await session.run("start", {"a": 5}) == 5
 
 
-async def test_a_diamond_is_no_cycle() -> None:
-    """A node that is needed along several paths is computed once."""
-    calls: list[str] = []
-    graph = ah.Graph()
-
-    @graph.operation
-    async def top() -> int:
-        calls.append("top")
-        await asyncio.sleep(0)
-        return 1
-
-    @graph.operation
-    def left(top: int) -> int:
-        return top + 1
-
-    @graph.operation
-    async def right(top: int) -> int:
-        return top + 2
-
-    graph.operation(name="bottom")(lambda left, right, top: (left, right, top))
-    assert await ah.Session(graph).run(["bottom", "top", ["top"]]) == [(2, 3, 1), 1, [1]]
-    assert calls == ["top"]
-
-
 async def test_only_what_is_needed_is_computed() -> None:
     """A run computes what its fetches lead to; a fed node and what only it needs are left out."""
     calls: list[str] = []
@@ -268,19 +243,6 @@ async def test_only_variables_are_changed(name: str, says: str) -> None:
         ah.errors.GraphError, f"operation 'bad' changes {name!r}, which is not a variable", says
     ):
         await ah.Session(graph).run("bad")
-
-
-async def test_the_variable_itself_may_be_named() -> None:
-    """`updates` and `adds_to` take the variable as well as its name."""
-    graph = ah.Graph()
-    weights, count = graph.variable("weights", 0), graph.variable("count", 0)
-    options: dict[str, Any] = {"updates": weights}
-    graph.operation(name="set", **options)(lambda: 5)
-    options = {"adds_to": count}
-    graph.train_op(name="train", **options)(lambda: 1)
-    session = ah.Session(graph)
-    await session.run(["set", "train"])
-    assert session.variables.snapshot() == {"weights": 5, "count": 1}
 
 
 async def test_plans_follow_the_fetches_and_feeds() -> None:

@@ -152,17 +152,6 @@ async def test_names_and_nodes_are_the_same_leaf() -> None:
         assert session.global_step.latest.step == 2
 
 
-async def test_equal_structures_of_different_types_are_told_apart() -> None:
-    """A list, a tuple and a named tuple of the same names are three shapes, also one after the
-    other.
-    """
-    async with ah.AsyncMonitoredSession(counting_graph(), [RequestingHook("loss")]) as session:
-        for _ in range(2):
-            for fetches in (("x", "loss"), ["x", "loss"], Point("x", "loss"), Names(("x", "loss"))):
-                result = await session.run(fetches)
-                assert type(result) is type(fetches)
-
-
 async def test_what_runs_have_fetched_is_remembered_up_to_a_limit() -> None:
     """A program whose fetches differ each time does not grow with them."""
 

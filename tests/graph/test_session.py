@@ -116,36 +116,6 @@ async def test_options_of_a_raw_run_are_refused() -> None:
     assert await session.run("train", options={}) == 1
 
 
-async def test_several_failures_are_one_flat_group() -> None:
-    """Operations that fail while others are being cancelled are reported together, in the graph's
-    order.
-    """
-    graph = ah.Graph()
-
-    @graph.operation
-    async def fails() -> None:
-        await asyncio.sleep(0)
-        raise OSError("first")
-
-    @graph.operation
-    async def also() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            raise ValueError("second")
-
-    with pytest.raises(ExceptionGroup) as caught:
-        await ah.Session(graph).run(["fails", "also"])
-    assert [repr(error) for error in caught.value.exceptions] == [
-        "OSError('first')",
-        "ValueError('second')",
-    ]
-    assert [error.__notes__ for error in caught.value.exceptions] == [
-        ["raised by operation 'fails' at step 1"],
-        ["raised by operation 'also' at step 1"],
-    ]
-
-
 @pytest.mark.parametrize("thread", [False, True])
 async def test_an_error_says_which_operation_raised_it(thread: bool) -> None:
     """The error of an operation, also in a thread, is the same object with its cause, and a note of
@@ -190,32 +160,6 @@ async def test_a_run_reads_each_variable_at_its_start() -> None:
     assert session.variables.snapshot() == {"v": 87}
 
 
-async def test_additions_of_overlapping_runs_are_all_kept() -> None:
-    """Several sessions that share variables and overlap lose nothing that they add; each read the
-    value at its own start.
-    """
-    graph, gate = ah.Graph(), asyncio.Event()
-    graph.placeholder("amount")
-    graph.variable("sum", 0)
-
-    @graph.train_op(adds_to="sum")
-    async def train(amount: int, sum: int) -> int:
-        assert sum == 0
-        await gate.wait()
-        return amount
-
-    variables, steps = ah.Variables(), ah.MemoryStepStore()
-    sessions = [ah.Session(graph, variables=variables, global_step=steps) for _ in range(10)]
-    runs = [
-        await parked(one.run("train", {"amount": 10**number}))
-        for number, one in enumerate(sessions)
-    ]
-    gate.set()
-    assert await asyncio.gather(*runs) == [10**number for number in range(10)]
-    assert (variables.snapshot(), steps.latest.step) == ({"sum": 1_111_111_111}, 10)
-    assert sorted(one.committed_step for one in sessions) == list(range(1, 11))
-
-
 # -- updates of overlapping runs
 
 
@@ -253,50 +197,6 @@ async def test_a_run_that_was_overtaken_is_repeated(count: int) -> None:
     assert sorted(await asyncio.gather(*runs)) == [2**number for number in range(1, count + 1)]
     assert (variables.snapshot()["v"], steps.latest.step) == (2**count, count)
     assert set(read) == {2**number for number in range(count)}
-
-
-@pytest.mark.parametrize(
-    ("other", "expected"),
-    [("set", 200), ("add", 12), ("assign", 14), ("same", 2), ("change_other", 2), (["v"], 2)],
-    ids=str,
-)
-async def test_what_repeats_a_run(other: Any, expected: int) -> None:
-    """Any other value does, also one that was added up or assigned; a run that leaves the value, or
-    changes another one, not.
-    """
-    graph, read, gate = replacing_graph()
-    session = ah.Session(graph)
-    run = await parked(session.run("double"))
-    if other == "assign":
-        session.variables.assign({"v": 7})
-    else:
-        await session.run(other)
-    gate.set()
-    assert await run == session.variables.snapshot()["v"] == expected
-    assert len(read) == (1 if expected == 2 else 2)
-    assert session.global_step.latest.step == 1
-
-
-async def test_a_run_that_does_not_read_a_variable_replaces_it() -> None:
-    """What does not depend on the old value loses nothing: the last commit counts, and nothing is
-    repeated.
-    """
-    graph, calls, gates = ah.Graph(), list[int](), [asyncio.Event(), asyncio.Event()]
-    graph.placeholder("number")
-    graph.variable("v", 0)
-
-    @graph.operation(updates="v")
-    async def set_number(number: int) -> int:
-        calls.append(number)
-        await gates[number].wait()
-        return number
-
-    session = ah.Session(graph)
-    runs = [await parked(session.run("set_number", {"number": number})) for number in (0, 1)]
-    for number in (1, 0):
-        gates[number].set()
-        await runs[number]
-    assert (calls, session.variables.snapshot()) == ([0, 1], {"v": 0})
 
 
 async def test_a_run_that_never_comes_through_is_refused() -> None:
@@ -454,31 +354,6 @@ async def test_what_cannot_wait_has_no_task() -> None:
     assert after is waits_in
 
 
-async def test_an_operation_that_has_become_ready_fails_itself() -> None:
-    """The failure of what cannot wait is not that of the operation whose result it needed; others
-    are cancelled, none starts.
-    """
-    graph, calls = ah.Graph(), list[str]()
-
-    @graph.operation
-    async def beside() -> None:
-        try:
-            await forever()
-        finally:
-            calls.append("cancelled")
-
-    @graph.operation
-    def fails(source: None) -> None:
-        raise OSError("lost")
-
-    graph.operation(name="source", inputs=[])(functools.partial(asyncio.sleep, 0))
-    graph.operation(name="after")(lambda source: calls.append("after"))
-    with pytest.raises(OSError, match="lost") as caught:
-        await ah.Session(graph).run(["beside", "fails", "after"])
-    assert caught.value.__notes__ == ["raised by operation 'fails' at step 1"]
-    assert calls == ["cancelled"]
-
-
 # -- cancels
 
 
@@ -534,19 +409,6 @@ async def test_a_thread_operation_runs_in_a_worker_thread() -> None:
 
 
 # -- sessions
-
-
-async def test_closing_twice_is_harmless() -> None:
-    """`aclose` may be called again; the values stay."""
-    session = ah.Session(counting_graph())
-    await session.run("train")
-    assert not session.closed
-    assert repr(session) == "<Session at step 1>"
-    await session.aclose()
-    await session.aclose()
-    assert session.closed
-    assert repr(session) == "<Session at step 1, closed>"
-    assert session.variables.snapshot() == {"total": 1}
 
 
 async def test_an_initial_value_may_be_made() -> None:

@@ -12,18 +12,9 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, run_session
-from tests.support.waiting import advance_clock, cancel_and_wait, parked, ticks
+from tests.support.waiting import advance_clock, parked, ticks
 
 pytestmark = pytest.mark.every_python
-
-
-async def test_own_variables_start_over_with_each_session() -> None:
-    """A session without `variables=` has its own; the graph keeps no values."""
-    graph = counting_graph()
-    for _ in range(2):
-        async with ah.AsyncMonitoredSession(graph) as session:
-            await session.run("train")
-            assert await session.run("total") == 1
 
 
 async def test_shared_variables_outlive_their_sessions() -> None:
@@ -135,19 +126,6 @@ async def test_waiting_ends_at_its_deadline_exactly() -> None:
         assert clock.pending == 0
     with refused(ah.errors.SessionNotReadyError, "not initialized within 0 s"):
         await variables.wait_ready(0)
-
-
-async def test_a_cancelled_wait_leaves_nothing() -> None:
-    """Cancelling a wait cancels its timer, and the other waits are served."""
-    with ManualClock() as clock:
-        variables = ah.Variables()
-        cancelled, other = (asyncio.create_task(variables.wait_ready(100)) for _ in range(2))
-        await ticks()
-        assert await cancel_and_wait(cancelled)
-        assert clock.pending == 1
-        async with ah.AsyncMonitoredSession(counting_graph(), variables=variables):
-            await other
-        assert clock.pending == 0
 
 
 async def test_waits_end_with_the_error_of_a_failed_chief() -> None:

@@ -76,14 +76,6 @@ async def test_all_methods_are_called_in_worker_threads() -> None:
     assert threading.current_thread() not in [thread for _, thread in calls]
 
 
-async def test_missing_methods_are_not_called() -> None:
-    """The object may have any of the methods; missing ones are skipped."""
-    ended: list[object] = []
-    async with doubling(plain(end=ended.append)) as session:
-        assert await session.run("loss") == 2
-    assert len(ended) == 1
-
-
 async def test_the_session_of_a_thread_is_plain() -> None:
     """In every method the thread runs the raw session with a plain call, which waits for the
     result; the loop continues.

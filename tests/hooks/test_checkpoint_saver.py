@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import weakref
 from pathlib import Path
@@ -12,9 +11,9 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.checks import drop, invalid, refused
-from tests.support.hooks import PhaseHook, RequestingHook
+from aiohooks.testing import FaultInjectionHook
+from tests.support.checks import drop, invalid
+from tests.support.hooks import PhaseHook
 from tests.support.saving_sessions import (
     EVERY_STEP,
     HeldSaver,
@@ -176,49 +175,6 @@ async def test_what_is_assigned_after_the_last_step_is_saved(
     assert await values_at(tmp_path, runs) == {"total": -1}
 
 
-async def test_runs_that_make_no_step_are_saved(tmp_path: Path) -> None:
-    """Operations may change variables without a step: the end saves them."""
-    for total in (0, 3):
-        graph = ah.Graph()
-        graph.variable("total", 0)
-        graph.operation(adds_to="total", name="count")(lambda: 1)
-        creator = ah.ChiefSessionCreator(graph, checkpoint_dir=tmp_path)
-        async with ah.AsyncMonitoredSession(creator, [saving(tmp_path)]) as session:
-            assert await session.run("total") == total
-            for _ in range(3):
-                await session.run("count")
-
-
-async def test_a_period_of_seconds(tmp_path: Path) -> None:
-    """Counted from the beginning, and then from the last save; no step is saved twice, however long
-    runs without a step take.
-    """
-    hook = ah.CheckpointSaverHook(tmp_path, every=ah.Every(secs=10))
-    with ManualClock() as clock:
-        async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
-            for secs in (9, 1, 9, 2, 3):
-                clock.advance(secs)
-                await session.run("train")
-            clock.advance(3)
-            await session.run("look")
-            for _ in range(2):
-                clock.advance(11)
-                await session.run("look")
-    assert await on_disk(tmp_path) == [0, 2, 4, 5]
-
-
-async def test_a_second_session_resets_the_hook(tmp_path: Path) -> None:
-    """In a second session the hook counts and saves like a new one; its directory is unlocked in
-    between.
-    """
-    hook = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2), save_on_begin=False)
-    for saved in (2, 2):
-        await train(array_graph(), [hook], 3)
-        assert hook.saved == saved
-        async with ah.Saver(tmp_path) as other:
-            assert await other.restore() is not None
-
-
 # -- in the background
 
 
@@ -239,28 +195,6 @@ async def test_training_continues_during_a_write(tmp_path: Path) -> None:
         assert await on_disk(tmp_path) == [2]
         saver.let()
     assert await on_disk(tmp_path) == [2, 3]
-
-
-async def test_what_is_saved_is_the_state_of_that_step(tmp_path: Path) -> None:
-    """Variables, tracked objects and hooks may change during the write; their state at the step is
-    saved.
-    """
-    saver, counter, tracked = HeldSaver(tmp_path), Counter(), Counter()
-    creator = ah.ChiefSessionCreator(
-        array_graph(), scaffold=ah.Scaffold(tracked={"loader": tracked})
-    )
-    hook = saving(saver, every=ah.Every(at=[2]), save_on_begin=False, save_on_end=False)
-    weights: list[Any] = []
-    async with saver, ah.AsyncMonitoredSession(creator, [counter, hook]) as session:
-        for _ in range(5):
-            await session.run("train")
-            tracked.seen.append("a")
-            weights.append((await session.run("weights")).copy())
-        saver.let()
-    state = await state_at(tmp_path)
-    assert (state["variables"]["weights"] == weights[1]).all()
-    assert state["hooks"]["Counter"] == {"seen": [1, 1, 2]}
-    assert state["tracked"] == {"loader": {"seen": ["a"]}}
 
 
 class Counter(ah.SessionRunHook):
@@ -328,29 +262,6 @@ async def test_a_busy_writer_may_be_skipped(tmp_path: Path) -> None:
     assert await on_disk(tmp_path) == [3, 8]
 
 
-class QuickSaver(ah.Saver):
-    """Suspends once in a save, and writes nothing."""
-
-    async def save(self, state: Any, step: int, *, metrics: Any = None) -> ah.checkpoint.Checkpoint:
-        await asyncio.sleep(0)
-        return ah.checkpoint.Checkpoint(step, step)
-
-
-@pytest.mark.turns
-async def test_steps_that_never_suspend_let_the_write_continue(tmp_path: Path) -> None:
-    """Even if steps never yield to the loop, the turns that a session gives it let saves begin and
-    end.
-    """
-    listener = Listener()
-    hook = saving(QuickSaver(tmp_path), listeners=[listener], on_busy="skip")
-    with ManualClock() as clock:
-        async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
-            for _ in range(7):
-                await session.run("train")
-                clock.advance(60)
-            assert len(listener.saved) >= 3
-
-
 async def test_a_run_during_a_write_does_not_suspend(tmp_path: Path) -> None:
     """Where steps never wait, a step during a write costs what any other step does: no turn of the
     event loop.
@@ -401,25 +312,6 @@ async def test_old_values_are_released_after_the_write(tmp_path: Path, backgroun
 # -- what is saved with it
 
 
-async def test_metrics_say_which_are_best(tmp_path: Path) -> None:
-    """The metrics of the run that is saved are in the checkpoint, and `KeepBest` compares them."""
-    losses = iter([5.0, 1.0, 4.0, 2.0, 3.0])
-
-    async def step() -> dict[str, Any]:
-        return {"loss": np.array(next(losses)), "count": 7}
-
-    saver = ah.Saver(tmp_path, keep=ah.checkpoint.KeepBest(2, "loss"))
-    hook = saving(saver, metrics={"loss": "loss", "n": "count"})
-    async with saver, ah.AsyncMonitoredSession(step, [hook]) as session:
-        await make_runs(session, 5, "loss")
-    there = await ah.Saver(tmp_path, read_only=True).checkpoints()
-    assert {each.step: dict(each.metrics) for each in there} == {
-        2: {"loss": 1.0, "n": 7.0},
-        4: {"loss": 2.0, "n": 7.0},
-        5: {"loss": 3.0, "n": 7.0},
-    }
-
-
 @pytest.mark.parametrize("value", ["high", None, np.zeros(3)], ids=repr)
 async def test_a_metric_is_a_number(tmp_path: Path, value: Any) -> None:
     """Anything else is refused by name, in the step that would save it."""
@@ -449,17 +341,6 @@ async def test_the_directory(tmp_path: Path) -> None:
     assert ((await on_disk(there))[-1], await on_disk(here)) == (3, [4, 5])
 
 
-async def test_a_given_saver_keeps_its_policy_and_is_not_closed(tmp_path: Path) -> None:
-    """What is kept, and how long the directory is locked, is the saver's; the hook closes only one
-    that it has made.
-    """
-    async with ah.Saver(tmp_path, keep=ah.checkpoint.KeepNewest(2)) as saver:
-        await train(array_graph(), [saving(saver)], 5)
-        assert await on_disk(tmp_path) == [4, 5]
-        with refused(ah.errors.CheckpointBusyError, "this process itself"):
-            await ah.Saver(tmp_path).restore()
-
-
 async def test_no_directory_at_all() -> None:
     """If neither the hook nor the creator has one, the session does not begin."""
     with invalid("CheckpointSaverHook has no directory", "ChiefSessionCreator(checkpoint_dir=...)"):
@@ -487,14 +368,3 @@ async def test_a_session_that_begins_without_what_is_there(
     caplog.clear()
     await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=tmp_path), [saving(None)], 1)
     assert caplog.messages == []
-
-
-async def test_hooks_are_saved_after_their_after_run(tmp_path: Path) -> None:
-    """The state of a hook is taken after its `after_run`, wherever the saver is in the list."""
-    counter, asking = Counter(), RequestingHook("total")
-    await train(
-        counting_graph(),
-        [saving(tmp_path, every=EVERY_STEP, save_on_end=False), counter, asking],
-        2,
-    )
-    assert (await state_at(tmp_path))["hooks"]["Counter"] == {"seen": [1, 2]}

@@ -4,7 +4,6 @@ or incomplete.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 from pathlib import Path
@@ -15,21 +14,16 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook
 from tests.support.checkpoint_files import names, saver_over
-from tests.support.hooks import PhaseHook
 from tests.support.saving_sessions import (
     Disk,
     HeldSaver,
-    Listener,
     array_graph,
     disk_full_error,
     on_disk,
     saving,
     train,
-    values_at,
     writes_done,
 )
-from tests.support.sessions import NO_BACKOFF, make_runs
-from tests.support.waiting import cancel_and_wait, forever
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -140,31 +134,6 @@ async def test_a_failure_that_no_run_has_raised(
     await saver.aclose()
 
 
-async def test_a_failure_survives_a_recovery(tmp_path: Path) -> None:
-    """A save fails, and the session is lost and replaced before a run could raise that: the next
-    run raises it.
-    """
-    saver = HeldSaver(tmp_path, disk_full_error())
-    hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
-    faults = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-    sessions: list[ah.Session] = []
-
-    async def let(session: ah.Session, coord: ah.Coordinator) -> None:
-        sessions.append(session)
-        if len(sessions) == 2:
-            saver.let()
-
-    with pytest.raises(ah.errors.CheckpointError, match="the disk is full"):
-        await train(
-            array_graph(),
-            [faults, PhaseHook("after_create_session", let), hook],
-            3,
-            recovery=NO_BACKOFF,
-        )
-    assert len(sessions) == 2
-    await saver.aclose()
-
-
 async def test_a_state_that_cannot_be_saved_fails_the_save(tmp_path: Path) -> None:
     """The error for a value without an exact form on disk names the variable; the first save fails
     the start of the session.
@@ -174,26 +143,6 @@ async def test_a_state_that_cannot_be_saved_fails_the_save(tmp_path: Path) -> No
     with pytest.raises(ah.errors.InvalidArgumentError, match=r"names.*set.*plain data"):
         async with ah.AsyncMonitoredSession(graph, [saving(tmp_path, background=False)]):
             raise AssertionError("it was entered")
-
-
-async def test_a_cancelled_write_is_a_failed_save(tmp_path: Path) -> None:
-    """If foreign code cancels the task of a write, the save counts as failed, and the error names
-    its step.
-    """
-    saver = HeldSaver(tmp_path)
-    hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
-    session = ah.AsyncMonitoredSession(array_graph(), [hook])
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        await session.run("train")
-        (write,) = [task for task in asyncio.all_tasks() if task.get_name() == "save of step 1"]
-        await cancel_and_wait(write)
-        saver.let()
-        await session.run("train")
-
-    with pytest.raises(ah.errors.HookCancelledError, match="the save of step 1 was cancelled"):
-        await run_block(session, body)
-    assert (hook.saved, hook.failed) == (0, 1)
 
 
 # -- sessions that fail
@@ -221,22 +170,6 @@ async def test_the_last_state_before_an_error(
     assert (await on_disk(tmp_path), hook.saved) == (steps, len(steps))
 
 
-async def test_the_last_state_before_a_cancellation(tmp_path: Path) -> None:
-    """With `save_on_error` a cancelled session is saved, too, before the cancellation is raised."""
-    arrived = asyncio.Event()
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        await make_runs(session, 3, "train")
-        arrived.set()
-        await forever()
-
-    hook = saving(tmp_path, every=ah.Every(steps=2), save_on_error=True)
-    task = asyncio.create_task(run_block(ah.AsyncMonitoredSession(array_graph(), [hook]), body))
-    await arrived.wait()
-    assert await cancel_and_wait(task)
-    assert await on_disk(tmp_path) == [0, 2, 3]
-
-
 async def test_a_failed_save_is_tried_once_more_after_the_error(tmp_path: Path) -> None:
     """If the session ends because a save failed, `save_on_error` saves its step, if there is room
     again.
@@ -246,59 +179,4 @@ async def test_a_failed_save_is_tried_once_more_after_the_error(tmp_path: Path) 
     with pytest.raises(ah.errors.CheckpointError, match="the disk is full"):
         await train(array_graph(), [hook], 3)
     assert await on_disk(tmp_path) == [1]
-    await saver.aclose()
-
-
-async def test_a_partly_restored_state_is_not_saved(tmp_path: Path) -> None:
-    """If a recovery resets the step and a tracked object then fails to load, `save_on_error` saves
-    nothing.
-    """
-
-    class Loader:
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state: Any) -> None:
-            raise ValueError("cannot load")
-
-    scaffold = ah.Scaffold(tracked={"loader": Loader()})
-    creator = ah.ChiefSessionCreator(array_graph(), scaffold=scaffold, checkpoint_dir=tmp_path)
-    hook = saving(None, every=ah.Every(steps=2), save_on_error=True)
-    faults = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
-    with pytest.raises(ValueError, match="cannot load"):
-        await train(creator, [faults, hook], 5, recovery=NO_BACKOFF)
-    assert await on_disk(tmp_path) == [0, 2]
-
-
-# -- sessions that are cancelled
-
-
-async def test_the_write_of_a_lost_session_finishes_first(tmp_path: Path) -> None:
-    """If a session is lost while its checkpoint is written, the new one begins after the write, at
-    that checkpoint.
-    """
-    saver, listener = HeldSaver(tmp_path), Listener()
-    record: list[str] = listener.record
-
-    class Recording(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            record.append(f"a session at step {session.global_step.latest.step}")
-            saver.let(10)
-
-    faults = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
-    hook = saving(saver, every=ah.Every(steps=2), listeners=[listener])
-    await train(array_graph(), [faults, Recording(), hook], 3, recovery=NO_BACKOFF)
-    assert record == [
-        "begin",
-        "a session at step 0",
-        "before_save(0)",
-        "after_save(0)",
-        "before_save(2)",
-        "a session at step 2",
-        "after_save(2)",
-        "before_save(3)",
-        "after_save(3)",
-        "end(3)",
-    ]
-    assert (await values_at(tmp_path)).keys() == {"weights"}
     await saver.aclose()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import aiohooks as ah
@@ -14,10 +13,8 @@ from tests.support.saving_sessions import (
     on_disk,
     saving,
     train,
-    values_at,
     writes_done,
 )
-from tests.support.sessions import NO_BACKOFF
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -51,17 +48,6 @@ async def test_the_order_of_the_calls(tmp_path: Path, background: bool) -> None:
     assert there == [[0], [0, 2], [0, 2, 3]]
 
 
-async def test_the_state_is_taken_after_before_save(tmp_path: Path) -> None:
-    """Variables that a listener assigns in `before_save` are saved."""
-
-    class Assigning(ah.CheckpointSaverListener):
-        async def before_save(self, session: ah.Session, global_step: int) -> None:
-            session.variables.assign({"weights": np.full(4, 100.0 + global_step)})
-
-    await train(array_graph(), [saving(tmp_path, listeners=[Assigning()])])
-    assert [(await values_at(tmp_path, step))["weights"][0] for step in (0, 1)] == [100, 101]
-
-
 @both_ways
 @pytest.mark.parametrize(("step", "runs"), [(0, 0), (2, 2)])
 async def test_a_stop_request_is_honoured(
@@ -85,17 +71,6 @@ async def test_a_stop_request_at_the_last_save_is_honoured(tmp_path: Path) -> No
         array_graph(), [saving(tmp_path, every=ah.Every(secs=1e6), listeners=[Listener({1: True})])]
     )
     assert session.stop_reason == "a listener requested it after saving step 1"
-
-
-async def test_a_stop_request_survives_a_failing_listener(tmp_path: Path) -> None:
-    """If the next listener fails with a recoverable error, the request of the first one is kept."""
-    listeners = [Listener({1: "enough"}), Listener(fails={1: ah.AbortedError("lost")})]
-    session = await train(
-        array_graph(),
-        [saving(tmp_path, listeners=listeners, background=False)],
-        recovery=NO_BACKOFF,
-    )
-    assert session.stop_reason == "enough"
 
 
 class Failing(ah.CheckpointSaverListener):

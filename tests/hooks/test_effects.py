@@ -20,7 +20,7 @@ import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.errors import EffectError, InvalidArgumentError, InvalidHookError
 from aiohooks.testing import ManualClock, choose, explore, unreliable
-from tests.support.saving_sessions import EVERY_STEP, HeldSaver, saving, state_at, writes_done
+from tests.support.saving_sessions import HeldSaver, saving, state_at, writes_done
 from tests.support.sessions import NO_BACKOFF, Loader, make_runs, run_session, use_up
 from tests.support.waiting import Uncancellable, advance_clock, parked, ticks, until_true
 
@@ -151,25 +151,6 @@ async def test_at_the_commit_it_is_delivered_immediately() -> None:
     assert receiver.keys == ["r/1/publish/1"]
 
 
-@pytest.mark.parametrize("first", ["effects", "saver"])
-async def test_at_the_end_all_is_delivered_and_the_last_checkpoint_has_none(
-    first: str, tmp_path: Path
-) -> None:
-    """In either order of the hooks: the next process has nothing to deliver again."""
-    receiver = Receiver()
-    hooks: list[Any] = [effects(publish=receiver), saving(None, every=LAST)]
-    await train(chief(tmp_path), hooks if first == "effects" else hooks[::-1], 2)
-    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1"]
-    assert (await state_at(tmp_path))["hooks"]["EffectsHook"]["pending"] == []
-
-
-async def test_without_effects_the_end_saves_once(tmp_path: Path) -> None:
-    """The second checkpoint of the end is for what was delivered there."""
-    saver = saving(None, every=LAST)
-    await train(chief(tmp_path, double), [effects(publish=Receiver()), saver], 2)
-    assert saver.saved == 2  # at the begin, and at the end
-
-
 async def test_what_runs_without_a_step_record_is_saved_at_the_end(tmp_path: Path) -> None:
     """A run that does not advance the step has effects, too; its checkpoint is that of the end, and
     no key is used twice.
@@ -188,68 +169,6 @@ async def test_what_runs_without_a_step_record_is_saved_at_the_end(tmp_path: Pat
 
 
 # -- a failed run, a recovery, a kill
-
-
-async def test_a_failed_run_leaves_nothing() -> None:
-    """Also if its error is caught, and another run is made: that has the same key."""
-    receiver = Receiver()
-    errors: list[BaseException] = [ValueError("once")]
-
-    async def failing() -> None:
-        ah.effect("publish")
-        if errors:
-            raise errors.pop()
-
-    async with ah.AsyncMonitoredSession(
-        failing, [effects(publish=receiver, when="commit")]
-    ) as session:
-        with pytest.raises(ValueError, match="once"):
-            await session.run(())
-        await session.run(())
-        await receiver.wait_for(1)
-    assert receiver.keys == ["r/1/publish/1"]
-
-
-async def test_a_committed_run_keeps_them_if_a_hook_fails_later() -> None:
-    """The step counts, so its effects do; the repetition is another step."""
-    receiver = Receiver()
-    errors: list[BaseException] = [ah.UnavailableError("once")]
-
-    def fail(context: ah.SessionRunContext) -> None:
-        if errors:
-            raise errors.pop()
-
-    await train(
-        step, [Calling(fail), effects(publish=receiver, when="commit")], 1, recovery=NO_BACKOFF
-    )
-    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1"]
-
-
-async def test_a_run_that_is_cancelled_during_its_commit_keeps_them() -> None:
-    """Where the step store waits: the step counts, although its run raises the cancel."""
-
-    class Waiting(ah.MemoryStepStore):
-        inline = False
-
-        async def advance(self, by: int = 1) -> int:
-            if not advancing.is_set():
-                advancing.set()
-                await gate.wait()
-            return await super().advance(by)
-
-    advancing, gate, receiver = asyncio.Event(), asyncio.Event(), Receiver()
-    hooks = [effects(publish=receiver, when="commit")]
-    async with ah.AsyncMonitoredSession(step, hooks, global_step=Waiting()) as session:
-        run = asyncio.create_task(session.run(()))
-        await advancing.wait()
-        run.cancel()
-        await ticks()
-        gate.set()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-        assert session.global_step.latest.step == 1
-        await session.run(())
-    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1"]
 
 
 def failing_at(at: int, make: Callable[[], str]) -> Any:
@@ -293,32 +212,6 @@ async def test_a_recovery_drops_the_effects_of_undone_steps(
     assert dropped == ["effects of steps that are undone are dropped: 1 of 'publish'"]
 
 
-async def test_a_delivery_continues_over_a_recovery(tmp_path: Path) -> None:
-    """One that has begun is not repeated by the same process, though the checkpoint has its
-    effect.
-    """
-    begun, gate = asyncio.Event(), asyncio.Event()
-    receiver = Receiver()
-
-    async def deliver(effect: ah.hooks.Effect) -> None:
-        begun.set()
-        await gate.wait()
-        await receiver(effect)
-
-    hooks = [effects(publish=deliver), saving(None, every=EVERY_STEP)]
-    async with ah.AsyncMonitoredSession(
-        chief(tmp_path, failing_at(3, lambda: "")), hooks, recovery=NO_BACKOFF
-    ) as session:
-        await session.run(())
-        await begun.wait()
-        await session.run(())
-        await session.run(())
-        assert session.status().recoveries == 1
-        gate.set()
-    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1", "r/3/publish/1"]
-    assert receiver.calls == 3
-
-
 async def test_a_checkpoint_from_before_the_hook_undoes_all(tmp_path: Path) -> None:
     """A recovery to a checkpoint that has no outbox drops what was recorded since."""
     await train(chief(tmp_path), [effects(publish=Receiver(), when="commit"), saving(None)], 1)
@@ -357,15 +250,6 @@ async def blocked(effect: ah.hooks.Effect) -> None:
     await asyncio.Event().wait()
 
 
-async def test_what_the_last_process_has_left_is_delivered_once(tmp_path: Path) -> None:
-    """Also if this process makes no step: the checkpoint of its end is without them."""
-    await kill_after(chief(tmp_path), [effects(publish=blocked), saving(None)], 1)
-    receiver = Receiver()
-    for _ in range(2):
-        await train(chief(tmp_path), [effects(publish=receiver), saving(None)], 0)
-    assert receiver.keys == ["r/1/publish/1"]
-
-
 async def test_a_saver_of_another_directory_changes_nothing(tmp_path: Path) -> None:
     """What is saved elsewhere, and when, says nothing of the checkpoint that the next process is
     restored from.
@@ -376,21 +260,6 @@ async def test_a_saver_of_another_directory_changes_nothing(tmp_path: Path) -> N
         await session.run(())
         await receiver.wait_for(1)
     assert (await state_at(tmp_path / "own"))["hooks"]["EffectsHook"]["pending"] == []
-
-
-async def test_without_the_hook_what_is_left_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The next checkpoint would be without it."""
-    hooks = [
-        effects(publish=Receiver(*[OSError()] * 100), drain_secs=0),
-        ah.CheckpointSaverHook(every=LAST),
-    ]
-    await train(chief(tmp_path), hooks, 1)
-    caplog.clear()
-    await train(chief(tmp_path, step_without_effects), [ah.CheckpointSaverHook(every=LAST)], 1)
-    (record,) = (one for one in caplog.records if "which is not in this session" in one.message)
-    assert record.levelname == "WARNING"
 
 
 async def test_kinds_without_a_handler_are_not_forgotten(tmp_path: Path) -> None:
@@ -495,23 +364,6 @@ async def test_an_operation_that_is_repeated_records_once() -> None:
 # -- where effects may be recorded
 
 
-async def test_blocking_code_records_too() -> None:
-    """A hook with plain methods, and an operation in a thread."""
-    receiver = Receiver()
-
-    class Plain:
-        def after_run(self, run_context: ah.SessionRunContext, run_values: object) -> None:
-            run_context.effect("publish")
-            ah.effect("publish")
-
-    graph = ah.Graph()
-    graph.operation(name="threaded", thread=True)(lambda: ah.effect("publish"))
-    hooks = [ah.hooks.BlockingHook(Plain()), effects(publish=receiver, when="commit")]
-    async with ah.AsyncMonitoredSession(graph, hooks) as session:
-        await session.run("threaded")
-    assert receiver.keys == ["r/0/publish/1", "r/0/publish/2", "r/0/publish/3"]
-
-
 async def test_threads_record_at_the_same_time() -> None:
     """Each has its key, and none is lost."""
     receiver, interval = Receiver(), sys.getswitchinterval()
@@ -583,64 +435,6 @@ async def test_where_no_effect_can_be_recorded() -> None:
         contexts[0].effect("publish")
 
 
-async def test_between_two_attempts_nothing_is_recorded() -> None:
-    """A hook that a recovery gives the new session, and a step function between its runs: it would
-    be in no attempt.
-    """
-    refused: list[str] = []
-
-    def record() -> None:
-        with pytest.raises(EffectError, match="outside of a run") as caught:
-            ah.effect("publish")
-        refused.append(str(caught.value))
-
-    class Recreated(ah.SessionRunHook):
-        created = 0
-
-        async def after_create_session(self, *_: object) -> None:
-            self.created += 1
-            if self.created > 1:
-                record()
-
-    receiver = Receiver()
-    hooks = [Recreated(), effects(publish=receiver, when="commit")]
-    await train(failing_at(1, lambda: ""), hooks, 1, recovery=NO_BACKOFF)
-
-    async def two_runs(context: Any) -> None:
-        with pytest.raises(ah.UnavailableError):
-            await context.run_with_hooks(())
-        record()
-        await context.run_with_hooks(())
-        record()
-
-    async with ah.AsyncMonitoredSession(
-        failing_at(1, lambda: ""), [effects(publish=receiver, when="commit")]
-    ) as session:
-        await session.run_step_fn(two_runs)
-    assert receiver.keys == ["r/1/publish/1", "r/1/publish/1"]
-    assert len(refused) == 3
-
-
-async def test_an_inner_session_has_its_own_effects() -> None:
-    """A step that runs another session: what that records is not part of the outer run."""
-
-    async def outer() -> None:
-        await train(step, [], 1)
-
-    with pytest.raises(EffectError, match="outside of a run with an EffectsHook"):
-        await train(outer, [effects(publish=Receiver(), when="commit")], 1)
-    receiver = Receiver()
-
-    async def inner() -> None:
-        ah.effect("publish")
-
-    async def outer_with_effects() -> None:
-        await train(inner, [effects(publish=receiver, when="commit")], 1)
-
-    await train(outer_with_effects, [effects(publish=Receiver(), when="commit")], 1)
-    assert receiver.keys == ["r/1/publish/1"]
-
-
 @pytest.mark.parametrize(
     ("kind", "payload", "message"),
     [
@@ -673,54 +467,6 @@ async def test_what_cannot_be_recorded_is_refused(kind: Any, payload: Any, messa
 
     with pytest.raises(InvalidArgumentError, match=message):
         await train(wrong, [effects(publish=Receiver(), when="commit")], 1)
-
-
-async def test_a_payload_without_end_is_refused() -> None:
-    """A list in itself."""
-    endless: list[Any] = []
-    endless.append(endless)
-
-    async def wrong() -> None:
-        ah.effect("publish", endless)
-
-    with pytest.raises(InvalidArgumentError, match="nested deeper than 64 levels, or in itself"):
-        await train(wrong, [effects(publish=Receiver(), when="commit")], 1)
-
-
-async def test_a_payload_is_copied(tmp_path: Path) -> None:
-    """What the recorder changes later is not delivered; every type comes back from a checkpoint as
-    it was.
-    """
-    payload: Any = {"a": [1, (2.5, None, True)], 7: b"x", "text": "\u00e4"}
-    got: list[Any] = []
-
-    async def changing() -> None:
-        ah.effect("publish", payload)
-        payload["a"].append("changed")
-
-    async def deliver(effect: ah.hooks.Effect) -> None:
-        got.append(effect.payload)
-
-    await kill_after(chief(tmp_path, changing), [effects(publish=blocked), saving(None)], 1)
-    await train(chief(tmp_path, double), [effects(publish=deliver), saving(None)], 0)
-    assert got == [{"a": [1, (2.5, None, True)], 7: b"x", "text": "\u00e4"}]
-
-
-async def test_what_a_handler_does_to_a_payload_is_its_own() -> None:
-    """A repetition gets what was recorded."""
-    got: list[Any] = []
-
-    async def deliver(effect: ah.hooks.Effect) -> None:
-        got.append([*effect.payload])
-        effect.payload.append("changed")
-        if len(got) == 1:
-            raise ValueError("once")
-
-    async def recording() -> None:
-        ah.effect("publish", [1])
-
-    await train(recording, [effects(publish=deliver, when="commit")], 1)
-    assert got == [[1], [1]]
 
 
 @pytest.mark.parametrize(
@@ -811,17 +557,6 @@ async def test_a_handler_that_was_cancelled_by_others_is_repeated() -> None:
     assert "HookCancelledError" in str(session.status().effects[0].last_error)
 
 
-async def test_an_error_of_any_class_is_repeated() -> None:
-    """A handler's own, that is no `Exception`; those that end the program do."""
-
-    class Odd(BaseException): ...
-
-    receiver = Receiver(Odd("once"), BaseExceptionGroup("once", [Odd()]))
-    session = await train(step, [effects(publish=receiver, when="commit")], 1)
-    assert receiver.keys == ["r/1/publish/1"]
-    assert session.status().effects[0].failures == 2
-
-
 async def test_runs_wait_while_too_much_is_not_delivered() -> None:
     """The run that has recorded the last one of `max_pending` ends when they are delivered, or at a
     stop.
@@ -907,16 +642,6 @@ async def test_why_names_the_delivery_that_is_waited_for() -> None:
         asyncio.get_running_loop().call_soon(release.set)
 
 
-async def test_too_many_that_wait_for_a_checkpoint_are_saved(tmp_path: Path) -> None:
-    """Though none is due: the outbox is limited."""
-    receiver = Receiver()
-    hooks = [effects(publish=receiver, max_pending=3), saving(None, every=LAST, background=False)]
-    async with ah.AsyncMonitoredSession(chief(tmp_path), hooks) as session:
-        await make_runs(session, 4, ())
-        await receiver.wait_for(3)
-        assert session.status().effects[0][:3] == ("publish", 1, 1)
-
-
 @pytest.mark.parametrize("saved", [False, True])
 async def test_the_end_waits_for_drain_secs(
     saved: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -931,13 +656,6 @@ async def test_the_end_waits_for_drain_secs(
     assert f"effects that were not delivered: 2 of 'publish'; {what}" in caplog.messages
     if saved:
         assert len((await state_at(tmp_path))["hooks"]["EffectsHook"]["pending"]) == 2
-
-
-async def test_after_a_failure_what_no_checkpoint_has_is_delivered() -> None:
-    """Without a saver the effects of committed runs would be lost with the session."""
-    receiver = Receiver()
-    await kill_after(step, [effects(publish=receiver, when="commit")], 1)
-    assert receiver.keys == ["r/1/publish/1"]
 
 
 async def test_a_handler_that_ignores_its_cancel_is_left_behind(

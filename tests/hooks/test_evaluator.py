@@ -18,11 +18,11 @@ import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.session import session_events
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
 from tests.support.hooks import RestoringHook
-from tests.support.sessions import NO_BACKOFF, counting, counting_graph, going_back
+from tests.support.sessions import NO_BACKOFF, counting
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -56,17 +56,6 @@ async def test_which_steps_are_evaluated(
     assert hook.pending == ()
     # Results and counting belong to the session.
     assert await results_of(hook, 0, start=100) == ({100: 0} if options.get("at_end", True) else {})
-
-
-async def test_every_by_seconds() -> None:
-    """Seconds are those of the current clock."""
-    hook = EvaluatorHook(total, every=ah.Every(secs=10), at_end=False)
-    with ManualClock() as clock:
-        async with counting(hook) as session:
-            for secs in (9, 1, 9, 2):
-                clock.advance(secs)
-                await session.run("train")
-    assert list(hook.results) == [2, 4]
 
 
 # -- on which values
@@ -117,35 +106,6 @@ async def test_an_evaluation_does_not_train(mode: Any) -> None:
     with refused(ah.errors.FetchError, "evaluating {'it': ['train']} would train"):
         await results_of(hook, 3)
     assert hook.results == {}
-
-
-@both_modes
-@pytest.mark.parametrize("at_begin", [False, True])
-async def test_a_monitored_run_in_an_evaluation_is_refused(mode: Any, at_begin: bool) -> None:
-    """A monitored run could wait for a run that waits for the evaluation: it is refused, before the
-    first run too.
-    """
-    sessions: list[ah.AsyncMonitoredSession] = []
-
-    async def again(evaluation: Evaluation) -> Any:
-        return await sessions[0].run("loss")
-
-    hook = EvaluatorHook(again, every=ah.Every(steps=1), mode=mode, at_begin=at_begin, at_end=False)
-    sessions.append(counting(hook))
-    kind = (
-        ah.errors.SessionClosedError if at_begin and mode == "inline" else ah.errors.NestedRunError
-    )
-    with refused(
-        kind,
-        (
-            "this session is opening"
-            if kind is ah.errors.SessionClosedError
-            else "run was called from inside a run"
-        ),
-    ):
-        async with sessions[0] as session:
-            for _ in range(3):
-                await session.run("train")
 
 
 @both_modes
@@ -352,60 +312,6 @@ async def test_a_lost_evaluation_is_repeated(mode: Any, at_begin: bool) -> None:
     assert list(hook.results.items()) == [
         (step, step) for step in ([0] if at_begin else []) + [2, 4, 6, last]
     ]
-
-
-async def test_a_creation_that_fails_evaluates_again() -> None:
-    """An evaluation before the first run that is lost is made once after the recovery."""
-    hook = EvaluatorHook(failing(ah.AbortedError("lost")), every=ah.Every(steps=9), at_begin=True)
-    async with counting(hook, recovery=NO_BACKOFF) as session:
-        assert hook.results == {0: 0}
-        assert session.status().recoveries == 1
-
-
-@pytest.mark.parametrize(("to", "steps"), [(5, [2, 4]), (3, [2, 4])])
-async def test_an_active_evaluation_is_repeated_after_a_recovery(to: int, steps: list[int]) -> None:
-    """It is cancelled, and repeated with the same values; those of lost steps are dropped, and due
-    again with these steps.
-    """
-    gate = GatedEvaluation()
-    hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=3)
-    async with going_back(hook, at=6, to=to) as session:
-        for run in range(6):
-            await session.run("train")
-            await ticks()
-            if run == 4:
-                assert (gate.began, gate.cancelled, hook.pending) == ([2], [], (2, 4))
-        assert (gate.began, gate.cancelled) == ([2, 2], [2])
-        gate.release(9)
-    assert list(hook.results) == [*steps, *([6] if to == 5 else [])]
-
-
-@pytest.mark.parametrize("unfinished", [False, True])
-async def test_a_pending_evaluation_is_not_duplicated_by_the_saved_state(unfinished: bool) -> None:
-    """An evaluation pending in memory is made once on its own values, even if the saved state has
-    another one.
-    """
-    steps, gate = ah.MemoryStepStore(), GatedEvaluation()
-    hook = EvaluatorHook(
-        gate, every=ah.Every(steps=2), mode="background", max_pending=3, at_end=False
-    )
-
-    class Creator:
-        graph = counting_graph()
-
-        async def create_session(self) -> ah.Session:
-            if steps.latest.step:
-                await steps.reset(5)
-                hook.load_state_dict(state(None, 2, unfinished))
-            return ah.Session(self.graph, global_step=steps)
-
-    lost = FaultInjectionHook({("before_run", 6): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(Creator(), [hook, lost], recovery=NO_BACKOFF) as session:
-        for fetch in (*["train"] * 5, "loss"):
-            await session.run(fetch)
-        assert hook.pending == (2, 4)
-        gate.release(9)
-    assert gate.ended == [2, 4]
 
 
 def state(evaluated: int | None, counted_from: int, unfinished: bool = False) -> dict[str, Any]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
-from aiohooks.testing import FaultInjectionHook, ManualClock
+from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting
+from tests.support.sessions import counting
 from tests.support.waiting import forever, ticks
 from tests.tensorflow.blocks import run_block
 
@@ -173,46 +172,6 @@ async def test_an_error_of_the_last_evaluations_is_raised_at_the_end(mode: Any) 
         )
 
 
-@both_modes
-async def test_errors_that_are_only_logged(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """With `on_error="log"` all continues: the failed evaluation is not repeated, not even by a
-    recovery.
-    """
-    hook = EvaluatorHook(
-        failing(None, KeyError("mine")), every=EVERY_STEP, mode=mode, max_pending=3
-    )
-    lost = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
-    session = await runs_of(ah.configure(hook, on_error="log"), 6, lost, recovery=NO_BACKOFF)
-    assert session.status().recoveries == 1
-    assert list(hook.results) == [1, 3, 4, 5, 6]
-    assert caplog.text.count("KeyError: 'mine'") == 1
-
-
-async def test_pending_evaluations_continue_after_a_logged_error() -> None:
-    """After an error that is only logged, the next run starts the pending evaluations; no new one
-    has to be due.
-    """
-    gate, evaluate = asyncio.Event(), failing(KeyError("mine"))
-
-    async def gated(evaluation: Any) -> Any:
-        await gate.wait()
-        return await evaluate(evaluation)
-
-    hook = EvaluatorHook(
-        gated, every=ah.Every(at=(1, 2, 3)), mode="background", max_pending=3, at_end=False
-    )
-    async with counting(ah.configure(hook, on_error="log")) as session:
-        for _ in range(3):
-            await session.run("train")
-        gate.set()
-        await ticks(20)
-        assert (hook.pending, hook.results) == ((2, 3), {})
-        for _ in range(2):
-            await session.run("train")
-            await ticks(20)
-        assert hook.results == {2: 2, 3: 3}
-
-
 async def test_an_error_that_is_not_raised_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """If the block itself fails before the next run, the evaluation's error is logged."""
     hook = EvaluatorHook(failing(KeyError("mine")), every=EVERY_STEP, mode="background")
@@ -228,19 +187,6 @@ async def test_an_error_that_is_not_raised_is_logged(caplog: pytest.LogCaptureFi
     assert "KeyError: 'mine'" in caplog.text
 
 
-async def test_the_step_sees_the_context_variables_of_an_evaluation() -> None:
-    """What the function sets is seen by the loop, as with any hook that it waits for."""
-    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
-
-    async def evaluate(evaluation: Evaluation) -> None:
-        variable.set(evaluation.step)
-
-    async with counting(EvaluatorHook(evaluate, every=ah.Every(steps=2))) as session:
-        for _ in range(3):
-            await session.run("train")
-        assert variable.get() == 2
-
-
 @both_modes
 async def test_an_error_of_a_listener_is_an_error(mode: Any) -> None:
     """An error of `on_result` is an error of the evaluation; the result is kept."""
@@ -252,11 +198,3 @@ async def test_an_error_of_a_listener_is_an_error(mode: Any) -> None:
     with pytest.raises(KeyError, match="listener"):
         await results_of(hook, 3)
     assert hook.results[1] == 1
-
-
-async def test_hooks_of_equal_names_without_a_checkpoint() -> None:
-    """An evaluation at the end asks no hooks for names that only checkpoints need."""
-    stopping = [ah.EarlyStoppingHook("loss", patience=9) for _ in range(2)]
-    hook = EvaluatorHook(total, every=ah.Every(steps=9))
-    await runs_of(hook, 1, *stopping)
-    assert hook.results == {1: 1}

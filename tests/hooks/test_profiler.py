@@ -10,7 +10,6 @@ import functools
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -21,12 +20,11 @@ import pytest
 import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.errors import AbortedError
-from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.hooks import Stubborn
+from aiohooks.testing import ManualClock
 from tests.support.saving_sessions import HeldSaver, array_graph
 from tests.support.sessions import NO_BACKOFF, double, doubling, make_runs, use_up
 from tests.support.traces import Slow, Times, checked_events, played, trace_tracks
-from tests.support.waiting import cancel_and_wait, forever, parked, ticks, until_true
+from tests.support.waiting import cancel_and_wait, forever, parked, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -332,53 +330,6 @@ async def test_a_cancelled_run(clock: ManualClock, tmp_path: Path) -> None:
     assert trace_tracks(path)["steps"] == [("step 2", 0, 9)]
 
 
-async def test_a_hook_that_is_left_running(clock: ManualClock, tmp_path: Path) -> None:
-    """A hook that ignores its cancellation has an open slice; its next call gets a second track of
-    the same name.
-    """
-    stubborn = Stubborn()
-    hooks: list[Any] = [
-        recording(tmp_path, 2),
-        Upload(before=1),
-        ah.configure(stubborn, timeout=0.002, on_error="log"),
-    ]
-
-    async def loop() -> None:
-        async with doubling(*hooks, stop_grace_period_secs=0.001) as session:
-            await make_runs(session, 3, "loss")
-            stubborn.released.set()
-            await ticks()
-
-    try:
-        await played(clock, loop())
-    finally:
-        stubborn.released.set()
-    events = checked_events(tmp_path / "timeline-2.json")
-    numbers = {
-        event["tid"]
-        for event in events
-        if event["ph"] == "M" and event["args"].get("name") == "Stubborn"
-    }
-    assert len(numbers) >= 2
-    assert {event["ph"] for event in events if event["tid"] in numbers} == {"M", "B"}
-
-
-async def test_nothing_is_observed_after_the_session(clock: ManualClock, tmp_path: Path) -> None:
-    """The hook takes itself out of the session's observers at its end, and can be used again."""
-    hook = recording(tmp_path)
-    for _ in range(2):
-        session = ah.AsyncMonitoredSession(train_step, [hook])
-
-        async def loop(session: ah.AsyncMonitoredSession = session) -> None:
-            async with session:
-                await make_runs(session, 3, "loss")
-
-        await played(clock, loop())
-        assert session.coord.observers == []
-        assert hook.captures == [str(tmp_path / "timeline-2.json")]
-        assert trace_tracks(tmp_path / "timeline-2.json")["steps"] == [("step 2", 0, 10)]
-
-
 # -- windows and limits
 
 
@@ -431,30 +382,6 @@ async def test_by_time(tmp_path: Path) -> None:
     assert counts == [0, 0, 1, 1, 2]
 
 
-async def test_window_steps(clock: ManualClock, tmp_path: Path) -> None:
-    """A window covers `window_steps` runs; the end of the session completes the last one."""
-    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=3), window_steps=2)
-    async with ah.AsyncMonitoredSession(train_step, [hook]) as session:
-        for step in range(1, 10):
-            await played(clock, session.run("loss"))
-            await until_true(functools.partial(has_captures, hook, (step - 1) // 3))
-    assert written(tmp_path) == ["timeline-3.json", "timeline-6.json", "timeline-9.json"]
-    assert trace_tracks(tmp_path / "timeline-6.json")["steps"] == [
-        ("step 6", 0, 10),
-        ("step 7", 10, 10),
-    ]
-    assert trace_tracks(tmp_path / "timeline-9.json")["steps"] == [("step 9", 0, 10)]
-
-
-async def test_windows_at_given_steps(tmp_path: Path) -> None:
-    """`every` limits the number of windows; the next session counts again."""
-    hook = ah.ProfilerHook(tmp_path, every=ah.Every(at=(2,)))
-    for _ in range(2):
-        await run(double, [hook], 12)
-        assert written(tmp_path) == ["timeline-2.json"]
-        assert hook.captures == [str(tmp_path / "timeline-2.json")]
-
-
 async def test_runs_that_do_not_advance_the_step(tmp_path: Path) -> None:
     """A run that was expected to reach a step and did not leaves no file."""
     graph = ah.Graph()
@@ -462,22 +389,6 @@ async def test_runs_that_do_not_advance_the_step(tmp_path: Path) -> None:
     graph.operation(name="look")(lambda: 1)
     await run(graph, [ah.ProfilerHook(tmp_path, every=ah.Every(steps=1))], 5, "look")
     assert not written(tmp_path)
-
-
-async def test_a_failed_run_in_a_window(tmp_path: Path) -> None:
-    """The window of a session that fails is written, with the error."""
-    hooks = [recording(tmp_path, 5), FaultInjectionHook({("after_run", 3): ZeroDivisionError()})]
-    with pytest.raises(ZeroDivisionError):
-        await run(double, hooks, 5)
-    steps = [
-        event
-        for event in checked_events(tmp_path / "timeline-2.json")
-        if event.get("cat") == "step"
-    ]
-    assert [(event["name"], event.get("args", {}).get("error")) for event in steps] == [
-        ("step 2", None),
-        ("step 3", "ZeroDivisionError()"),
-    ]
 
 
 async def test_outside_of_windows_runs_are_not_observed(tmp_path: Path) -> None:
@@ -533,27 +444,3 @@ async def test_a_full_disk_does_not_end_the_run(
     ]
     path = tmp_path / "timeline-3.json"
     assert messages == [f"the trace {path} cannot be written; continuing"]
-
-
-async def test_a_slow_disk_delays_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a window is written, runs continue and no other window begins."""
-    held = threading.Event()
-
-    def slow(source: str, target: str) -> None:
-        held.wait()
-        os.rename(source, target)
-
-    monkeypatch.setattr(os, "replace", slow)
-    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=2))
-    async with doubling(hook) as session:
-        await make_runs(session, 7, "loss")
-        held.set()
-        await until_true(functools.partial(has_captures, hook, 1))
-        await make_runs(session, 2, "loss")
-        await until_true(functools.partial(has_captures, hook, 2))
-        await make_runs(session, 1, "loss")
-    assert [Path(path).name for path in hook.captures] == [
-        "timeline-2.json",
-        "timeline-8.json",
-        "timeline-10.json",
-    ]

@@ -96,22 +96,6 @@ async def test_values_on_one_line_without_escape_codes(clock: ManualClock) -> No
     assert shown == [r"[[1. 2.]\n [3. 4.]]", r"a\n\x1b[31mb", "0.3333", "1234567"]
 
 
-async def test_values_are_fetched_only_for_runs_that_are_shown(clock: ManualClock) -> None:
-    """A run within a tenth of a second after the last one that was shown does not evaluate the
-    values.
-    """
-    graph = counting_graph()
-    calls: list[int] = []
-    graph.operation(name="watched")(lambda: calls.append(1))
-    async with ah.AsyncMonitoredSession(
-        graph, [ProgressHook(["watched"], file=io.StringIO())]
-    ) as session:
-        for _ in range(9):
-            await session.run("train")
-            clock.advance(1 / 32)
-    assert len(calls) == 3
-
-
 async def test_errors_of_the_output_do_not_end_the_run(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,25 +106,6 @@ async def test_errors_of_the_output_do_not_end_the_run(
     assert {(record.levelno, record.getMessage()[:27]) for record in caplog.records} == {
         (logging.WARNING, "progress cannot be shown: V")
     }
-
-
-async def test_the_default_is_the_current_stderr(
-    clock: ManualClock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without a file it writes to the current stderr; stdout is not used."""
-    await run(ProgressHook(), 1, clock)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert words(captured.err)[:2] == ["run", "1/?"]
-
-
-async def test_a_hook_may_be_used_again(clock: ManualClock) -> None:
-    """A second session with the same hook has a bar of its own."""
-    file = io.StringIO()
-    hook = ProgressHook(total=20, file=file)
-    await run(hook, 20, clock)
-    await run(hook, 2, clock, start=4)
-    assert [words(line)[1] for line in file.getvalue().splitlines()] == ["20/20", "6/20"]
 
 
 # -- on a terminal

@@ -24,7 +24,6 @@ from tests.support.record_files import without_time
 from tests.support.sessions import (
     counting,
     counting_graph,
-    going_back,
     make_runs,
     run_session,
     train,
@@ -227,24 +226,6 @@ def test_a_damaged_line(path: Path, damaged: str) -> None:
 
 
 # -- interrupted runs leave the same records as uninterrupted ones
-
-
-async def test_nothing_is_removed_from_the_file(path: Path) -> None:
-    """A run from step 0 over an old file appends to it; the old lines are void."""
-    await train(JSONLinesHook(path, ["loss"]), runs=3)
-    before = contents(path)
-    await train(JSONLinesHook(path, ["loss"]), runs=2)
-    assert steps(path) == [1, 2]
-    after = contents(path)
-    assert after.startswith(before + b'{"restart": 1}\n')
-    assert after.count(b"\n") == 6
-
-
-async def test_a_recovery_that_moves_the_step_back(path: Path) -> None:
-    """Records of steps that a recovery repeats are there once, with the repeated values."""
-    async with going_back(JSONLinesHook(path, ["loss", "total"]), at=5, to=2) as session:
-        await make_runs(session, 6, "train")
-    assert steps(path) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("tail", [b"", b"\0" * 5], ids=["torn", "zeros"])

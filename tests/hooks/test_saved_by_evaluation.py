@@ -14,8 +14,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.checkpoint import KeepBest, KeepNewest
 from tests.support.saving_sessions import on_disk, state_at
-from tests.support.sessions import NO_BACKOFF, make_runs, use_up
-from tests.support.waiting import ticks
+from tests.support.sessions import make_runs, use_up
 
 pytestmark = pytest.mark.every_python
 
@@ -83,59 +82,6 @@ async def test_a_checkpoint_is_judged_when_its_evaluation_is_there(tmp_path: Pat
             await make_runs(session, 2, "loss")
             found = {one.step: dict(one.metrics) for one in await saver.checkpoints()}
             assert found[2] == {"score": 2}
-
-
-@pytest.mark.parametrize("mode", ["inline", "background"])
-async def test_an_evaluation_at_the_beginning_judges_the_first_checkpoint(
-    tmp_path: Path, mode: Any
-) -> None:
-    """With `at_begin`, the checkpoint of the first step has the numbers of its evaluation."""
-    async with ah.Saver(tmp_path) as saver:
-        await train(
-            saver,
-            [
-                ah.CheckpointSaverHook(every=EVERY_TWO),
-                ah.EvaluatorHook(score, every=EVERY_TWO, mode=mode, at_begin=True),
-            ],
-            2,
-        )
-        assert {one.step: dict(one.metrics) for one in await saver.checkpoints()} == {
-            0: {"score": 4},
-            2: {"score": 2},
-        }
-
-
-async def test_an_evaluation_that_is_repeated_judges_an_older_checkpoint(tmp_path: Path) -> None:
-    """Where an evaluation fails as a later step is saved, its numbers come with the repetition, to
-    the checkpoint of its step.
-    """
-    gate, failed = asyncio.Event(), list[int]()
-
-    async def evaluate(evaluation: ah.hooks.Evaluation) -> dict[str, float]:
-        if evaluation.step == 2 and not failed:
-            await gate.wait()
-            failed.append(2)
-            raise ah.AbortedError("no")
-        return {"score": evaluation.step}
-
-    async def fail_at_4(context: ah.SessionRunContext) -> None:
-        if context.global_step == 4:
-            gate.set()
-            await ticks(10)
-
-    hooks = [
-        ah.EvaluatorHook(evaluate, every=EVERY_TWO, mode="background", max_pending=2),
-        ah.LambdaHook(before_run=fail_at_4),
-        ah.CheckpointSaverHook(every=EVERY_TWO),
-    ]
-    async with ah.Saver(tmp_path) as saver:
-        creator = ah.ChiefSessionCreator(step, checkpoint_dir=saver)
-        async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
-            for _ in range(6):
-                await session.run("loss")
-        assert failed
-        found = {one.step: dict(one.metrics) for one in await saver.checkpoints()}
-    assert found == {0: {}, 2: {"score": 2}, 4: {"score": 4}, 6: {"score": 6}}
 
 
 async def test_what_keepbest_cannot_judge_is_said_once(

@@ -15,7 +15,7 @@ from aiohooks.hooks.stopping import StopAtTimeHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.hooks import SessionRecorder
 from tests.support.sessions import NO_BACKOFF, counting
-from tests.support.waiting import forever, parked
+from tests.support.waiting import parked
 
 EAST = datetime.timezone(datetime.timedelta(hours=5))
 
@@ -109,33 +109,6 @@ async def test_the_active_run_finishes() -> None:
             await running
         assert session.global_step.latest.step == 1
         assert clock.pending == 0
-
-
-async def test_a_wait_for_the_next_feed_ends() -> None:
-    """The stop comes by a timer: a loop that waits for its feeds ends when the time is up, without
-    another run.
-    """
-
-    async def feeds() -> Any:
-        yield 1
-        await forever()
-
-    async def step(batch: int) -> dict[str, int]:
-        return {"loss": batch}
-
-    with ManualClock() as clock:
-
-        async def loop() -> list[Any]:
-            found: list[Any] = []
-            async with ah.AsyncMonitoredSession(step, [StopAtTimeHook(secs=10)]) as session:
-                async for value in session.steps("loss", feeds=feeds()):
-                    found.append(value)  # noqa: PERF401 - the values before the end are kept
-            return found
-
-        looping = await parked(loop(), 20)
-        assert not looping.done()
-        clock.advance(10)
-        assert await looping == [1]
 
 
 async def test_no_run_begins_late_in_a_busy_loop() -> None:

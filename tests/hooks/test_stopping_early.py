@@ -22,7 +22,6 @@ from tests.support.sessions import (
     NO_BACKOFF,
     counting,
     counting_graph,
-    going_back,
     run_session,
     use_up,
 )
@@ -283,69 +282,6 @@ async def test_the_state_of_another_value_is_ignored(
     assert "early stopping starts its counts again" in caplog.text
 
 
-async def test_a_recovery_keeps_the_counts() -> None:
-    """If there is no checkpoint to restore, the counts continue through a recovery; no observation
-    is made twice.
-    """
-    hook = EarlyStoppingHook("loss", patience=3)
-    lost = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(
-        giving([1, 2, 2, 2, 2]), [hook, lost], recovery=NO_BACKOFF
-    ) as session:
-        while not session.should_stop():
-            await session.run("step")
-        assert session.status().recoveries == 1
-    assert session.global_step.latest.step == 4
-
-
-async def test_steps_after_a_recovery_are_observed_again() -> None:
-    """After a recovery that moved the step back, the repeated steps are due again, with the
-    restored state.
-    """
-    hook = EarlyStoppingHook("loss", patience=3, every=ah.Every(steps=2))
-    saved: dict[str, Any] = {}
-    seen: list[tuple[int, int]] = []
-
-    async def note(context: ah.SessionRunContext, values: object) -> None:
-        seen.append((context.global_step, hook.waited))
-        if context.global_step == 3 and not saved:
-            saved.update(hook.state_dict())
-
-    async def restore(session: ah.Session, coord: ah.Coordinator) -> None:
-        if saved:
-            hook.load_state_dict(saved)
-
-    hooks: list[Any] = [ah.configure(PhaseHook("after_create_session", restore), order=-1), hook]
-    async with going_back(
-        *hooks, ah.configure(PhaseHook("after_run", note), order=1), at=7, to=3
-    ) as session:
-        while not session.should_stop():
-            await session.run("train")
-    assert seen == [
-        (1, 0),
-        (2, 0),
-        (3, 0),
-        (4, 1),
-        (5, 1),
-        (6, 2),
-        (4, 1),
-        (5, 1),
-        (6, 2),
-        (7, 2),
-        (8, 3),
-    ]
-
-
-async def test_the_reason_survives_a_recovery() -> None:
-    """Once it has requested a stop, its reason is kept, whatever state a recovery restores."""
-    hook = EarlyStoppingHook(stopping_threshold=1)
-    async with counting(hook) as session:
-        before = hook.state_dict()
-        hook.report(1, 0.5)
-        hook.load_state_dict(before)
-        assert hook.reason == session.stop_reason is not None
-
-
 # -- the states of the best observation
 
 LOSSES = [5, 3, 4, 1, 2, 2, 2]
@@ -397,17 +333,6 @@ async def test_the_model_has_the_best_weights_after_a_clean_end(tmp_path: Path, 
     assert model.weights.tolist() == [BEST_STEP, BEST_STEP]
     async with ah.AsyncMonitoredSession(creator):
         assert model.weights.tolist() == [last, last]
-
-
-async def test_the_model_is_left_as_it_is_after_an_error() -> None:
-    """For whoever looks at what went wrong."""
-    model = Model()
-    fault = FaultInjectionHook({("after_run", 6): ah.errors.AbortedError("lost")})
-    hooks = [EarlyStoppingHook("loss", patience=100, restore_best={"model": model}), fault]
-    with pytest.raises(ah.errors.AbortedError):
-        async with ah.AsyncSingularMonitoredSession(model.step, hooks) as session:
-            await train(session)
-    assert model.weights.tolist() == [6, 6]
 
 
 async def test_the_best_states_survive_a_restart_and_a_recovery(tmp_path: Path) -> None:

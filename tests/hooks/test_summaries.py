@@ -98,17 +98,6 @@ async def test_by_time(
     assert times[-1] - times[0] == pytest.approx((steps[-1] - steps[0]) * run_secs)
 
 
-@pytest.mark.parametrize(
-    ("fetch", "every", "steps"), [("look", 2, [0]), ("leap", 10, [5, 10, 20, 30, 40])]
-)
-async def test_steps_that_leap(tmp_path: Path, fetch: str, every: int, steps: list[int]) -> None:
-    """What crosses a boundary is written, not the next run; one that does not advance is no step,
-    unlike the original.
-    """
-    await run(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=every)), fetch, 8)
-    assert [step for step, _ in scalars(tmp_path, "loss")] == steps
-
-
 async def test_a_recovery_that_moves_the_step_back(tmp_path: Path) -> None:
     """Steps that a recovery repeats are written again, and TensorBoard drops its earlier values of
     them.

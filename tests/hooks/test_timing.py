@@ -5,23 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.stopping import StopAtStepHook
 from aiohooks.hooks.timing import HookTimingHook
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.support.hooks import PhaseHook
+from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.sessions import (
-    NO_BACKOFF,
     counting,
     doubling,
-    make_runs,
     run_session,
 )
-from tests.support.waiting import cancel_and_wait, parked
 
 
 class Busy(ah.SessionRunHook):
@@ -126,41 +121,6 @@ async def test_measured_hooks_work_as_before() -> None:
     }
 
 
-async def test_errors_and_cancels_pass_through() -> None:
-    """An error of a measured hook is the same object; it counts as a call."""
-    error = ValueError("no")
-    timing = HookTimingHook()
-    hooks = [timing, FaultInjectionHook({("before_run", 1): error})]
-    with pytest.raises(ValueError, match="no") as caught:
-        await run_session(doubling(*hooks), 1, "loss")
-    assert caught.value is error
-    assert [note.endswith(".before_run at step 1") for note in caught.value.__notes__] == [True]
-    assert found(timing)["FaultInjectionHook.before_run"][0] == 1
-
-    never = asyncio.Event()
-    waits = PhaseHook("before_run", lambda *_: never.wait())
-    async with doubling(timing, waits) as session:
-        running = await parked(session.run("loss"), 5)
-        assert await cancel_and_wait(running)
-    assert found(timing)["PhaseHook.before_run"][0] == 1
-
-
-async def test_measured_hooks_still_overlap() -> None:
-    """Two hooks that wait for each other finish, although they are measured."""
-    here, there = asyncio.Event(), asyncio.Event()
-
-    def meets(mine: asyncio.Event, other: asyncio.Event) -> PhaseHook:
-        async def meet(*_: Any) -> None:
-            mine.set()
-            await other.wait()
-
-        return PhaseHook("before_run", meet)
-
-    timing = HookTimingHook()
-    async with doubling(timing, meets(here, there), meets(there, here)) as session:
-        assert await session.run("loss") == 2
-
-
 async def test_the_report_is_logged(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     """The report is logged as a table at the end."""
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
@@ -200,13 +160,3 @@ async def test_code_that_blocks_the_loop_is_found(
     # The same line may be in a longer text, of a call that it makes.
     ends = [record.getMessage().endswith(f"s, at {blocker.where}") for record in caplog.records]
     assert 1 <= sum(ends) <= 5
-
-
-async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
-    """A second session is measured separately, and a recovery does not reset the measurements."""
-    timing = HookTimingHook(warn_secs=100)
-    for runs in (3, 1):
-        faults = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
-        async with doubling(timing, Busy(clock, 1.0), faults, recovery=NO_BACKOFF) as session:
-            await make_runs(session, runs, "loss")
-        assert found(timing)["Busy.before_run"][:2] == (runs + 1, runs + 1.0)

@@ -163,23 +163,6 @@ async def test_the_end_of_the_publisher() -> None:
         assert str(caught.value.__cause__) == "out of memory"
 
 
-async def test_a_stop_ends_the_wait() -> None:
-    """A stop ends a run that waits at the gate, cleanly."""
-    versions = ah.MemoryStepStore()
-    hook = VersionGateHook(versions, max_lag=0)
-
-    async def ship() -> dict[str, int]:
-        return {}
-
-    async with ah.AsyncMonitoredSession(ship, [hook]) as session:
-        await session.run("ship")
-        asyncio.get_running_loop().call_soon(session.request_stop, "enough")
-        await session.run("ship")
-        raise AssertionError("it was admitted")
-    assert session.stop_reason == "enough"
-    assert versions.statistics().waiting == 0
-
-
 async def test_the_timeout_is_for_the_whole_wait() -> None:
     """The time limit is for the whole wait, also if the versions are reset in it."""
     with ManualClock() as clock:

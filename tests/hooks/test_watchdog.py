@@ -22,7 +22,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, do_nothing, doubling, run_session
-from tests.support.waiting import Gate, parked, ticks, until_true
+from tests.support.waiting import Gate, parked, until_true
 
 
 def found(watchdog: WatchdogHook) -> list[tuple[str, str, float]]:
@@ -178,26 +178,6 @@ async def test_hooks_with_limits_of_their_own(
             [] if phase is None else [(phase, secs)]
         )
         gate.opened.set()
-        await run
-
-
-@pytest.mark.parametrize("secs", [None, 500.0])
-async def test_waits_are_not_limited_by_default(secs: float | None, clock: ManualClock) -> None:
-    """A wait for a step, and the block between runs, have no limit unless `wait_secs` is given."""
-    watchdog = WatchdogHook(10, wait_secs=secs)
-    steps = ah.MemoryStepStore(run="digits")
-    async with doubling(watchdog, GlobalStepWaiterHook(7), global_step=steps) as session:
-        await ticks(20)
-        clock.advance(200)  # in the block
-        run = await parked(session.run("loss"), 20)
-        clock.advance(499)
-        assert found(watchdog) == []
-        clock.advance(1)
-        assert [(one.phase, one.secs) for one in watchdog.stalls] == (
-            [] if secs is None else [("wait", 500)]
-        )
-        assert secs is None or "waiting for step 7 of digits" in watchdog.stalls[0].report
-        await steps.raise_to(7)
         await run
 
 

@@ -4,13 +4,10 @@ names the dead side.
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from examples.before_after import compare
 from examples.before_after.shape import Shape
-from tests.support.processes import run_python
 from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
 
@@ -43,16 +40,6 @@ def test_the_old_one_hangs_or_is_late(shape: Shape) -> None:
     if not outcome.hangs:
         assert outcome.secs > PERIOD_SECS
         assert "RuntimeError: no heartbeat" in outcome.error or not shape.names
-
-
-def test_the_table_is_printed() -> None:
-    """`python -m examples.before_after` prints a row for each shape, and nothing on stderr."""
-    done = run_python("-m", "examples.before_after", "--bound", "0.1")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.findall(r"shape: +(.+)", done.stdout) == [shape.name for shape in compare.SHAPES]
-    refused = run_python("-m", "examples.before_after", "--bound", "0")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "--bound is 0.0: give seconds, above 0" in refused.stderr
 
 
 def test_the_page_has_all_rows() -> None:

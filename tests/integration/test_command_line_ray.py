@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 
 import pytest
 
 from aiohooks.distributed.ray import cluster_membership
 from aiohooks.stores import open_step_store
-from tests.support.commands import ENVIRONMENT, command, start_command
+from tests.support.commands import ENVIRONMENT, command
 from tests.support.ray_cluster import cluster as cluster
 from tests.support.ray_cluster import environment
-from tests.support.waiting import HANG_SECS
 
 pytestmark = [pytest.mark.slow, pytest.mark.may_leak]
 
@@ -80,18 +78,3 @@ def test_a_function_of_the_current_directory(jobs: Path, cluster: str) -> None:
             return store.latest.step
 
     assert asyncio.run(step_of_run()) == 2
-
-
-def test_a_signal_stops_the_tasks(jobs: Path, cluster: str) -> None:
-    """SIGTERM to the launcher ends each session after its step; the exit code is 143, and the run
-    is forgotten.
-    """
-    with start_command(
-        "run", "jobs:trains", "--engine", "ray", "--address", cluster, "--workers", "1", cwd=jobs
-    ) as process:
-        while not all((jobs / f"started-{task_id}").exists() for task_id in range(2)):
-            assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=HANG_SECS)
-    assert (process.returncode, "*** SIGTERM" in err) == (143, False), (out, err)
-    assert sorted(path.name for path in jobs.glob("st*-*")) == ["stopped-0", "stopped-1"]

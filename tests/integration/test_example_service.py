@@ -197,27 +197,6 @@ def test_sigterm_in_the_middle_of_a_step_wait(tmp_path: Path) -> None:
     assert saved_step(tmp_path) == 2
 
 
-def test_a_crash_turns_health_red_and_the_service_continues(tmp_path: Path) -> None:
-    """Waits are answered with the reason, predictions are still served; no password is shown; the
-    process ends with status 1.
-    """
-    with with_a_hook(tmp_path, "crash") as service:
-        service.send_rows(2)
-        service.ask("/training/steps/2")
-        assert service.ask("/training/health")[0] == 200
-        waiting = service.begin("/training/steps/9")
-        service.wait_parked(1)
-        service.send_rows(1)
-        failure = "OSError: cannot reach postgres://***@db/rows"
-        status, reply = read_reply(waiting)
-        assert (status, reply["message"]) == (503, f"the session failed: {failure}")
-        status, health = service.ask("/training/health")
-        assert (status, health["state"], health["failure"]) == (503, "failed", failure)
-        assert service.ask("/predict?x=0.5")[0] == 200
-        service.signal(signal.SIGTERM)
-        assert service.end() == (1, f"failed at step 3: {failure}\n")
-
-
 def test_the_page_shows_the_run_live(tmp_path: Path) -> None:
     """In a browser the page counts the steps, and shows that the service has gone; all its files
     come from the service.

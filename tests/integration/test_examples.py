@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -251,48 +250,6 @@ def test_the_main_job_reaches_its_accuracy() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "k"), [(1, 0), (5, 20)])
-def test_options_are_applied(workers: int, k: int) -> None:
-    """The run has the given workers, steps and K; every worker makes steps; the same seed gives the
-    same output but for times.
-    """
-    options = ("--workers", workers, "--steps", 150, "--k", k, "--seed", 3)
-    done = trained(*options)
-    check_starts(done, workers, k)
-    assert sorted(done.ends) == sorted(done.starts)
-    assert all(
-        runs > 0 and "reached the last step, 150" in reason for runs, reason in done.ends.values()
-    )
-    # Workers finish the run that they are in when the last step is reached: at most one step more
-    # each.
-    assert (
-        150
-        <= done.number(r"(\d+) steps in")
-        == sum(runs for runs, _ in done.ends.values())
-        < 150 + workers
-    )
-
-    def without_times(output: str) -> list[str]:
-        return [
-            re.sub(r" \([\d.]+ sec\)$| in [\d.]+ s: .*", "", line)
-            for line in output.splitlines()
-            if "/sec" not in line
-        ]
-
-    assert without_times(trained(*options).output) == without_times(done.output)
-
-
-@pytest.mark.slow
-def test_a_worker_that_can_never_start_ends() -> None:
-    """A worker whose step is beyond the last one ends cleanly, and the output says why."""
-    done = trained("--workers", 3, "--steps", 60, "--k", 90)
-    assert list(done.starts) == ["chief"]
-    for worker, wanted in (("worker 1", 62), ("worker 2", 98)):
-        assert f"{worker}: asked to start at step {wanted}, never started\n" in done.output
-        assert done.ends[worker] == (0, f"chief finished at step 60, wanted {wanted}")
-
-
-@pytest.mark.slow
 def test_a_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
     """With a checkpoint directory a second run continues from the last step and prints so; damaged
     checkpoints end it.
@@ -344,56 +301,6 @@ def test_ctrl_c_stops_all_workers() -> None:
         interrupted(process)
 
 
-def on_a_terminal(*options: object, interrupt: bool = False) -> tuple[int, str]:
-    """Run the main example on a terminal, and return its exit code and its output."""
-    terminal, side = pty.openpty()
-    with processes.start(
-        command(DIGITS, *options), env=ENVIRONMENT, stdin=side, stdout=side, stderr=side
-    ) as process:
-        os.close(side)
-        output = b""
-        with contextlib.suppress(
-            OSError
-        ):  # on Linux, when the last process has closed the other side
-            while chunk := os.read(terminal, 4096):
-                output += chunk
-                if interrupt and b": loss " in output:
-                    process.send_signal(signal.SIGINT)
-                    interrupt = False
-        code = process.wait(HANG_SECS)
-    os.close(terminal)
-    return code, output.decode()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("interrupt", [False, True])
-def test_a_terminal_shows_one_line_of_progress(interrupt: bool) -> None:
-    """It is written over, and nothing of it remains between the other lines; also Ctrl-C leaves the
-    cursor on an empty line.
-    """
-    code, output = on_a_terminal(
-        *(FOREVER if interrupt else ("--steps", 3_000)), interrupt=interrupt
-    )
-    assert code == (130 if interrupt else 0), output
-    assert "Traceback" not in output
-    assert re.search(r"\r\x1b\[Kstep \d+: loss [\d.]+, [\d,]+ steps per second", output)
-    assert "loss = " not in output, "log lines are only for other outputs"
-    # What a terminal shows in the end, with the last of the texts written over each other.
-    lines = [
-        line.rsplit("\r", 1)[-1].removeprefix("\x1b[K")
-        for line in output.replace("\r\n", "\n").split("\n")
-    ]
-    assert not [line for line in lines if line.startswith("step ") and ": loss " in line]
-    assert lines[-1] == ""
-    shown = Training("\n".join(lines))
-    if interrupt:
-        assert lines[-2] == "interrupted before step 100000000"
-        assert [reason for _, reason in shown.ends.values()] == ["SIGINT received"] * 4
-    else:
-        assert shown.accuracy >= 0.93
-        assert list(shown.starts) == ["chief", "worker 1", "worker 2", "worker 3"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "workers"),
@@ -420,25 +327,6 @@ def test_processes_train_together(engine: tuple[str, ...], workers: int) -> None
     assert done.number(r"held-out images: ([\d.]+)") > 0.85
 
 
-@pytest.mark.slow
-def test_a_given_store(tmp_path: Path) -> None:
-    """--store implies processes; with --checkpoint-dir a second run continues where the first one
-    ended.
-    """
-    options = (
-        "--store",
-        f"local://{tmp_path}/steps",
-        "--checkpoint-dir",
-        tmp_path / "model",
-        "--k",
-        20,
-    )
-    check_starts(trained(*options, "--workers", 2, "--steps", 600, errors=None), 2, 20)
-    done = trained(*options, "--workers", 1, "--steps", 900, errors=None)
-    assert re.search(r"continuing from step 60\d, the newest checkpoint", done.output)
-    assert "chief: asked to start at step 0, started at step 60" in done.output
-
-
 # -- examples/train_torch.py
 
 
@@ -459,14 +347,6 @@ def test_torch_reaches_its_accuracy_and_is_continued(tmp_path: Path) -> None:
     assert 50 <= done.number(r"continuing from step (\d+)") == newest
     assert done.accuracy >= 0.95
     assert "with the weights of step" in done.output
-
-
-@pytest.mark.slow
-def test_torch_stops_when_it_gets_no_better() -> None:
-    """The best weights are those of an evaluation before the last ones."""
-    printed = output_of(TORCH, "--steps", 900, "--every", 10, "--patience", 3, errors=None)
-    assert "accuracy" in printed.splitlines()[0]  # the reason of the stop
-    assert "with the weights of step" in printed
 
 
 # -- examples/async_rl_digits.py
@@ -513,22 +393,6 @@ def test_no_item_is_used_beyond_the_bound() -> None:
         assert row["crashed_at"] - 40 <= row["continued"] <= row["crashed_at"] + 1
     assert table[0]["lag_mean"] == 0
     assert table[2]["lag_max"] > 1, "the bound is used"
-
-
-@pytest.mark.slow
-def test_several_seeds_are_averaged() -> None:
-    """Over several seeds the table has the means of the printed values, and the maximum of the
-    maximum lag.
-    """
-    first, second, both = rows(
-        output_of(ASYNC_RL, "--bounds", 2, "--seeds", 2, "--steps", 50, "--workers", 8, "--wait")
-    )
-    assert (first["seed"], second["seed"], both["seed"]) == ("0", "1", "all")
-    assert both["lag_max"] == max(first["lag_max"], second["lag_max"]) <= 2
-    assert both["accuracy"] == pytest.approx(
-        (first["accuracy"] + second["accuracy"]) / 2, abs=0.001
-    )
-    assert "crashed_at" not in both
 
 
 @pytest.mark.slow

@@ -22,9 +22,7 @@ from tests.fuzz.kill_training import (
     ProcessRun,
     Tally,
     differences,
-    kill_points,
     kill_training,
-    main,
     violations,
 )
 from tests.support.needs import need
@@ -46,16 +44,6 @@ def test_a_killed_run_ends_with_the_same_bits(mode: str, kills: int, tmp_path: P
     assert not tally.violations, tally.report()
     assert tally.kills == kills
     assert tally.restarts > 0
-
-
-def test_half_of_the_kill_points_are_changes_of_the_directory() -> None:
-    """The points depend on the seed; every second one is a change of the directory, the others are
-    steps and output.
-    """
-    some = kill_points(30, seed=0)
-    assert some == kill_points(30, seed=0) != kill_points(30, seed=1)
-    assert [one.kind for one in some].count("file") == 15
-    assert {one.kind for one in some} == {"step", "line", "file"}
 
 
 @pytest.mark.parametrize(
@@ -140,10 +128,3 @@ def test_a_difference_at_the_end_is_found(
     asyncio.run(save("killed", weight, step, losses))
     found = list(differences(tmp_path / "alone", tmp_path / "killed", 2, mode))
     assert found == ([] if finding is None else [finding])
-
-
-def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    """An invalid number of kills is refused in one sentence."""
-    with pytest.raises(SystemExit, match="2"):
-        main(["--kills", "0"])
-    assert "--kills is at least 1" in capsys.readouterr().err

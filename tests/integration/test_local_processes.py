@@ -15,7 +15,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.stores import StepStore
-from tests.fuzz import local_soak
 from tests.fuzz.checkpoints.faults import PAGES, small_tmpfs
 from tests.fuzz.store_faults.engines import left_in
 from tests.support.store_processes import WorkerProcess, reply_to
@@ -130,10 +129,3 @@ async def test_a_disk_without_room() -> None:
             assert (await other.value()).step == step
             await store.advance(PAGES**2 - step)
             assert await waiting == PAGES**2
-
-
-async def test_soak(capsys: pytest.CaptureFixture[str]) -> None:
-    """Memory, files, watches and tasks do not grow while processes wait and advance for a long
-    time.
-    """
-    assert await local_soak.soak(8000) == []

@@ -11,7 +11,7 @@ import asyncio
 import pytest
 
 from tests.fuzz import service_stop
-from tests.fuzz._stopped_service import EARLIER, FAILED, PHASES, SERVERS, SIGTERM
+from tests.fuzz._stopped_service import EARLIER, FAILED, SERVERS, SIGTERM
 from tests.support.waiting import HANG_SECS
 
 REPLY = b'HTTP/1.1 %d ?\r\nserver: one\r\n\r\n{"error":"stopped","message":"%s"}'
@@ -52,21 +52,3 @@ def test_an_answer_without_the_reason_is_found(
 ) -> None:
     """Another status, another reason, and a connection without an answer are violations."""
     assert service_stop.has_reason(answer, reason) is right
-
-
-def test_command_fails_on_a_violation(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command prints a line for each phase, and fails if a client got no reason."""
-
-    async def stop(
-        server: str, phase: str, clients: int, grace_secs: float, *, memory: bool
-    ) -> service_stop.Stop:
-        return service_stop.Stop(
-            0.1, 0.2, 0.0, [] if phase == "saving" else ["a wait for a step: b''"]
-        )
-
-    monkeypatch.setattr(service_stop, "stop_service", stop)
-    assert service_stop.main(["--phases", "saving"]) == 0
-    assert service_stop.main([]) == 1
-    assert capsys.readouterr().out.count("a wait for a step: b''") == len(PHASES) - 1

@@ -15,7 +15,6 @@ import pytest
 
 from tests.conformance.report import installed_loops
 from tests.support import processes
-from tests.support.needs import need
 from tests.support.waiting import HANG_SECS
 
 pytestmark = [
@@ -307,28 +306,3 @@ def test_forked_children_have_default_handlers() -> None:
         "SIGTERM received",
     ], errors
     assert process.returncode == 143
-
-
-def test_ctrl_c_twice_in_the_example() -> None:
-    """Two quick Ctrl-Cs end the main example without a traceback: stderr says at most what was
-    cancelled, and where.
-    """
-    need("scikit-learn")
-    command = [sys.executable, "examples/train_digits.py", "--steps", "100000000"]
-    with processes.start(command) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "loss = " in line:
-                break
-        process.send_signal(INT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.005)
-        process.send_signal(INT)
-        _, errors = process.communicate(timeout=HANG_SECS)
-    expected = (
-        "cancelling ",
-        "SIGINT received",
-        "has been blocked",
-    )  # the last one on a busy machine
-    assert all(any(text in line for text in expected) for line in errors.splitlines()), errors
-    assert process.returncode in (130, -2)

@@ -36,16 +36,6 @@ async def test_each_row_can_be_measured(name: str) -> None:
         assert result.missing or (result.figure is not None and result.figure > 0)
 
 
-@pytest.mark.asyncio(loop_factories=["uvloop"])
-async def test_a_row_on_the_other_loop() -> None:
-    """The waiters of other processes are on uvloop as well, and a row about them gives its
-    figure.
-    """
-    (result,) = await measure("local-crowd", ROWS["local-crowd"], TINY)
-    assert result.figure is not None
-    assert result.figure > 0
-
-
 async def test_rows_about_ray_can_be_measured(cluster: str, tmp_path: Path) -> None:
     """The command, a process of its own, measures them and saves the figures."""
     file = tmp_path / "figures.json"

@@ -20,7 +20,6 @@ from tests.fuzz.store_faults.__main__ import run_trials
 from tests.fuzz.store_faults.engines import ENGINES, GROUPS
 from tests.fuzz.store_faults.plans import CLIENT_FAULTS, LINK_FAULTS
 from tests.support.step_laws import (
-    Kind,
     Operation,
     find_second_leader,
     find_violation,
@@ -74,67 +73,8 @@ def test_calls_without_faults_are_linearizable(engine: str, tmp_path: Path) -> N
 # What the laws find.
 
 
-def operation(
-    kind: Kind,
-    amount: int,
-    began: float,
-    ended: float,
-    step: int,
-    *,
-    process: int = 0,
-    epoch: int = 1,
-) -> Operation:
-    return Operation(process, kind, amount, began, ended, Position(epoch, step))
-
-
-def unanswered(began: float, amount: int = 1, kind: Kind = "advance") -> Operation:
-    return Operation(1, kind, amount, began)
-
-
 def term(number: int, began: float, process: int) -> Operation:
     return Operation(process, "advance", 1, began, began + 1, Position(1, int(began)), number)
-
-
-FIRST = operation("advance", 1, 1.0, 2.0, 1)
-LATE = operation("advance", 1, 5.0, 6.0, 3)
-LONG = operation("advance", 1, 1.0, 4.0, 1)
-RESET = operation("reset", 4, 3.0, 4.0, 4, epoch=2)
-TWO = [operation("advance", 2, 1.0, 2.0, 2), operation("advance", 1, 3.0, 4.0, 3, process=1)]
-
-
-@pytest.mark.parametrize(
-    ("history", "found"),
-    [
-        # What has no answer counts once, from its call on, or not at all.
-        ([FIRST, LATE, unanswered(3.0)], ""),
-        ([FIRST, operation("advance", 1, 5.0, 6.0, 2), unanswered(3.0)], ""),
-        ([FIRST, LATE], "counted twice"),
-        ([FIRST, LATE, unanswered(6.5)], "counted twice"),
-        ([FIRST, operation("advance", 1, 5.0, 6.0, 4), unanswered(3.0)], "counted twice"),
-        ([FIRST, operation("advance", 1, 5.0, 6.0, 9), unanswered(3.0, 8, "raise")], ""),
-        # Only what had ended before an operation began is behind it.
-        ([LONG, operation("read", 0, 2.0, 3.0, 0)], ""),
-        ([LONG, operation("read", 0, 2.0, 3.0, 1)], ""),
-        ([LONG, operation("read", 0, 5.0, 6.0, 0)], "stale"),
-        ([LONG, operation("read", 0, 0.2, 0.5, 1)], "stale"),
-        ([LONG, operation("wait", 1, 2.0, 3.0, 1), operation("wait", 0, 5.0, 6.0, 0)], ""),
-        ([LONG, operation("wait", 1, 2.0, 2.5, 1), operation("read", 0, 3.0, 3.5, 0)], "stale"),
-        # A raise leads from any lower step to its own, or changes nothing; a reset begins the next
-        # epoch.
-        ([FIRST, operation("raise", 7, 3.0, 4.0, 7), operation("raise", 2, 5.0, 6.0, 7)], ""),
-        ([FIRST, operation("raise", 7, 3.0, 4.0, 6)], "did not raise"),
-        ([FIRST, RESET, operation("advance", 1, 5.0, 6.0, 5, epoch=2)], ""),
-        ([FIRST, RESET, operation("read", 0, 5.0, 6.0, 1)], "stale"),
-        ([FIRST, operation("read", 0, 3.0, 4.0, 4, epoch=2)], "no reset has begun"),
-        ([FIRST, operation("reset", 4, 3.0, 4.0, 4, epoch=3)], "not the next one"),
-    ],
-)
-def test_what_is_linearizable(history: list[Operation], found: str) -> None:
-    """There is an order of the calls that agrees with their times and positions, or the reason says
-    why not.
-    """
-    assert found in find_violation(history)
-    assert bool(find_violation(history)) is bool(found)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,15 +19,8 @@ from tests.benchmarks import dispatchers
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.measure import TINY, Result, measure
 from tests.benchmarks.report import (
-    COMPARED,
-    Report,
-    header,
     line,
-    load,
-    markdown,
     marks,
-    replace_figures,
-    save,
 )
 from tests.benchmarks.rows import DISPATCH, GROUPS, ROWS, SECTIONS, SESSION
 from tests.support.hooks import HOOKS, five_hooks
@@ -96,26 +88,6 @@ def assert_measured(result: Result) -> None:
     assert result.theirs_secs is not None
 
 
-def test_the_command_prints_a_table_and_saves_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One line for each figure, with bar, figure, verdict and times; the file has the same."""
-    file = tmp_path / "figures.json"
-    counts = ["--rounds", "1", "--slice", "0", "--parked", "20", "--woken", "20"]
-    status = main(
-        ["--loop", "asyncio", "--rows", "silent", "waiting", "wake", *counts, "--json", str(file)]
-    )
-    (report,) = load(file)
-    printed = capsys.readouterr().out.splitlines()
-    assert header() in printed
-    assert [line(result) for result in report.results] == [
-        one for one in printed if one.startswith(("silent", "wa"))
-    ]
-    assert [result.row for result in report.results] == ["silent", "waiting", "wake", "wake"]
-    assert status == (1 if report.missed else 0)
-    assert (printed[-1] == "All bars are met.") is not bool(report.missed)
-
-
 WORK = "ours / theirs"
 MEASURED = Result("gather", WORK, 0.25, 0.2, 0.1, 0.3, 1e-5, 5e-5, rounds=3)
 
@@ -143,40 +115,6 @@ def test_a_line_says_whether_the_bar_is_met(result: Result, verdict: str, words:
     assert " ".join(line(result).split()).startswith(f"gather {WORK} {' '.join(words)}")
 
 
-def test_figures_are_put_into_a_page(tmp_path: Path) -> None:
-    """A column for each interpreter and loop; a missed bar is bold, what was not measured a dash;
-    the rest stays.
-    """
-    page, files = tmp_path / "page.md", [tmp_path / "first.json", tmp_path / "second.json"]
-    other = dataclasses.replace(MEASURED, work="other / work", figure=0.3)
-    packages = {"uvloop": "0.2", "ray": "3"}
-    first = Report("3.11.7", "asyncio", 2, packages, [MEASURED])
-    rest = Report("3.11.7", "asyncio", 2, packages, [other])
-    last = Report(
-        "3.13.0", "uvloop", 2, packages, [MEASURED, Result("gather", "against x", missing="no x")]
-    )
-    save([first, last], files[0])
-    save([rest], files[1])
-    assert load(files[0]) == [first, last]
-    (begin, end), (begin_stores, end_stores) = map(marks, ("session", "stores"))
-    stores = f"{begin_stores}\n\nof stores\n\n{end_stores}"
-    page.write_text(f"before\n\n{begin}\nold\n{end}\n\n{stores}\n", encoding="utf-8")
-    assert main(["--page", str(page), *map(str, files)]) == 0
-    text = page.read_text(encoding="utf-8")
-    whole = dataclasses.replace(first, results=[MEASURED, other])
-    table = markdown([whole, last], COMPARED["session"])
-    assert text == f"before\n\n{begin}\n\n{table}\n\n{end}\n\n{stores}\n"
-    assert "; uvloop 0.2. " in text
-    assert (
-        "| work: ours / theirs | bar | 3.11.7 asyncio | 3.13.0 uvloop | us, 3.11.7 asyncio |"
-        in text
-    )
-    assert f"| {WORK} | ≤ 0.25 | 0.20 | 0.20 | 10.00 / 50.00 |" in text
-    assert "| other / work | ≤ 0.25 | **0.300** | - | 10.00 / 50.00 |" in text
-    with pytest.raises(ValueError, match="has no place between"):
-        main(["--page", str(files[0]), str(files[1])])
-
-
 def test_every_row_is_explained() -> None:
     """Each row has a docstring, and docs/reference/benchmarks.md a place for the figures of each
     section.
@@ -185,43 +123,6 @@ def test_every_row_is_explained() -> None:
     assert [name for name, row in ROWS.items() if not getattr(row, "func", row).__doc__] == []
     sections = [*SECTIONS, dispatchers.SECTION]
     assert [mark for section in sections for mark in marks(section) if mark not in text] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "promises"),
-    [
-        (dispatchers.OURS, ["kept", "cancelled and awaited", "per hook: HookTimeoutError"]),
-        (dispatchers.BASELINE, ["kept", "never started", "no"]),
-    ],
-)
-async def test_the_table_of_dispatchers_says_what_they_promise(
-    name: str, promises: list[str]
-) -> None:
-    """A group keeps the context and the error, cancels the sibling and waits for it, and has time
-    limits by hook; in turn by hand, what comes after a failure is never started, without a limit.
-    """
-    (dispatcher,) = [each for each in dispatchers.DISPATCHERS if each.name == name]
-    _, *cells = await dispatchers.behaviour(dispatcher)
-    assert cells == ["yes", *promises]
-
-
-def test_the_table_of_dispatchers_is_put_into_a_page(tmp_path: Path) -> None:
-    """A line for each dispatcher, in Markdown, and with what it was measured."""
-    page = tmp_path / "page.md"
-    begin, end = marks(dispatchers.SECTION)
-    page.write_text(f"before\n\n{begin}\nold\n{end}\n", encoding="utf-8")
-    lines = [
-        dispatchers.Line(
-            "aiohooks", "50 ms", "yes", "kept", "cancelled and awaited", "per hook", 1.25, 20.0
-        )
-    ]
-    replace_figures(page, dispatchers.SECTION, dispatchers.table(lines, markdown=True))
-    text = page.read_text(encoding="utf-8")
-    assert "old" not in text
-    assert (
-        "| aiohooks | 50 ms | yes | kept | cancelled and awaited | per hook | 1.2 us | 20 us |"
-        in text
-    )
 
 
 def test_rows_are_asked_for_by_name_or_together() -> None:
@@ -450,25 +351,6 @@ async def test_advancing_without_a_due_waiter_compares_one_step(count: int) -> N
     waiters = parked(count, first=100)
     assert Step.comparisons(partial(waiters.wake, 99)) <= 1
     assert waiters.count == count
-
-
-async def test_waking_some_of_many_costs_the_logarithm_for_each() -> None:
-    """Waking k of n waiters at different steps compares O(k log n) steps."""
-    n, k = 1024, 8
-    waiters = parked(n, first=0)
-    assert Step.comparisons(partial(waiters.wake, k - 1)) <= k * (2 * 10 + 2)
-    assert waiters.count == n - k
-
-
-async def test_waking_many_at_one_step_compares_it_once() -> None:
-    """Waiters of one step are one entry: waking all of them compares two steps, this one and the
-    next.
-    """
-    waiters = parked(100, first=1000)
-    for _ in range(1000):
-        waiters.park(7, asyncio.get_running_loop().create_future())
-    assert Step.comparisons(partial(waiters.wake, 7)) <= 2 * 10
-    assert waiters.count == 100
 
 
 class CountingSubscriptions(ah.MemoryStepStore):

@@ -5,7 +5,6 @@ target.
 from __future__ import annotations
 
 import importlib
-import logging
 import re
 import subprocess
 import sys
@@ -105,18 +104,6 @@ def is_program(text: str) -> bool:
     except SyntaxError:
         return False
     return True
-
-
-def test_what_a_page_prints_is_found(tmp_path: Path) -> None:
-    """Text belongs to the Python block above it where the line before says that it "prints:" it
-    (the check works).
-    """
-    page = tmp_path / "page.md"
-    page.write_text(
-        "```python\nx\n```\n\nIt prints:\n\n```text\nhello\n```\n\nA log:\n\n```text\nno\n```\n",
-        encoding="utf-8",
-    )
-    assert printed_blocks(page) == {2: "hello\n"}
 
 
 def test_few_blocks_are_not_run() -> None:
@@ -311,11 +298,3 @@ def test_every_example_is_run_by_a_test(example: Path) -> None:
         for path in folder.glob("test_example*.py")
     )
     assert re.search(rf'["/]{re.escape(example.name)}"', tests)
-
-
-def test_asyncio_logs_reach_the_check(caplog: pytest.LogCaptureFixture) -> None:
-    """The check of the blocks sees what asyncio logs about an exception that was never retrieved
-    (the check works).
-    """
-    logging.getLogger("asyncio").error("Task exception was never retrieved")
-    assert [record.name for record in caplog.records] == ["asyncio"]

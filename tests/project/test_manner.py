@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import pytest
-
 from tests.support.source import ROOT, python_files
 
 STILL_TO_BE_REWRITTEN = {
@@ -68,22 +66,3 @@ def test_rewritten_code_has_none_of_the_patterns() -> None:
     found = patterns_by_place()
     assert found.pop("") == []
     assert [place for place, lines in found.items() if not lines] == []
-
-
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        ("for a in b if c else (): pass", "a loop over a conditional expression"),
-        ("[a for a in (b if c else d)]", "a loop over a conditional expression"),
-        ("for one in values: pass", "the name 'one'"),
-        ("def f(each): pass", "the name 'each'"),
-        ("self.a, self.b = a, b", "several attributes set together"),
-        ("def f(callback=tuple): pass", "tuple as a function that does nothing"),
-        ("(callback or dict)()", "dict as a function that does nothing"),
-        ("a, b = b, a", None),
-        ("values = tuple(b if c else d for b in e)", None),
-    ],
-)
-def test_the_patterns_are_found(code: str, found: str | None) -> None:
-    """Each pattern is found, and similar code without it is not."""
-    assert [text for _, text in patterns(ast.parse(code))] == ([] if found is None else [found])

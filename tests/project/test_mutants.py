@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.mutants.__main__ import MODULES, all_faults, chosen, main
+from tests.fuzz.mutants.__main__ import MODULES, all_faults, main
 from tests.fuzz.mutants.arbiter import removable
 from tests.fuzz.mutants.changes import Mutant, mutants
 from tests.fuzz.mutants.equivalent import EQUIVALENT
 from tests.fuzz.mutants.trials import is_possible
 
 POLICIES = ["--module", "aiohooks/checkpoint/policies.py", "--match"]
-KEEP_BEST = [*POLICIES, "KeepBest.kept"]
 KEEP_EITHER = [*POLICIES, "KeepPolicy.__or__"]
 
 SOURCE = '''
@@ -86,45 +85,6 @@ def test_faults_are_killed_and_counted(capsys: pytest.CaptureFixture[str]) -> No
     assert "survived:" not in printed
     assert "checkpoint\t2\t0\t1\n" in printed
     assert printed.endswith("100.0% of the faults that change behaviour are killed\n")
-
-
-def test_what_survives_weak_tests_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    """Place, function and change of each survivor are printed, and the command fails."""
-    assert (
-        main(
-            [*KEEP_BEST, "--tests", "tests/checkpoint/test_policies.py::test_policies_are_combined"]
-        )
-        == 1
-    )
-    printed = capsys.readouterr().out
-    assert "survived: aiohooks/checkpoint/policies.py:" in printed
-    assert "KeepBest.kept: if not checkpoint.interim and not math.isnan(value):  =>" in printed
-    assert "100.0%" not in printed
-
-
-def test_a_fault_that_hangs_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
-    """It does not hold up the command, and counts as found; the test is named."""
-    change = "await wait_done([self.when_empty()], None)"
-    hanging = [
-        "--module",
-        "aiohooks/_core/queue.py",
-        "--match",
-        f"{change}  =>  pass",
-        "--count",
-        "1",
-        "--hang-secs",
-        "8",
-    ]
-    test = "tests/core/test_queue.py::test_a_loop_that_was_closed_is_not_woken"
-    assert main([*hanging, "--tests", test, "--verbose"]) == 0
-    printed = capsys.readouterr().out
-    assert f"{change}  =>  pass\n    {test} hangs\n" in printed
-    assert "_core\t1\t0\t0\n" in printed
-
-
-def test_a_seed_gives_the_same_faults() -> None:
-    """Of all modules; another seed gives others."""
-    assert chosen(MODULES, "", 5, 1) == chosen(MODULES, "", 5, 1) != chosen(MODULES, "", 5, 2)
 
 
 def test_what_is_listed_as_equivalent_is_a_fault_of_the_present_code() -> None:

@@ -79,29 +79,6 @@ def test_programs_are_looked_for_in_one_place() -> None:
     ] == []
 
 
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        ("subprocess.run(['shellcheck', file])", ["shellcheck"]),
-        ("command = ['strace', '-f']\nsubprocess.Popen(command)", ["strace"]),
-        ("asyncio.create_subprocess_exec('redis-server', '--port', '0')", ["redis-server"]),
-        ("shutil.which('mypy')", ["shutil.which"]),
-        (
-            (
-                "subprocess.run([sys.executable, '-m',"
-                " 'mypy'])\nsubprocess.run([program('mypy')])\nrunner.run('mypy')"
-            ),
-            [],
-        ),
-    ],
-)
-def test_the_search_finds_bare_names(code: str, found: list[str]) -> None:
-    """In a call, in the variable that it is given, and in a search of one's own; not where the
-    interpreter is named.
-    """
-    assert [what for _, what in searches(ast.parse(code))] == found
-
-
 def test_programs_of_packages_are_not_taken_from_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

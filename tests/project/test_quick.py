@@ -106,20 +106,3 @@ def test_a_failure_is_printed_when_it_happens(
         [*shown, "*short test summary info*", "FAILED test_fails.py::test_fails*"]
     )
     assert str(whole.stdout).count("Captured stdout call") == 1
-
-
-def test_an_error_of_a_file_is_printed(pytester: pytest.Pytester) -> None:
-    """A file that cannot be imported is shown with its traceback, once."""
-    pytester.makepyfile("raise ValueError('out of paper')")
-    result = pytester.runpytest(*OPTIONS)
-    result.assert_outcomes(errors=1)
-    assert str(result.stdout).count("E   ValueError: out of paper") == 1
-
-
-def test_the_slowest_tests_are_listed(pytester: pytest.Pytester) -> None:
-    """The run ends with the tests that took longer than a second, unless other options are
-    given.
-    """
-    pytester.makepyfile("def test_passes(): pass")
-    pytester.runpytest(*OPTIONS).stdout.fnmatch_lines(["*slowest 10 durations*"])
-    pytester.runpytest(*OPTIONS, "--durations=3").stdout.fnmatch_lines(["*slowest 3 durations*"])

@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.support.source import ROOT, own_functions, python_files, tree
 
 TEST_FILES = python_files("tests")
@@ -123,31 +121,6 @@ def sleeps(node: ast.AST) -> bool:
             return True
         case _:
             return False
-
-
-@pytest.mark.parametrize(
-    ("code", "answer"),
-    [
-        ("asyncio.sleep(0)", False),
-        ("asyncio.sleep(0.1)", True),
-        ("anyio.sleep(secs)", True),
-        ("time.sleep(0)", True),
-    ],
-)
-def test_the_search_finds_sleeps(code: str, answer: bool) -> None:
-    """A sleep is found, a suspension point is not (the search itself works)."""
-    assert any(map(sleeps, ast.walk(ast.parse(code)))) is answer
-
-
-def test_no_line_is_longer_than_100_columns() -> None:
-    """The comments for checkers count too, which ruff leaves out."""
-    found = [
-        f"{relative(path)}:{number}: {line}"
-        for path in python_files("aiohooks", "docs", "examples", "tests")
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if len(line) > 100
-    ]
-    assert not found, "\n".join(found)
 
 
 def text_files() -> Iterator[tuple[Path, str]]:

@@ -129,16 +129,6 @@ def files() -> list[Path]:
     ]
 
 
-def test_the_search_finds_words() -> None:
-    """A word is found in names, in any case and over the end of a line, and not inside another
-    word.
-    """
-    assert uses("self._crew_of(x)\nIt goes\n    on. Nobodys, crews, gone") == [
-        (1, "crew", "task group, workers"),
-        (2, "goes on", "continue, be active"),
-    ]
-
-
 def test_replaced_words_are_not_used() -> None:
     """No file uses a word that was replaced by the field's standard term or by plain English."""
     found = found_words()

@@ -121,64 +121,7 @@ async def test_what_ends_until(how: str) -> None:
     await cancel_and_wait(task)
 
 
-async def test_until_after_the_stop_does_not_begin() -> None:
-    """After a stop `until` raises immediately: a coroutine is closed without being started, a task
-    is left running.
-    """
-    coord, started = ah.Coordinator(), list[int]()
-    coord.request_stop("before")
-
-    async def start() -> None:
-        started.append(1)
-
-    task = asyncio.create_task(asyncio.sleep(0, 5))
-    for awaitable in (start(), task):
-        with refused(ah.StopRequestedError, "before"):
-            await coord.until(awaitable)
-    assert (await task, started) == (5, [])
-
-
-@pytest.mark.parametrize("answer", ["an error", "a result", "a result without a wait"])
-async def test_what_follows_the_stop(answer: str) -> None:
-    """A coroutine may answer its cancel with an error or a result of its own; nothing is left of
-    the cancel.
-    """
-    coord = ah.Coordinator()
-
-    async def ends() -> int:
-        coord.request_stop("enough")
-        if answer != "a result without a wait":
-            with contextlib.suppress(asyncio.CancelledError):
-                await forever()
-        if answer == "an error":
-            raise OSError("not yet")
-        return 5
-
-    if answer == "an error":
-        with pytest.raises(OSError, match="not yet"):
-            await coord.until(ends())
-    else:
-        assert await coord.until(ends()) == 5
-    await ticks()
-    assert cancels_left() == 0
-
-
 # -- threads and loops
-
-
-async def test_a_thread_wakes_every_wait() -> None:
-    """A stop from another thread ends `wait_for_stop`, `until` and `join` in the loop."""
-    coord = ah.Coordinator()
-    coord.start_soon(coord.wait_for_stop)
-    calls: list[Any] = [coord.wait_for_stop(), coord.until(forever()), coord.join()]
-    waits: list[asyncio.Task[Any]] = [await parked(one) for one in calls]
-    await asyncio.to_thread(coord.request_stop, "from the thread")
-    await asyncio.wait(waits)
-    assert (waits[0].result(), type(waits[1].exception()), waits[2].result()) == (
-        True,
-        ah.StopRequestedError,
-        None,
-    )
 
 
 @pytest.mark.parametrize(
@@ -306,24 +249,6 @@ async def test_no_error_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
 
 
-async def test_join_waits_for_all_tasks() -> None:
-    """Without a stop `join` waits for the tasks, also for those that tasks start."""
-    coord, done = ah.Coordinator(), list[str]()
-
-    async def second() -> None:
-        await ticks()
-        done.append("second")
-
-    async def first() -> None:
-        await ticks()
-        coord.start_soon(second)
-        done.append("first")
-
-    coord.start_soon(first)
-    await coord.join()
-    assert done == ["first", "second"]
-
-
 async def test_a_task_that_ignores_its_cancellation_is_named(
     caplog: pytest.LogCaptureFixture, clock: ManualClock
 ) -> None:
@@ -429,34 +354,6 @@ async def test_a_producer_that_ends_with_an_error(kind: type[Exception], is_own:
     assert coord.should_stop() is is_own
 
 
-async def test_what_a_producer_leaves_reaches_the_wait() -> None:
-    """A waiter that is notified through a condition, or by a callback of the loop, gets what its
-    producer has left.
-    """
-    coord, items, condition, queue = (
-        ah.Coordinator(),
-        list[int](),
-        asyncio.Condition(),
-        asyncio.Queue[int](),
-    )
-
-    async def take() -> int:
-        async with condition:
-            await condition.wait_for(lambda: items)
-            return items.pop()
-
-    async def produce() -> None:
-        async with condition:
-            items.append(1)
-            condition.notify_all()
-        asyncio.get_running_loop().call_soon(queue.put_nowait, 2)
-
-    producer = coord.start_soon(produce)
-    assert await asyncio.gather(
-        *(coord.until(one, producer=producer) for one in (take(), queue.get()))
-    ) == [1, 2]
-
-
 @pytest.mark.parametrize("producer", [[], 5, [5], "reader"], ids=repr)
 async def test_a_producer_is_a_task(producer: Any) -> None:
     """Anything else is refused, and a coroutine that was to be awaited is closed."""
@@ -509,25 +406,6 @@ async def test_waits_during_a_drain() -> None:
     coord.request_stop("over")
     assert await stop
     assert repr(coord) == "<Coordinator stopping: over, tasks: none>"
-
-
-async def test_a_stop_ends_what_a_drain_ends(clock: ManualClock) -> None:
-    """`should_drain` is true, and those who wait for the drain are woken; that wait has a time
-    limit.
-    """
-    coord = ah.Coordinator()
-    late = await parked(coord.wait_for_drain(5))
-    clock.advance(5)
-    assert not await late
-    new, drain = (
-        await parked(coord.until(forever(), drain=True)),
-        await parked(coord.wait_for_drain()),
-    )
-    coord.request_stop("over")
-    assert coord.should_drain()
-    assert await drain
-    with pytest.raises(ah.StopRequestedError, match="over"):
-        await new
 
 
 @pytest.mark.parametrize("how", ["an error", "a wait", "a report"])

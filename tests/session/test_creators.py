@@ -14,7 +14,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import invalid, refused
 from tests.support.hooks import PhaseHook, RequestingHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, double, outcome
+from tests.support.sessions import NO_BACKOFF, counting_graph, outcome
 from tests.support.waiting import advance_clock, parked, raises_after, ticks
 
 pytestmark = pytest.mark.every_python
@@ -86,25 +86,6 @@ async def test_variables_have_their_values_when_init_is_called() -> None:
         await session.run("train", {"x": 2})
         assert await session.run("total") == 42
         assert (publishers, len(publishers)) == ([*steps.statistics().publishers], 1)
-
-
-async def test_initialising_happens_once_local_initialising_each_time() -> None:
-    """A recovery, and a second chief on the same variables, do not initialise again;
-    `local_init_fn` is for every session.
-    """
-    record, variables, graph = list[str](), ah.Variables(), counting_graph()
-    creators = [
-        ah.ChiefSessionCreator(graph, scaffold=recording_scaffold(record), variables=variables)
-        for _ in range(2)
-    ]
-    lost = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(creators[0], [lost], recovery=NO_BACKOFF) as session:
-        await session.run("train")
-        assert record == [*SCAFFOLD, *SCAFFOLD[1:]]
-        record.clear()
-        async with ah.AsyncMonitoredSession(creators[1]):
-            assert record == [*SCAFFOLD[1:]]
-    assert variables.snapshot() == {"total": 1}
 
 
 @pytest.mark.parametrize(
@@ -209,53 +190,6 @@ async def test_a_worker_waits_until_its_deadline_exactly(clock: ManualClock) -> 
     )
 
 
-@pytest.mark.parametrize(("secs", "waited"), [(100, 99.999), (None, 1e8), (1e9, 1e8)])
-async def test_a_worker_is_in_time_at_its_deadline(
-    clock: ManualClock, secs: float | None, waited: float
-) -> None:
-    """A chief that is ready in the last tick before the deadline is in time; None is no
-    deadline.
-    """
-    graph, variables = counting_graph(), ah.Variables()
-    creating = await parked(
-        ah.WorkerSessionCreator(graph, variables=variables, max_wait_secs=secs).create_session()
-    )
-    await ticks()
-    await advance_clock(clock, waited)
-    assert not creating.done()
-    await ah.ChiefSessionCreator(graph, variables=variables).create_session()
-    assert await (await creating).run("total") == 0
-
-
-async def test_workers_of_a_chief_that_gives_up_fail() -> None:
-    """When the chief's session fails before the variables are ready, waiting workers fail with its
-    error as the cause.
-    """
-    graph, variables = counting_graph(), ah.Variables()
-    waiting = await parked(ah.WorkerSessionCreator(graph, variables=variables).create_session())
-    chief = ah.ChiefSessionCreator(graph, variables=variables, scaffold=NO_DATA)
-    raised = await outcome(ah.AsyncMonitoredSession(chief))
-    with refused(ah.PublisherFailedError, "failed: OSError('no data')") as caught:
-        await waiting
-    assert caught.value.__cause__ is raised
-
-
-async def test_two_chiefs_that_begin_together_initialise_once() -> None:
-    """Of several chiefs on the same variables one initialises, and the others wait for it."""
-    graph, variables, calls = counting_graph(), ah.Variables(), list[int]()
-
-    async def init(session: ah.Session) -> None:
-        calls.append(1)
-        await ticks()
-
-    scaffold = ah.Scaffold(init_fn=init)
-    chiefs = [
-        ah.ChiefSessionCreator(graph, variables=variables, scaffold=scaffold) for _ in range(2)
-    ]
-    await asyncio.gather(*(chief.create_session() for chief in chiefs))
-    assert (len(calls), variables.ready) == (1, True)
-
-
 async def test_a_failed_initial_value_reaches_every_chief_and_worker() -> None:
     """Each chief gets the error of its own attempt, a worker that of a chief after which no other
     was trying.
@@ -273,40 +207,6 @@ async def test_a_failed_initial_value_reaches_every_chief_and_worker() -> None:
     assert raised == errors
     assert isinstance(of_worker, ah.PublisherFailedError)
     assert of_worker.__cause__ is errors[0]
-
-
-@pytest.mark.plain_tasks
-async def test_workers_wait_on_while_another_chief_initialises() -> None:
-    """A chief that gives up while another one waits to initialise fails no worker."""
-    fails, graph, variables = [OSError("no data")], counting_graph(), ah.Variables()
-
-    async def init(session: ah.Session) -> None:
-        await ticks()
-        if fails:
-            raise fails.pop()
-
-    chiefs = [
-        ah.ChiefSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(init_fn=init))
-        for _ in range(2)
-    ]
-    creators: list[ah.SessionCreator] = [
-        ah.WorkerSessionCreator(graph, variables=variables),
-        *chiefs,
-    ]
-    results = await asyncio.gather(*map(total_of, creators), return_exceptions=True)
-    assert [str(result) for result in results] == ["0", "no data", "0"]
-
-
-async def test_chief_and_worker_may_be_made_of_a_step_function() -> None:
-    """A creator takes whatever a session takes to run: a coroutine function too."""
-    shared: dict[str, Any] = {"variables": ah.Variables(), "global_step": ah.MemoryStepStore()}
-    creators = ah.ChiefSessionCreator(double, **shared), ah.WorkerSessionCreator(double, **shared)
-    async with (
-        ah.AsyncMonitoredSession(creators[0]) as first,
-        ah.AsyncMonitoredSession(creators[1]) as second,
-    ):
-        assert [await session.run("loss", {"batch": 3}) for session in (first, second)] == [6, 6]
-        assert second.global_step.latest.step == 2
 
 
 # -- creators and sessions of the user's own

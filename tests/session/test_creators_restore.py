@@ -5,9 +5,7 @@ is refused by name.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,6 @@ from tests.support.saving_sessions import (
     writes_done,
 )
 from tests.support.sessions import NO_BACKOFF, counting_graph
-from tests.support.waiting import until_true
 
 LOST = ah.AbortedError("lost")
 
@@ -60,19 +57,6 @@ async def test_a_restart_continues_as_if_uninterrupted(tmp_path: Path, runs: lis
     whole = await uninterrupted(tmp_path, 10)
     sessions = [await train(chief(tmp_path), [saving(None)], number) for number in runs]
     assert sessions[-1].global_step.latest.step == 10
-    assert same(await values_at(tmp_path), whole)
-
-
-async def test_an_error_loses_no_more_than_the_interval(tmp_path: Path) -> None:
-    """After an error the next session continues from the last save, and ends with the same bits as
-    without the error.
-    """
-    whole = await uninterrupted(tmp_path, 10)
-    faults = FaultInjectionHook({("before_run", 8): ValueError("x")})
-    with pytest.raises(ValueError, match="x"):
-        await train(chief(tmp_path), [faults, saving(None, every=ah.Every(steps=3))], 10)
-    assert (await on_disk(tmp_path))[-1] == 6
-    await train(chief(tmp_path), [saving(None)], 4)
     assert same(await values_at(tmp_path), whole)
 
 
@@ -123,35 +107,6 @@ async def test_a_step_store_that_is_behind_is_raised(tmp_path: Path, step: int) 
     assert await on_disk(tmp_path) == [2, 3, 4, 5, 6]
 
 
-async def test_what_is_restored_is_not_saved_again_nor_kept(tmp_path: Path) -> None:
-    """Neither the beginning nor the end saves that step; a session refers to the values only until
-    a run replaces them.
-    """
-    await train(chief(tmp_path), [saving(None)], 2)
-    hook = saving(None)
-    await train(chief(tmp_path), [hook], 0)
-    assert (hook.saved, await on_disk(tmp_path)) == (0, [0, 1, 2])
-    async with ah.AsyncMonitoredSession(chief(tmp_path)) as session:
-        first = weakref.ref(await session.run("weights"))
-        assert first() is not None
-        await session.run("train")
-        gc.collect()
-        await until_true(lambda: first() is None)
-
-
-async def test_variables_that_are_there_are_not_restored(tmp_path: Path) -> None:
-    """A later chief on the same `Variables` continues with their values and the step of the
-    store.
-    """
-    variables, steps = ah.Variables(), ah.MemoryStepStore()
-    shared: dict[str, Any] = {"variables": variables, "global_step": steps}
-    await train(chief(tmp_path, **shared), [saving(None)], 2)
-    await train(ah.ChiefSessionCreator(array_graph(), **shared), [], 2)
-    values = variables.snapshot()
-    await train(chief(tmp_path, **shared), [], 0)
-    assert (variables.snapshot(), steps.latest) == (values, (1, 4))
-
-
 # -- recoveries
 
 
@@ -178,14 +133,6 @@ async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None
     assert record == ["begin", created.format(0), "loader 30", "hook 4", created.format(4)]
     assert (await on_disk(tmp_path), hook.count) == ([0, 2, 4, 6], 6)
     assert same(await values_at(tmp_path), whole)
-
-
-async def test_a_recovery_before_the_first_checkpoint(tmp_path: Path) -> None:
-    """With nothing to restore it continues with the variables and the step as they are."""
-    session = await train(
-        chief(tmp_path), [FaultInjectionHook({("before_run", 3): LOST})], 5, recovery=NO_BACKOFF
-    )
-    assert session.global_step.latest == (1, 5)
 
 
 async def test_a_recovery_waits_for_the_write(tmp_path: Path) -> None:

@@ -296,24 +296,6 @@ async def test_a_stop_ends_the_wait_for_a_lock(tmp_path: Path, call: str) -> Non
     await steps.aclose()
 
 
-async def test_a_stop_ends_the_wait_for_the_publishers(clock: ManualClock) -> None:
-    """A worker whose publishers have all left looks for new ones first: its engine has gone away,
-    and it ends at a stop.
-    """
-    engine = FakeEngine()
-    async with FakeStepStore(engine) as steps, FakeStepStore(engine) as other:
-        await steps.value()
-        with other.publisher("chief"):
-            await other.flush()
-            await steps.value()
-        await other.flush()
-        with pytest.raises(ah.errors.PublisherFinishedError):
-            await steps.wait_for(1)
-        engine.stop()
-        async with stopped_while_away(worker(steps), engine, clock):
-            pass
-
-
 # -- terms and epochs
 
 

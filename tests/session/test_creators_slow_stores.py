@@ -14,8 +14,8 @@ import pytest
 import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.testing import choose, explore
-from tests.support.sessions import counting, counting_graph, use_up
-from tests.support.waiting import parked, ticks, until_true
+from tests.support.sessions import counting_graph
+from tests.support.waiting import parked, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -37,34 +37,6 @@ class SlowStore(ah.MemoryStepStore):
         if self.error is not None and len(self.asked) == 1:
             raise self.error
         return await super().advance(by)
-
-
-@pytest.mark.parametrize("end", ["committed", "cancelled", "refused", "refused, cancelled"])
-async def test_variables_are_there_before_the_step(end: str) -> None:
-    """Whoever sees the step finds them. A commit that has begun is finished before a cancel; a
-    refused one is undone.
-    """
-    store = SlowStore(
-        ah.errors.StaleTermError("no", term=1, newest=2) if "refused" in end else None
-    )
-    session = ah.Session(counting_graph(), global_step=store)
-    running = await parked(session.run("train"))
-    await ticks()
-    assert (session.variables.snapshot(), store.latest.step, store.asked) == ({"total": 1}, 0, [1])
-    if "cancelled" in end:
-        running.cancel()
-        await ticks()
-        assert not running.done()
-    store.gate.set()
-    await asyncio.wait([running])
-    kept = int("refused" not in end)
-    assert (session.variables.snapshot(), store.latest.step) == ({"total": kept}, kept)
-    assert session.committed_step == kept
-    assert (
-        running.cancelled()
-        if "cancelled" in end
-        else isinstance(running.exception(), ah.errors.StaleTermError | None)
-    )
 
 
 async def test_a_run_that_read_what_was_undone_is_repeated() -> None:
@@ -93,42 +65,6 @@ async def test_a_run_that_read_what_was_undone_is_repeated() -> None:
     gate.set()
     assert await waiting == session.variables.snapshot()["v"] == 2
     assert read == [1, 2, 1]
-
-
-async def test_a_monitored_session_on_a_slow_store() -> None:
-    """Hooks get the committed step, even if the store advances later; runs that do not train do not
-    wait for it.
-    """
-    store, losses = SlowStore(), list[int]()
-    async with counting(ah.StopAtStepHook(last_step=3), global_step=store) as session:
-        assert (await session.run("loss"), store.asked) == (10, [])
-        store.gate.set()
-        await use_up(session.steps("train"), losses)
-    assert (len(losses), store.latest.step, session.stop_reason) == (
-        3,
-        3,
-        "step 3 reached the last step, 3",
-    )
-
-
-@pytest.mark.parametrize("refused", [False, True])
-async def test_a_feed_of_a_run_that_is_cancelled_in_its_commit(refused: bool) -> None:
-    """It is used if the step counts, and comes again if the step was refused."""
-    store, fed = SlowStore(ah.UnavailableError("no") if refused else None), list[int]()
-
-    async def step(batch: int) -> None:
-        fed.append(batch)
-
-    async with ah.AsyncMonitoredSession(step, global_step=store) as session:
-        steps = session.steps(feeds=[1, 2, 3])
-        running = await parked(anext(steps))
-        await until_true(lambda: store.asked)
-        running.cancel()
-        store.gate.set()
-        await asyncio.wait([running])
-        assert running.cancelled()
-        await use_up(steps)
-    assert (fed, store.latest.step) == ([1, 1, 2, 3] if refused else [1, 2, 3], 3)
 
 
 class UnreliableStore(ah.MemoryStepStore):

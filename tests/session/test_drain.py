@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.waits import wait_for_others
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
@@ -24,12 +23,11 @@ from tests.support.sessions import (
     Loader,
     Source,
     failing_step,
-    forever_step,
     outcome,
     same,
     use_up,
 )
-from tests.support.waiting import advance_clock, fail, forever, parked, ticks, until_true
+from tests.support.waiting import advance_clock, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -166,23 +164,6 @@ async def test_producers_finish_what_they_have_taken() -> None:
     assert (len(used), taken, source.qsize(), session.stop_reason) == (2, [0, 1], 3, "enough")
 
 
-async def test_a_drain_ends_the_producer_that_requests_it() -> None:
-    """Also while another task waits for a drain, which that producer does not."""
-    queue, used = asyncio.Queue[int](1), list[int]()
-    async with ah.AsyncMonitoredSession(same) as session:
-        session.start_soon(session.coord.wait_for_drain)
-
-        async def produce() -> None:
-            await ticks()
-            session.request_drain("enough")
-            while True:
-                await queue.put(1)
-
-        producer = session.start_soon(produce)
-        await use_up(session.steps("same", feeds=queue, producer=producer), used)
-        assert (producer.cancelled(), session.stop_reason) == (True, "enough")
-
-
 @pytest.mark.parametrize("kind", ["put", "idle", "until", "pipeline", "unnamed"])
 async def test_a_drain_ends_producers_that_do_not_look_for_it(kind: str) -> None:
     """They are endless: what they waited to put is used, in order, and they are cancelled then. Of
@@ -276,18 +257,6 @@ async def test_every_loop_finishes_before_the_stop() -> None:
     assert used == [[0], [1]]
 
 
-async def test_a_loop_over_passes_ends() -> None:
-    """One that begins anew until the session stops is stopped behind the drained pass."""
-    passes = 0
-    async with ah.AsyncMonitoredSession(same, yield_secs=None) as session:
-        while not session.should_stop():
-            passes += 1
-            async for number in session.steps("same", feeds=range(3)):
-                if passes == 2 and number == 1:
-                    session.request_drain("two passes")
-    assert (passes, session.status().runs) == (2, 5)
-
-
 async def test_a_loop_of_ones_own() -> None:
     """It looks at `should_drain`; runs are made as before, the status shows the drain, and its
     reason is that of the end.
@@ -305,52 +274,6 @@ async def test_a_loop_of_ones_own() -> None:
         assert await session.run("same", {"batch": 7}) == 7
     assert session.stop_reason == "enough"
     assert "draining" not in str(session.status())
-
-
-@pytest.mark.parametrize("when", ["in the block", "in end"])
-async def test_the_reason_at_the_end_of_the_session(when: str) -> None:
-    """It is the drain's: where the block was left by a wait that it ended, for the hooks' `end`
-    too; and as late as in that.
-    """
-    reasons = list[str | None]()
-
-    async def end(_: object) -> None:
-        if when == "in end":
-            session.request_drain("enough")
-        reasons.append(session.stop_reason)
-
-    async def use(_: object) -> None:
-        if when == "in the block":
-            session.request_drain("enough")
-            await session.until(forever(), drain=True)
-
-    session = ah.AsyncMonitoredSession(same, [PhaseHook("end", end)])
-    assert await outcome(session, use) is None
-    assert (session.stop_reason, session.drain_reason, reasons[0]) == (
-        "enough",
-        "enough",
-        "enough" if when != "in end" else None,
-    )
-
-
-async def test_the_state_of_feeds_has_what_was_used(tmp_path: Path) -> None:
-    """The checkpoint of the end has it, and a run that is resumed from it continues with the next
-    element.
-    """
-    used: list[list[int]] = []
-    for _ in range(2):
-        loader, numbers = Loader(), list[int]()
-        creator = ah.ChiefSessionCreator(
-            same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path
-        )
-        async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]) as session:
-            async for number in session.steps("same", feeds=loader, prefetch=3):
-                numbers.append(number)
-                if len(numbers) == 3:
-                    await until_true(lambda: session.status().feeds_unused == 3)
-                    session.request_drain()
-        used.append(numbers)
-    assert used == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
 
 
 # -- with other events
@@ -392,23 +315,6 @@ async def test_a_generator_that_is_not_asked_again_is_said(
         len([one for one in caplog.messages if "no other element is taken of <generator" in one])
         == 1
     )
-
-
-async def test_a_recovery_without_a_checkpoint_uses_the_rest() -> None:
-    """Elements of feeds without a state are used all the same."""
-    failures, used = [ah.AbortedError("lost")], list[int]()
-
-    async def step(number: int) -> int:
-        if number == 1 and failures:
-            await until_true(lambda: source.taken == 4)
-            raise failures.pop()
-        return number
-
-    async with ah.AsyncMonitoredSession(step, recovery=NO_BACKOFF) as session:
-        source = drains_at(session, 4)
-        await use_up(session.steps("step", prefetch=2, feeds=source.plain()), used)
-        assert session.status().recoveries == 1
-    assert used == [0, 1, 2, 3]
 
 
 async def test_a_drain_ends_a_pause() -> None:
@@ -455,31 +361,6 @@ async def test_a_session_that_waits_for_others_is_not_opened() -> None:
     with pytest.raises(ah.StopRequestedError, match="not now"):
         await opening
     assert session.stop_reason == "not now"
-
-
-async def test_a_recovery_during_a_drain_waits_for_others() -> None:
-    """A run is under way, so its session is created again, however long an engine or a chief
-    takes.
-    """
-    gate, created = asyncio.Event(), 0
-
-    class Creator(ah.ChiefSessionCreator):
-        async def create_session(self) -> ah.Session:
-            nonlocal created
-            created += 1
-            if created > 1:
-                await wait_for_others(gate.wait())
-            return await super().create_session()
-
-    step = failing_step(ah.AbortedError("lost"))
-    async with ah.AsyncMonitoredSession(Creator(step), recovery=NO_BACKOFF) as session:
-        run = await parked(session.run("loss"))
-        await until_true(lambda: session.status().recoveries)
-        session.request_drain()
-        await ticks(20)
-        assert not run.done()
-        gate.set()
-        assert await run == 1
 
 
 # -- its end
@@ -559,30 +440,6 @@ async def test_a_stop_wins() -> None:
         session.request_stop("stopped")
         session.request_drain("drained")
     assert (session.stop_reason, session.drain_reason) == ("stopped", None)
-
-
-@pytest.mark.parametrize("what", ["a cancellation", "a failure"])
-async def test_what_else_wins(what: str) -> None:
-    """It comes out of the run, and the session has no clean end; the failure of a background task
-    is the reason.
-    """
-    ends = RecordingHook()
-    session = ah.AsyncMonitoredSession(forever_step, [ends])
-
-    async def use(_: object) -> None:
-        session.request_drain()
-        if what == "a failure":
-            session.start_soon(fail, ZeroDivisionError("no"))
-        await session.run("forever_step")
-
-    task = await parked(outcome(session, use))
-    await ticks(20)
-    task.cancel()
-    assert isinstance(
-        await task, asyncio.CancelledError if what == "a cancellation" else ZeroDivisionError
-    )
-    assert "end" not in ends.phases()
-    assert ("ZeroDivisionError" in str(session.stop_reason)) is (what == "a failure")
 
 
 async def test_a_drain_after_the_end_changes_nothing() -> None:

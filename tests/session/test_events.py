@@ -12,7 +12,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.session import Event, SessionEvents, session_events
-from tests.support.sessions import NO_BACKOFF, counting_graph, use_up
+from tests.support.sessions import NO_BACKOFF, use_up
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -165,38 +165,6 @@ async def test_a_save_is_made_on_request(tmp_path: Path) -> None:
     saving = ah.CheckpointSaverHook(every=ah.Every(steps=100), save_on_begin=False)
     await train(tmp_path, ask, saving, listens, steps=7)
     assert [event[1] for event in listens.seen if event[0] == "saved"] == [2, 5, 7]
-
-
-class CountsRuns(ah.SessionRunHook):
-    """Counts the runs in its state, and asks for a save after each."""
-
-    def __init__(self) -> None:
-        self.runs = 0
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the count."""
-        return {"runs": self.runs}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the count."""
-        self.runs = state["runs"]
-
-    async def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Count the run."""
-        self.runs += 1
-        run_context.coord.events.request_save()
-
-
-async def test_a_request_saves_what_only_a_hook_has_changed(tmp_path: Path) -> None:
-    """A requested save is made after its run, also if neither step nor variables have changed."""
-    listens = Listens()
-    saving = ah.CheckpointSaverHook(every=ah.Every(steps=100), save_on_begin=False)
-    creator = ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path)
-    hooks = [CountsRuns(), saving, listens]
-    async with ah.AsyncMonitoredSession(creator, hooks) as session:
-        for name in ("train", "loss", "loss"):
-            await session.run(name)
-    assert [event[1] for event in listens.seen if event[0] == "saved"] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("order", range(6))

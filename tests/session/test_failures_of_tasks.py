@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, doubling, outcome, recovery_policy, same
-from tests.support.waiting import fail, forever, raises_after, ticks
+from tests.support.sessions import doubling, outcome, recovery_policy
+from tests.support.waiting import forever, raises_after, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -146,104 +145,6 @@ async def test_a_failure_that_a_hook_has_handled_leaves_the_session(
     assert await outcome(session, use) is failure
 
 
-@pytest.mark.parametrize("owner", ["session", "coord"])
-@pytest.mark.parametrize("how", ["in the background", "in a task of its own"])
-async def test_a_failure_that_a_hook_has_handled_after_its_run_leaves_the_session(
-    how: str, owner: str, failure: OSError
-) -> None:
-    """Nor does it decide in a call that is made alongside later steps, or in a task that it has
-    started.
-    """
-    started = list[asyncio.Task[None]]()
-
-    async def handle() -> None:
-        with pytest.raises(OSError, match="upload"):
-            await session.until(forever())
-
-    async def after_run(*_: object) -> None:
-        if how == "in the background":
-            await handle()
-        else:
-            started.append(asyncio.create_task(handle()))
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        await session.run("loss")
-        starts = session if owner == "session" else session.coord
-        starts.start_soon(raises_after(3, failure))
-        await ticks(10)
-        await asyncio.gather(*started)
-
-    hook = PhaseHook("after_run", after_run)
-    session = doubling(ah.configure(hook, background=how == "in the background"))
-    assert await outcome(session, use) is failure
-
-
-async def test_a_failure_that_a_hook_has_asked_for_leaves_the_session(failure: OSError) -> None:
-    """A hook that asks its coordinator for failures does not decide for the program, either."""
-
-    async def handle(argument: Any) -> None:
-        await ticks(10)
-        with pytest.raises(OSError, match="upload"):
-            session.coord.raise_requested_exception()
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        session.coord.start_soon(raises_after(5, failure))
-
-    session = doubling(PhaseHook("end", handle))
-    assert await outcome(session, use) is failure
-
-
-async def test_a_failure_that_the_block_has_handled_is_not_raised_by_a_slower_task(
-    failure: OSError,
-) -> None:
-    """A task of the raw session that passes on the failure of another one has not failed itself."""
-
-    async def cleans_up(session: ah.AsyncMonitoredSession) -> None:
-        try:
-            await session.coord.until(forever())
-        finally:
-            await ticks(10)
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        session.coord.start_soon(cleans_up, session)
-        session.start_soon(raises_after(3, failure))
-        with pytest.raises(OSError, match="upload"):
-            await session.until(forever())
-        await ticks(30)
-
-    assert await outcome(doubling(), use) is None
-
-
-async def test_a_failure_that_a_run_has_raised_is_not_raised_again(failure: OSError) -> None:
-    """Whoever caught it has dealt with it: the end of the session is clean."""
-    hook = RecordingHook()
-    async with doubling(PhaseHook("before_run", forever), hook) as session:
-        session.start_soon(fail, failure)
-        with pytest.raises(OSError, match="upload") as raised:
-            await session.run("loss")
-        assert raised.value is failure
-    assert hook.phases()[-2:] == ["end", "close"]
-
-
-async def test_a_failure_that_ended_a_recovery_is_not_raised_again(failure: OSError) -> None:
-    """A task of the whole session fails while its raw session is replaced."""
-    losses = [ah.AbortedError("lost")]
-
-    async def lose(context: object) -> None:
-        if losses:
-            raise losses.pop()
-
-    async def create(*_: object) -> None:
-        if not losses:
-            await forever()
-
-    hooks = [PhaseHook("before_run", lose), PhaseHook("after_create_session", create)]
-    async with doubling(*hooks, recovery=NO_BACKOFF) as session:
-        session.start_soon(raises_after(20, failure))
-        with pytest.raises(OSError, match="upload"):
-            await session.run("loss")
-
-
 async def test_a_raw_session_whose_task_fails_as_it_is_closed_is_replaced() -> None:
     """The failure is of the session that the recovery leaves: it does not end the recovery."""
     creations = 0
@@ -270,29 +171,6 @@ async def test_a_raw_session_whose_task_fails_as_it_is_closed_is_replaced() -> N
         await session.run("loss")
         await session.run("loss")
         assert (creations, session.status().recoveries) == (2, 1)
-
-
-@pytest.mark.parametrize("count", [3, 4, 6])
-async def test_a_failure_beside_one_that_is_recovered_from_leaves_the_session(
-    count: int, failure: OSError
-) -> None:
-    """Also if it comes while the run, or the raw session, is about to end because of that."""
-
-    class Worker(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            coord.start_soon(raises_after(3, ah.AbortedError("lost")))
-            coord.start_soon(raises_after(count, failure))
-
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            try:
-                await forever()
-            finally:
-                await ticks(5)
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        await session.run("loss")
-
-    assert await outcome(doubling(Worker(), recovery=NO_BACKOFF), use) is failure
 
 
 @pytest.mark.parametrize("first", ["session", "coord"])
@@ -327,30 +205,6 @@ async def test_a_failure_that_can_be_recovered_from_hides_no_other(
     assert "after another failure" in caplog.text
 
 
-async def test_a_loop_that_is_cancelled_in_the_queue_keeps_its_element() -> None:
-    """The commit of another task's run does not count as its own."""
-    loops = list[asyncio.Task[Any]]()
-
-    async def after_run(*_: object) -> None:
-        if loops:
-            loops[0].cancel()
-        await ticks(10)
-
-    queue = asyncio.Queue[str]()
-    queue.put_nowait("mine")
-    async with ah.AsyncMonitoredSession(same, [PhaseHook("after_run", after_run)]) as session:
-        steps = session.steps("batch", feeds=queue)
-        others = [
-            asyncio.create_task(session.run("batch", {"batch": name}))
-            for name in ("first", "second")
-        ]
-        await ticks(2)
-        loops.append(asyncio.create_task(anext(aiter(steps))))
-        await asyncio.wait([*others, *loops])
-        assert loops[0].cancelled()
-        assert steps.unused == ["mine"]
-
-
 async def test_a_coordinator_starts_tasks_again_after_join() -> None:
     """`join` has cancelled the tasks of before; those that come are not cancelled with them."""
     coord = ah.Coordinator()
@@ -360,30 +214,3 @@ async def test_a_coordinator_starts_tasks_again_after_join() -> None:
     task = coord.start_soon(ticks)
     await task
     assert not task.cancelled()
-
-
-@pytest.mark.parametrize("end_takes", [0, 40])
-async def test_a_session_that_is_closed_while_a_loop_waits_for_its_feed(end_takes: int) -> None:
-    """`aclose` of another task ends the loop as a stop does, however long the end takes."""
-    came, used = asyncio.Event(), list[Any]()
-
-    async def feeds() -> Any:
-        yield 1
-        await came.wait()
-        yield 2
-
-    async def end(session: object) -> None:
-        came.set()
-        await ticks(end_takes)
-
-    async def loop() -> None:
-        async for values in session.steps("batch", feeds=feeds()):
-            used.append(values)
-
-    async with ah.AsyncMonitoredSession(same, [PhaseHook("end", end)]) as session:
-        task = asyncio.create_task(loop())
-        await ticks(10)
-        await session.aclose()
-        came.set()
-        await task
-    assert used == [1]

@@ -21,7 +21,6 @@ from aiohooks.testing import ManualClock, RecordingHook, explore
 from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
-    NO_BACKOFF,
     Loader,
     Source,
     counting,
@@ -30,7 +29,7 @@ from tests.support.sessions import (
     same,
     use_up,
 )
-from tests.support.waiting import cancel_and_wait, forever, parked, raises_after, ticks, until_true
+from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -83,25 +82,6 @@ async def test_steps_without_feeds_end_at_the_stop() -> None:
     assert session.stop_reason == "step 4 reached the last step, 4"
 
 
-async def test_the_loop_may_be_left_early() -> None:
-    """After `break` the rest of the feeds can still be read; what was taken ahead is not lost for
-    another loop.
-    """
-    feeds = iter([1, 2, 3])
-    async with doubling() as session:
-        async for loss in session.steps("loss", feeds=feeds):
-            assert loss == 2
-            break
-        assert await session.run("loss") == 2
-        assert list(feeds) == [2, 3]
-        steps, used = session.steps("loss", feeds=Source(6).numbers(), prefetch=3), list[int]()
-        async for loss in steps:
-            if loss == 2:
-                break
-        await use_up(steps, used)
-    assert used == [4, 6, 8, 10]
-
-
 def queue_of(count: int) -> asyncio.Queue[int]:
     """Return a queue with so many numbers."""
     queue: asyncio.Queue[int] = asyncio.Queue()
@@ -145,32 +125,6 @@ async def test_another_loop_over_the_same_feeds_continues_with_them(
         assert used == [*range(12)]
 
     await explore(program, seeds=20, disturb=["order"])
-
-
-async def test_another_loop_with_other_options() -> None:
-    """It continues with what was taken, ahead or not."""
-    feeds, used = iter([1, None, 3, 4]), list[Any]()
-
-    async def step(batch: int | None) -> int:
-        if batch is None and used == [1]:
-            used.append("failed")
-            raise OSError("not yet")
-        used.append(batch)
-        return 0
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        with pytest.raises(OSError, match="not yet"):
-            await use_up(session.steps(feeds=feeds))
-        await use_up(session.steps(feeds=feeds, prefetch=1))
-        assert used == [1, "failed", None, 3, 4]
-    async with doubling() as session:
-        numbers = iter(range(9))
-        async for _ in session.steps("loss", feeds=numbers, prefetch=2):
-            break
-        await until_true(lambda: session.status().feeds_unused == 2)
-        assert [loss async for loss in session.steps("loss", feeds=numbers)] == [
-            2 * one for one in range(1, 9)
-        ]
 
 
 @pytest.mark.parametrize(
@@ -357,27 +311,6 @@ async def test_a_thread_that_takes_an_element(clock: ManualClock) -> None:
         released.set()
 
 
-@pytest.mark.parametrize("prefetch", [0, 1])
-async def test_a_wait_for_a_feed_ends_at_a_stop(prefetch: int) -> None:
-    """The loop ends though the feeds never come, and the generator is closed."""
-    closed: list[bool] = []
-
-    async def one() -> AsyncIterator[int]:
-        try:
-            yield 1
-            await forever()
-        finally:
-            closed.append(True)
-
-    async with ah.AsyncMonitoredSession(same) as session:
-        steps = session.steps("same", feeds=one(), prefetch=prefetch)
-        assert await anext(steps) == 1
-        ending = await parked(anext(steps, None))
-        session.request_stop("enough")
-        assert await ending is None
-    assert closed == [True]
-
-
 @pytest.mark.parametrize("count", [2, 3], ids=["the last", "one before the end"])
 @pytest.mark.parametrize("phase", ["before_run", "step", "after_run"])
 async def test_an_element_is_used_by_the_commit(phase: str, count: int) -> None:
@@ -439,61 +372,6 @@ async def test_the_state_of_feeds_counts_what_was_used(tmp_path: Path) -> None:
                 assert loader.position > used[-1]
         assert (loader.position, session.status().feeds_unused) == (last, 0)
     assert used == list(range(12))
-
-
-@pytest.mark.parametrize("count", [4, 20], ids=["behind the end", "before the end"])
-@pytest.mark.parametrize("prefetch", [1, 3])
-async def test_a_recovery_begins_no_other_pass(prefetch: int, count: int) -> None:
-    """Feeds that begin again when they are iterated over, as data loaders do, make one whole pass
-    if nothing restores them.
-    """
-    used, failures = list[int](), [ah.AbortedError("lost")]
-
-    class Passes(Loader):
-        async def __aiter__(self) -> AsyncIterator[int]:
-            self.position %= self.count
-            async for number in super().__aiter__():
-                yield number
-
-    async def step(batch: int) -> int:
-        await ticks(20)
-        if len(used) == 3 and failures:
-            raise failures.pop()
-        used.append(batch)
-        return batch
-
-    async with ah.AsyncMonitoredSession(step, recovery=NO_BACKOFF) as session:
-        await use_up(session.steps("step", feeds=Passes(count), prefetch=prefetch))
-        assert session.status().recoveries == 1
-    assert used == list(range(count))
-
-
-async def test_a_recovery_during_the_wait_for_restored_feeds(tmp_path: Path) -> None:
-    """The wait continues with the feeds that are read anew; the loop does not hang."""
-    gate, used = asyncio.Event(), list[int]()
-
-    class Held(Loader):
-        async def __aiter__(self) -> AsyncIterator[int]:
-            async for number in super().__aiter__():
-                if number == 3:
-                    await gate.wait()
-                yield number
-
-    loader = Held(6)
-    creator = ah.ChiefSessionCreator(
-        same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path
-    )
-    hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=2), background=False)]
-    async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
-        loop = asyncio.ensure_future(use_up(session.steps("same", feeds=loader, prefetch=1), used))
-        await until_true(lambda: used == [0, 1, 2])
-        await ticks(20)
-        failed = session.coord
-        failed.start_soon(raises_after(0, ah.AbortedError("lost")))
-        await until_true(lambda: session.coord is not failed)
-        gate.set()
-        await loop
-    assert used == [0, 1, 2, 2, 3, 4, 5]
 
 
 # -- steps in a thread
@@ -664,22 +542,6 @@ async def test_a_prefetched_error_outlives_the_loop_that_has_not_got_it(
     assert [info and info[1] for info in logged] == ([] if continues else [error])
 
 
-@pytest.mark.parametrize("thread", [False, True])
-async def test_an_error_of_prefetched_feeds_is_raised_once(thread: bool) -> None:
-    """A loop gets it while a thread still closes the iterator; the next one ends."""
-
-    def numbers() -> Iterator[int]:
-        yield 1
-        raise OSError("the disk is gone")
-
-    async with ah.AsyncMonitoredSession(same) as session:
-        steps = session.steps("batch", feeds=numbers(), prefetch=1, thread=thread)
-        with pytest.raises(OSError, match="the disk is gone"):
-            await use_up(steps)
-        await until_true(lambda: not session.status().background)
-        await use_up(steps)
-
-
 class Numbers:
     """A loader of the numbers from 1."""
 
@@ -703,13 +565,6 @@ async def around(loader: Numbers) -> AsyncIterator[int]:
     """Give the elements of a loader, as feeds without a state do."""
     for element in loader:
         yield element
-
-
-class Model(Numbers):
-    """A tracked object that is iterable and gives no elements to feeds: one can call it."""
-
-    def __call__(self) -> None:
-        self.position += 1
 
 
 WRAPS = pytest.mark.parametrize(
@@ -807,83 +662,3 @@ async def test_feeds_beside_a_tracked_buffer(
             await use_up(session.steps(feeds=(number for number in (1, 2, 3))))
         assert buffer.position == total
     assert counting_warnings(caplog) == []
-
-
-@WRAPS
-async def test_a_tracked_loader_may_be_read_ahead_by_its_own_loop(
-    wrap: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A loader that is given as feeds itself counts the elements that steps have used: other feeds
-    may be prefetched in the same session.
-    """
-    loader = Numbers(5)
-    creator = ah.ChiefSessionCreator(same, scaffold=ah.Scaffold(tracked={"data": loader}))
-    async with ah.AsyncMonitoredSession(creator) as session:
-        used = list[int]()
-        await use_up(session.steps("same", feeds=loader, prefetch=2), used)
-        await use_up(session.steps("same", feeds=wrap(Numbers(2)), prefetch=2), used)
-        await use_up(session.steps("same", feeds=[8, 9], prefetch=2), used)
-    assert used == [1, 2, 3, 4, 5, 1, 2, 8, 9]
-    assert counting_warnings(caplog) == []
-
-
-@pytest.mark.parametrize(("prefetch", "loops"), [(0, 1), (0, 2), (3, 1), (3, 2)])
-async def test_the_state_of_an_iterable_model_has_each_step(
-    tmp_path: Path, prefetch: int, loops: int
-) -> None:
-    """A tracked object that steps change is saved as the last step has left it, though one could
-    iterate over it, and other elements were taken before that step. The feeds of such a session
-    may be a generator, as one can call a model.
-    """
-    model = Model()
-
-    async def train(number: int) -> dict[str, int]:
-        await ticks(3)
-        model()
-        return {"steps": model.position}
-
-    saved: list[tuple[int, int]] = []
-
-    async def look(context: ah.SessionRunContext, values: ah.SessionRunValues) -> None:
-        states = context.session.state_dict()["tracked"]
-        saved.append((states["model"]["position"], model.position))
-
-    creator = ah.ChiefSessionCreator(
-        train, scaffold=ah.Scaffold(tracked={"model": model}), checkpoint_dir=tmp_path
-    )
-    hooks: list[Any] = [PhaseHook("after_run", look), ah.StopAtStepHook(last_step=6)]
-    async with ah.AsyncMonitoredSession(creator, hooks) as session:
-        steps = session.steps("steps", feeds=around(Numbers()), prefetch=prefetch)
-        for _ in range(loops - 1):
-            session.start_soon(use_up, steps)
-        await use_up(steps)
-    assert saved == [(step, step) for step in range(1, 7)]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda: iter(range(5)), lambda: queue_of(5), lambda: Source(5).numbers()],
-    ids=["iterator", "queue", "async"],
-)
-@pytest.mark.parametrize("order", [1, -1])
-async def test_what_cancelled_loops_put_back_is_in_order(make: Any, order: int) -> None:
-    """Runs of two loops over the same feeds are cancelled, one after the other: the next loop gets
-    both elements, in the order of the feeds.
-    """
-    feeds = make()
-    holds, used = asyncio.Event(), list[int]()
-
-    async def wait(context: ah.SessionRunContext) -> None:
-        await holds.wait()
-
-    async with ah.AsyncMonitoredSession(same, [PhaseHook("before_run", wait)]) as session:
-        steps = session.steps("same", feeds=feeds)
-        loops = [asyncio.create_task(use_up(steps)) for _ in range(2)]
-        await ticks(20)
-        for loop in loops[::order]:
-            await cancel_and_wait(loop)
-        assert steps.unused == [0, 1]
-        holds.set()
-        session.start_soon(ticks, 50).add_done_callback(lambda _: session.request_drain())
-        await use_up(session.steps("same", feeds=feeds), used)
-    assert used == [0, 1, 2, 3, 4]

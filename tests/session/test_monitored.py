@@ -15,7 +15,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.checks import refused
-from tests.support.hooks import PhaseHook, RequestingHook, SessionRecorder
+from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.sessions import (
     NO_BACKOFF,
     counting,
@@ -88,17 +88,6 @@ async def test_every_run_runs_the_step(hooks: list[ah.SessionRunHook]) -> None:
         assert session.global_step.latest.step == 12
 
 
-async def test_a_raw_run_reads_the_global_step_without_a_step() -> None:
-    """A hook may read it, or fetch nothing, by a raw run; also after a run with the same
-    fetches.
-    """
-    async with doubling(recorder := SessionRecorder()) as session:
-        for fetches, value in (("global_step", 1), ((), ()), (["global_step"], [3])):
-            await session.run(fetches)
-            assert await recorder.sessions[0].run(fetches) == value
-        assert session.global_step.latest.step == 3
-
-
 async def collide(state: int = 0, *, global_step: int) -> dict[str, int]:
     """Return keys that are names of the graph too: a step."""
     return {"loss": 1, "state": state + 1, "global_step": 777, "collide": 2}
@@ -152,28 +141,6 @@ async def test_a_run_of_a_graph_that_fetches_nothing_is_refused(fetches: Any) ->
         assert session.global_step.latest.step == 1
 
 
-@pytest.mark.parametrize(
-    "requests",
-    [["loss"], ["loss", None], [None, "loss"], [None, "loss", ["loss"]], [None]],
-    ids=repr,
-)
-async def test_each_hook_gets_what_it_asked_for(requests: list[Any]) -> None:
-    """Also beside others; None if it asked for nothing, or has no `before_run`."""
-    results: list[Any] = []
-
-    async def silent(context: ah.SessionRunContext, values: ah.SessionRunValues) -> None:
-        results.append(values.results)
-
-    hooks = [RequestingHook(request) for request in requests]
-    async with doubling(PhaseHook("after_run", silent), *hooks) as session:
-        loss = await session.run("loss")
-    results += [hook.values[0].results for hook in hooks]
-    assert results == [
-        None,
-        *(loss if request == "loss" else request and [loss] for request in requests),
-    ]
-
-
 # -- the stop
 
 
@@ -194,54 +161,7 @@ async def test_a_stop_before_the_first_run_is_not_lost(place: str) -> None:
     assert (losses, session.stop_reason, session.global_step.latest.step) == ([], place, 0)
 
 
-async def test_the_reason_of_a_wait_that_cannot_end_is_the_stops() -> None:
-    """A session that ends because no publisher is left to reach the step says so in its
-    `stop_reason`.
-    """
-    steps = ah.MemoryStepStore()
-    with steps.publisher("chief"):
-        await steps.advance(3)
-    async with doubling(ah.GlobalStepWaiterHook(5), global_step=steps, name="worker") as session:
-        assert [loss async for loss in session.steps("loss")] == []
-    assert session.stop_reason == "chief finished at step 3, wanted 5"
-
-
 # -- the run context
-
-
-class ContextRecorder(ah.SessionRunHook):
-    """Records what each run's context has in both phases."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, int, int, bool]] = []
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        self._note("before", run_context)
-
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
-        self._note("after", run_context)
-
-    def _note(self, phase: str, context: ah.SessionRunContext) -> None:
-        self.seen.append((phase, context.global_step, context.attempt, context.stop_requested))
-
-
-async def test_the_context_of_a_run() -> None:
-    """`global_step` is the step to come, then the committed one; `stop_requested` is the
-    session's.
-    """
-    contexts = ContextRecorder()
-    async with counting(contexts, global_step=ah.MemoryStepStore(10)) as session:
-        await session.run("train")
-        await session.run("loss")
-        session.request_stop()
-    assert contexts.seen == [
-        ("before", 11, 1, False),
-        ("after", 11, 1, False),
-        ("before", 12, 1, False),
-        ("after", 11, 1, False),
-    ]
 
 
 async def test_a_task_of_a_run_does_not_keep_its_feeds() -> None:
@@ -263,21 +183,6 @@ async def test_a_task_of_a_run_does_not_keep_its_feeds() -> None:
         assert freed() is None
         gate.set()
         await tasks[0]
-
-
-async def test_the_committed_step_is_the_runs_own() -> None:
-    """`after_run` gets the step that its own run committed, also when another session has advanced
-    it since.
-    """
-    steps, contexts = ah.MemoryStepStore(), ContextRecorder()
-
-    async def elsewhere(*_: object) -> None:
-        await steps.advance(100)
-
-    hooks: list[Any] = [contexts, ah.configure(PhaseHook("after_run", elsewhere), order=-1)]
-    async with doubling(*hooks, global_step=steps) as session:
-        await session.run("loss")
-    assert contexts.seen == [("before", 1, 1, False), ("after", 1, 1, False)]
 
 
 async def test_the_repr_of_a_context() -> None:
@@ -353,21 +258,3 @@ async def test_threads_add_to_the_same_metrics() -> None:
     ]
     await run_session(doubling(*hooks), 1, "loss")
     assert set(last.seen[0]) == set(names)
-
-
-async def test_end_is_called_in_order() -> None:
-    """`begin` in registration order, `end` in `order`, `close` in reverse; a hook that saves the
-    session ends last.
-    """
-    record = list[tuple[str, str]]()
-    late, saver, early = (RecordingHook(name, record=record) for name in ("late", "saver", "early"))
-    saver.ends_last = True  # type: ignore[misc]
-    hooks: list[Any] = [ah.configure(late, order=9), saver, early]
-    async with doubling(*hooks):
-        pass
-    calls = [call for call in record if call[1] in ("begin", "end", "close")]
-    assert calls == [
-        *((name, "begin") for name in ("late", "saver", "early")),
-        *((name, "end") for name in ("early", "late", "saver")),
-        *((name, "close") for name in ("early", "saver", "late")),
-    ]

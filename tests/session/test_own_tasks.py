@@ -6,26 +6,21 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import decimal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook, ManualClock
+from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
     NO_BACKOFF,
     double,
     doubling,
-    outcome,
-    recovery_policy,
-    run_session,
-    use_up,
 )
-from tests.support.waiting import cancel_and_wait, forever, ticks, until_true
+from tests.support.waiting import forever, until_true
 
 pytestmark = pytest.mark.every_python
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="outside")
@@ -94,138 +89,7 @@ async def test_a_stop_ends_the_wait_for_a_step(where: str) -> None:
     assert await elsewhere == 5
 
 
-# -- contexts
-
-
-class Sets(ah.SessionRunHook):
-    """Sets the variable in one method, and resets it in another one; waits before that in
-    `begin`.
-    """
-
-    def __init__(self, sets: str, resets: str) -> None:
-        self.calls = {sets: self.set, resets: self.reset}
-
-    def set(self) -> None:
-        self.token = variable.set("inside")
-
-    def reset(self) -> None:
-        variable.reset(self.token)
-
-    async def begin(self) -> None:
-        if "begin" in self.calls:
-            await ticks(2)
-            self.calls["begin"]()
-
-    async def close(self, exc: BaseException | None) -> None:
-        self.calls.get("close", int)()
-
-
-class SetsInRuns(Sets):
-    """The same in runs, in methods that cannot wait."""
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        self.calls.get("before_run", int)()
-
-    async def after_run(self, *_: object) -> None:
-        self.calls.get("after_run", int)()
-
-
-class WaitsBefore(SetsInRuns):
-    async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        await ticks(2)
-        await super().before_run(run_context)
-
-
-class WaitsAfter(SetsInRuns):
-    async def after_run(  # type: ignore[override]
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
-        await ticks(2)
-        await super().after_run(run_context, run_values)
-
-
-class WaitsInBoth(WaitsBefore, WaitsAfter):
-    pass
-
-
-@pytest.mark.parametrize("kind", [SetsInRuns, WaitsBefore, WaitsAfter, WaitsInBoth])
-async def test_a_token_of_one_phase_is_valid_in_the_next(kind: type[Sets]) -> None:
-    """A variable that `before_run` sets and `after_run` resets: the step sees it, and afterwards it
-    is as before.
-    """
-    seen: list[str] = []
-
-    async def step() -> None:
-        seen.append(variable.get())
-
-    async with ah.AsyncMonitoredSession(step, [kind("before_run", "after_run")]) as session:
-        for _ in range(2):
-            await session.run("step")
-            seen.append(variable.get())
-    assert seen == ["inside", "outside"] * 2
-
-
-async def test_a_token_of_the_beginning_is_valid_at_the_end() -> None:
-    """A variable that `begin` sets and `close` resets is set in the session's block, and not
-    afterwards.
-    """
-    async with doubling(Sets("begin", "close")) as session:
-        assert variable.get() == "inside"
-        await session.run("loss")
-    assert variable.get() == "outside"
-
-
-async def test_blocks_of_overlapping_hooks_are_their_own() -> None:
-    """A context that a hook enters and leaves is that of no other hook, nor of the caller; what it
-    leaves set, the caller has.
-    """
-    precisions: list[tuple[int, int]] = []
-
-    def hook(number: int) -> PhaseHook:
-        async def call(run_context: ah.SessionRunContext) -> None:
-            with decimal.localcontext(prec=number):
-                await ticks(number)
-                precisions.append((number, decimal.getcontext().prec))
-            variable.set(f"hook {number}")
-
-        return PhaseHook("before_run", call)
-
-    await run_session(doubling(hook(9), hook(7), hook(8)), 1, "loss")
-    assert precisions == [(7, 7), (8, 8), (9, 9)]
-    assert (decimal.getcontext().prec, variable.get()) == (28, "hook 8")
-
-
 # -- what is kept of what a wait has taken
-
-
-@pytest.mark.parametrize("ends", ["gives up", "is cancelled"])
-async def test_an_element_of_a_run_that_is_not_repeated_is_unused(
-    ends: str, clock: ManualClock
-) -> None:
-    """A recovery that gives up, or is cancelled: the element of its run has made no step, and is
-    not lost.
-    """
-    used, made = list[int](), list[Any]()
-
-    async def train(item: int) -> dict[str, int]:
-        if item == 2:
-            raise ah.AbortedError("lost")
-        used.append(item)
-        return {"loss": item}
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        made.append(session.steps("loss", feeds=range(6), prefetch=1))
-        await use_up(made[0])
-
-    policy = (
-        recovery_policy(max_attempts=0)
-        if ends == "gives up"
-        else ah.RecoveryPolicy(backoff=ah.Backoff(5, jitter=False))
-    )
-    task = asyncio.create_task(outcome(ah.AsyncMonitoredSession(train, recovery=policy), use))
-    await until_true(lambda: task.done() or (ends == "is cancelled" and clock.pending))
-    await cancel_and_wait(task)
-    assert (used, made[0].unused[0]) == ([0, 1], 2)
 
 
 async def test_all_feeds_are_taken_in_one_task() -> None:

@@ -13,17 +13,11 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
-    NO_BACKOFF,
-    Source,
-    counting,
     doubling,
     outcome,
-    same,
-    use_up,
 )
-from tests.support.waiting import advance_clock, cancel_and_wait, fail, parked, ticks, until_true
+from tests.support.waiting import advance_clock, fail, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -73,16 +67,6 @@ async def test_the_run_in_progress_is_finished() -> None:
     assert order == [1, 2, 3]
 
 
-async def test_the_loop_of_steps_takes_no_feed() -> None:
-    """It waits before the next element, so that a stop during the pause loses none."""
-    source = Source(on_take=lambda taken: taken == 2 and session.pause())
-    async with ah.AsyncMonitoredSession(same) as session:
-        loop = await parked(use_up(session.steps(feeds=source.plain())), 50)
-        session.request_stop("enough")
-        await loop
-    assert source.taken == 2
-
-
 @pytest.mark.parametrize("how", ["stop", "failure", "close"])
 async def test_what_ends_the_wait(how: str) -> None:
     """For all who wait: the run raises what leaves the block cleanly, or the failure of a task, and
@@ -108,59 +92,6 @@ async def test_what_ends_the_wait(how: str) -> None:
     ends = expected.get(how, (ah.StopRequestedError, ah.errors.SessionClosedError))
     assert [isinstance(one, ends) for one in raised] == [True, True]
     assert session.status().runs == 0
-
-
-async def test_what_does_not_end_the_wait() -> None:
-    """A cancellation ends that of its own task only; a failure that is recovered from waits for the
-    end of the pause.
-    """
-    async with counting(recovery=NO_BACKOFF) as session:
-        session.pause()
-        cancelled, other = (
-            asyncio.ensure_future(session.run("train")),
-            asyncio.ensure_future(session.run("train")),
-        )
-        session.coord.start_soon(fail, ah.errors.AbortedError())
-        await ticks(10)
-        await cancel_and_wait(cancelled)
-        await ticks(10)
-        assert (cancelled.cancelled(), other.done(), session.status().recoveries) == (
-            True,
-            False,
-            0,
-        )
-        session.resume()
-        assert (await other, session.status().recoveries) == (1, 1)
-
-
-async def test_a_hook_pauses_the_session() -> None:
-    """Through its coordinator, also from another thread; a task of the session may wait for the end
-    as a run does.
-    """
-    resumed: list[int] = []
-
-    async def wait(coord: ah.Coordinator) -> None:
-        await coord.wait_for_resume()
-        resumed.append(1)
-
-    async def pause(run_context: ah.SessionRunContext) -> None:
-        assert run_context.coord is not None
-        await asyncio.to_thread(run_context.coord.pause, "no space")
-        run_context.coord.start_soon(wait, run_context.coord)
-
-    async with doubling(PhaseHook("before_run", pause)) as session:
-        await session.run("loss")
-        assert session.coord.pause_reason == "no space"
-        again = await parked(session.run("loss"))
-        await ticks(10)
-        assert (again.done(), resumed) == (False, [])
-        thread = threading.Thread(target=session.resume)
-        thread.start()
-        await again
-        thread.join()
-        await until_true(lambda: resumed)
-        session.resume()
-    assert session.status().runs == 2
 
 
 async def test_a_pause_by_a_thread_holds_the_next_run() -> None:
@@ -211,23 +142,3 @@ async def test_a_pause_is_no_stall(clock: ManualClock) -> None:
         assert not watchdog.stalls
         session.resume()
         await run
-
-
-async def test_the_end_of_the_session_ends_the_pause_of_a_run_that_has_its_turn() -> None:
-    """It does not wait for the run, which would wait for the end of the pause."""
-
-    async def step() -> dict[str, int]:
-        await gate.wait()
-        return {"loss": 1}
-
-    gate = asyncio.Event()
-    async with ah.AsyncMonitoredSession(step) as session:
-        first = await parked(session.run("loss"), 5)
-        second = await parked(session.run("loss"), 5)
-        session.pause("maintenance")
-        gate.set()
-        assert await first == 1
-        await ticks()
-        assert not second.done()
-    with pytest.raises(ah.StopRequestedError):
-        await second

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
 from tests.support.checks import refused
-from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, do_nothing, put, same, use_up
-from tests.support.waiting import cancel_and_wait, parked, ticks, until_true
+from tests.support.sessions import put, same, use_up
+from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -26,27 +24,6 @@ def filled(*elements: Any) -> asyncio.Queue[Any]:
     for one in elements:
         queue.put_nowait(one)
     return queue
-
-
-async def test_an_element_that_comes_with_the_cancel_is_kept() -> None:
-    """The caller is cancelled in the turn in which its element comes out of the queue: the next
-    loop gets that first.
-    """
-    queue = filled()
-    async with ah.AsyncMonitoredSession(same) as session:
-        steps = session.steps("same", feeds=queue)
-
-        async def loop() -> Any:
-            async for one in steps:
-                return one
-
-        for passes in range(6):
-            waiting = await parked(loop())
-            await ticks()
-            queue.put_nowait(passes)
-            await ticks(passes)
-            await cancel_and_wait(waiting)
-            assert (await loop() if waiting.cancelled() else waiting.result()) == passes
 
 
 async def test_an_element_is_done_when_its_step_is() -> None:
@@ -76,28 +53,6 @@ async def test_an_element_is_done_when_its_step_is() -> None:
         await joining
 
 
-async def test_an_element_is_done_once_after_a_recovery() -> None:
-    """A repeated run counts once."""
-    queue, errors, used = (
-        filled(1, 2),
-        [ah.UnavailableError("away"), ah.UnavailableError("again")],
-        list[int](),
-    )
-
-    async def fail(*_: object) -> None:
-        if errors:
-            raise errors.pop()
-
-    async with ah.AsyncMonitoredSession(
-        same, [PhaseHook("before_run", fail)], recovery=NO_BACKOFF
-    ) as session:
-        await use_up(
-            session.steps("same", feeds=queue, producer=session.start_soon(do_nothing)), used
-        )
-        await queue.join()
-    assert used == [1, 2]
-
-
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="queues have a shutdown since 3.13")
 @pytest.mark.parametrize("when", ["before", "during"])
 async def test_the_shutdown_of_the_queue_is_its_end(when: str) -> None:
@@ -119,17 +74,6 @@ async def test_the_shutdown_of_the_queue_is_its_end(when: str) -> None:
 
 
 # -- producers
-
-
-async def test_a_loop_over_a_queue_ends_at_a_stop() -> None:
-    """Without a producer a loop over a queue waits for the next item until a stop is requested."""
-    async with ah.AsyncMonitoredSession(same, [ah.StopAtStepHook(last_step=3)]) as session:
-        queue = filled(*range(10))
-        assert [one async for one in session.steps("same", feeds=queue)] == [0, 1, 2]
-        assert queue.qsize() == 7
-    async with ah.AsyncMonitoredSession(same) as session:
-        session.start_soon(ticks).add_done_callback(lambda _: session.request_stop("enough"))
-        assert [one async for one in session.steps("same", feeds=filled())] == []
 
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["error", "group"])
@@ -161,20 +105,3 @@ async def test_nothing_in_a_pipeline_is_lost_at_its_end(converters: int, grouped
         with refused(ah.errors.ProducerFinishedError, "producer 'convert' has finished"):
             await session.until(ready.get(), producer=stage[0])
     assert [str(error) for error in raised] == ["producer 'put' has finished"] * converters
-
-
-async def test_a_generator_waits_for_its_producer() -> None:
-    """An async generator waits with `until`; what it does with an item that it has taken is not cut
-    off.
-    """
-    queue = asyncio.Queue[int](2)
-
-    async def feeds() -> AsyncIterator[int]:
-        while True:
-            item = await session.until(queue.get(), producer=producer)
-            await ticks(20)
-            yield item
-
-    async with ah.AsyncMonitoredSession(same) as session:
-        producer = session.start_soon(put, queue, 5)
-        assert [one async for one in session.steps("same", feeds=feeds())] == [0, 1, 2, 3, 4]

@@ -16,7 +16,6 @@ import pytest
 import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.graph.plan import Plan
-from aiohooks.session.creators import RecoveryHistory
 from aiohooks.stores import open_step_store
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook, choose, explore
 from tests.support.checks import refused
@@ -24,14 +23,13 @@ from tests.support.hooks import PhaseHook, SessionRecorder
 from tests.support.sessions import (
     NO_BACKOFF,
     counting,
-    counting_graph,
     doubling,
     failing_step,
     outcome,
     recovery_policy,
     use_up,
 )
-from tests.support.waiting import advance_clock, cancel_and_wait, forever, parked, ticks, until_true
+from tests.support.waiting import advance_clock, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -132,22 +130,6 @@ def test_which_groups_are_recovered(errors: list[Exception], recovers: bool) -> 
     assert ah.RecoveryPolicy().recovers(ExceptionGroup("several", errors)) is recovers
 
 
-async def test_several_hooks_that_are_lost_are_recovered_together() -> None:
-    """Two hooks that fail in one phase are one recovery."""
-
-    async def lose(run_context: ah.SessionRunContext) -> None:
-        try:
-            await asyncio.sleep(0)
-        finally:
-            if run_context.attempt == 1:
-                raise ah.AbortedError("lost")
-
-    hooks = [PhaseHook("before_run", lose), PhaseHook("before_run", lose)]
-    async with doubling(*hooks, recovery=NO_BACKOFF) as session:
-        assert await session.run("loss") == 2
-        assert session.status().recoveries == 1
-
-
 # -- pauses
 
 
@@ -190,30 +172,6 @@ async def test_a_stop_ends_the_pause_and_the_run_is_repeated(clock: ManualClock)
         with refused(ah.StopRequestedError, "enough"):
             await session.run("loss")
         assert clock.pending == 0
-
-
-@pytest.mark.parametrize("again", [False, True], ids=["the end", "another run"])
-async def test_a_cancel_ends_the_pause_and_the_recovery(clock: ManualClock, again: bool) -> None:
-    """There is no session any more: the end is orderly, and another run creates one."""
-    hook, sessions = RecordingHook(), SessionRecorder()
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        running = asyncio.create_task(session.run("loss"))
-        await until_true(lambda: sessions.sessions[0].closed and clock.pending)
-        await cancel_and_wait(running)
-        assert running.cancelled()
-        if again:
-            assert await session.run("loss") == 1
-        else:
-            running.result()
-
-    raised = await outcome(
-        ah.AsyncMonitoredSession(failing_step(LOST), [hook, sessions], recovery=PAUSES), use
-    )
-    assert isinstance(raised, type(None) if again else asyncio.CancelledError)
-    repeated = ["after_create_session", "before_run", "after_run", "end"] if again else []
-    assert hook.phases() == ["begin", "after_create_session", "before_run", *repeated, "close"]
-    assert [one.closed for one in sessions.sessions] == [True] * (1 + again)
 
 
 async def train_with_time_limits() -> None:
@@ -310,50 +268,6 @@ async def test_a_cancel_hides_no_error_that_recovery_gives_up_with(
     assert explored.schedules > 5
 
 
-@pytest.mark.parametrize("at", [0, 20], ids=["before the pause", "in the pause"])
-async def test_a_stop_hurries_one_attempt_of_a_recovery(clock: ManualClock, at: int) -> None:
-    """The next ones have their pauses again, so that what is away has the time to return."""
-
-    async def step() -> dict[str, int]:
-        attempts.append(clock.now())
-        if at == 0:
-            session.request_stop("enough")
-        if clock.now() < 100:
-            raise AWAY
-        return {"loss": 1}
-
-    attempts: list[float] = []
-    recorder = RecordingHook()
-    async with ah.AsyncMonitoredSession(step, [recorder], recovery=PAUSES) as session:
-        run = await parked(session.run("loss"), 20)
-        clock.advance(at)
-        session.request_stop("enough")
-        await ticks(20)
-        while not run.done():
-            clock.advance(30)
-            await ticks(20)
-        assert await run == 1
-    began = attempts[0]
-    assert [attempt - began for attempt in attempts] == [0, at, at + 60, at + 120]
-    assert "end" in recorder.phases()
-
-
-async def test_a_wait_may_begin_while_a_recovery_pauses(clock: ManualClock) -> None:
-    """It is no end of the session: what is awaited comes, and a stop ends the wait as usual."""
-    async with ah.AsyncMonitoredSession(failing_step(AWAY), recovery=PAUSES) as session:
-        run = await parked(session.run("loss"), 20)
-        item: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        wait = await parked(session.until(item), 5)
-        later = await parked(session.until(forever()), 5)
-        item.set_result(7)
-        assert await wait == 7
-        clock.advance(60)
-        assert await run == 1
-        session.request_stop()
-        with pytest.raises(ah.StopRequestedError):
-            await later
-
-
 # -- giving up
 
 
@@ -428,22 +342,6 @@ async def test_a_step_that_fails_again_and_again_is_given_up(between: str) -> No
     ]
 
 
-def test_what_counts_as_progress() -> None:
-    """That the step which failed was completed, not an earlier one, as after a restore; a step that
-    fails anew counts anew.
-    """
-    history = RecoveryHistory(recovery_policy(no_progress_limit=2, max_attempts=1))
-    for _ in range(2):
-        for _ in range(2):
-            assert history.failed(repr(LOST), 5) is None
-            history.completed(4)
-        history.completed(5)
-    for _ in range(2):
-        assert history.failed(repr(LOST), 5) is None
-        history.completed(4)
-    assert history.failed(repr(LOST), 3) == "step 5 failed 3 times (no_progress_limit=2)"
-
-
 async def test_a_clean_end_while_recovering_is_a_clean_end() -> None:
     """A clean-end error out of `after_create_session` while recovering ends the block; `end` gets
     the new, open session.
@@ -457,57 +355,3 @@ async def test_a_clean_end_while_recovering_is_a_clean_end() -> None:
     session = doubling(sessions, faults, PhaseHook("end", end), recovery=NO_BACKOFF)
     assert await outcome(session, lambda session: use_up(session.steps("loss"))) is None
     assert (ended, sessions.sessions[1].closed, session.status().runs) == ([(1, False)], True, 1)
-
-
-# -- initial values
-
-
-async def test_a_recovery_makes_the_initial_values_again() -> None:
-    """After an initial value that could not be made, the next attempt makes all of them: none is
-    left of the failed one.
-    """
-    fails, made = [AWAY], iter(range(9))
-
-    def load() -> int:
-        if fails:
-            raise fails.pop()
-        return 5
-
-    graph = ah.Graph()
-    graph.variable("number", lambda: next(made))
-    graph.variable("weights", load)
-    async with ah.AsyncMonitoredSession(graph, recovery=NO_BACKOFF) as session:
-        assert await session.run(["number", "weights"]) == [1, 5]
-
-
-async def test_a_creation_that_fails_after_a_cancelled_recovery_is_recovered() -> None:
-    """A recovery was cancelled while it created a session; the next run creates one, and recovers
-    if that fails: that is no failure of a step.
-    """
-    creator = ah.ChiefSessionCreator(counting_graph())
-    created = 0
-
-    class Creator:
-        graph = creator.graph
-
-        async def create_session(self) -> ah.Session:
-            nonlocal created
-            created += 1
-            if created == 2:
-                await forever()
-            return await creator.create_session()
-
-    async def fail_once(session: ah.Session, coord: ah.Coordinator) -> None:
-        if created == 3:
-            raise AWAY
-
-    hooks = [
-        FaultInjectionHook({("before_run", 1): LOST}),
-        PhaseHook("after_create_session", fail_once),
-    ]
-    async with ah.AsyncMonitoredSession(Creator(), hooks, recovery=NO_BACKOFF) as session:
-        run = asyncio.ensure_future(session.run("train"))
-        await until_true(lambda: created == 2)
-        await cancel_and_wait(run)
-        assert await session.run("train") == 1
-        assert (created, session.status().recoveries) == (4, 2)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import gc
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +11,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting, double, outcome, recovery_policy, use_up
-from tests.support.waiting import forever, raises_after
+from tests.support.waiting import raises_after
 
 pytestmark = pytest.mark.every_python
 
@@ -77,33 +73,6 @@ async def test_after_run_of_a_committed_run_fails(are_tracked: bool, suspend: bo
     assert session.global_step.latest.step == len(fed)
 
 
-async def test_a_background_task_fails_during_after_run() -> None:
-    """A background task that fails while `after_run` waits interrupts a run that had been
-    committed; it is returned.
-    """
-    inside, made, losses, numbers = asyncio.Event(), 0, list[int](), Numbers(1)
-
-    async def produce() -> None:
-        await inside.wait()
-        raise ah.UnavailableError("away")
-
-    async def start(session: ah.Session, coord: ah.Coordinator) -> None:
-        nonlocal made
-        made += 1
-        if made == 1:
-            coord.start_soon(produce)
-
-    async def wait(*_: object) -> None:
-        if made == 1:
-            inside.set()
-            await forever()
-
-    hooks = [PhaseHook("after_create_session", start), PhaseHook("after_run", wait)]
-    async with training(double, numbers, *hooks) as session:
-        await use_up(session.steps("loss", feeds=numbers), losses)
-    assert (made, losses, session.global_step.latest.step) == (2, [2], 1)
-
-
 async def test_a_hook_that_fails_after_every_commit_is_given_up() -> None:
     """A run that is returned after a recovery is no completed one: failures in a row use up the
     attempts.
@@ -132,29 +101,6 @@ async def test_a_step_function_is_repeated() -> None:
     async with counting(*hooks, recovery=recovery_policy()) as session:
         assert await session.run_step_fn(step_fn) == 1
     assert (attempts, session.global_step.latest.step) == (2, 2)
-
-
-async def test_a_step_function_that_handles_the_error_keeps_nothing_of_it() -> None:
-    """Neither the error nor the result of the run is held until the next recovery."""
-
-    class Lost(ah.AbortedError):
-        pass
-
-    kept: list[weakref.ref[Lost]] = []
-
-    async def lose(*_: object) -> None:
-        error = Lost("lost")
-        kept.append(weakref.ref(error))
-        raise error
-
-    async def step_fn(context: ah.session.StepContext) -> None:
-        with contextlib.suppress(Lost):
-            await context.run_with_hooks("train")
-
-    async with counting(PhaseHook("after_run", lose), recovery=recovery_policy()) as session:
-        await session.run_step_fn(step_fn)
-        gc.collect()
-        assert [one() for one in kept] == [None]
 
 
 async def test_a_commit_of_an_epoch_that_has_ended_is_repeated() -> None:

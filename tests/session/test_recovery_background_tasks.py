@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, doubling, outcome, recovery_policy, use_up
-from tests.support.waiting import cancels_left, forever, ticks, until_true
+from tests.support.waiting import cancels_left, forever, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -69,20 +68,6 @@ async def test_workers_that_crash_one_after_the_other(count: int, apart: int) ->
     assert session.stop_reason == "step 3 reached the last step, 3"
 
 
-async def test_an_error_that_is_passed_on_is_one_error(caplog: pytest.LogCaptureFixture) -> None:
-    """Workers that wait in `until` get one worker's error, and end with it: that is no other
-    failure, nor logged.
-    """
-    workers = Workers(crash_after(8), 6)
-    session = doubling(workers, ah.StopAtStepHook(last_step=3), recovery=NO_BACKOFF)
-    assert await outcome(session, lambda session: use_up(session.steps("loss"))) is None
-    assert (session.global_step.latest.step, workers.sessions) == (3, 2)
-    messages = [record.getMessage() for record in caplog.records]
-    assert [text.partition(": ")[2] for text in messages] == [
-        "recovering from AbortedError('crash 0')"
-    ]
-
-
 @pytest.mark.parametrize("when", range(0, 40, 3))
 async def test_a_task_of_the_whole_session_fails_meanwhile(when: int) -> None:
     """A task that no recovery brings back fails before, in or after the recovery of another: its
@@ -99,64 +84,6 @@ async def test_a_task_of_the_whole_session_fails_meanwhile(when: int) -> None:
         await use_up(session.steps("loss"))
 
     assert await outcome(doubling(Workers(crash_after(8)), recovery=NO_BACKOFF), use) is error
-    assert cancels_left() == 0
-
-
-@pytest.mark.parametrize("later", range(4))
-async def test_a_run_that_begins_when_a_task_fails(later: int) -> None:
-    """The run recovers from the failure that it finds; the interrupt for the same failure does not
-    cancel the recovery.
-    """
-    failing = asyncio.Event()
-
-    async def crash(number: int) -> None:
-        await ticks(5)
-        failing.set()
-        raise ah.AbortedError("crash")
-
-    workers = Workers(crash)
-    async with doubling(workers, recovery=NO_BACKOFF) as session:
-        await failing.wait()
-        await ticks(later)
-        await session.run("loss")
-    assert workers.sessions == 2
-
-
-@pytest.mark.parametrize(
-    "error",
-    [ah.AbortedError("again"), ValueError("for good")],
-    ids=["recoverable", "not recoverable"],
-)
-async def test_a_task_of_the_new_session_fails_while_hooks_get_it(error: Exception) -> None:
-    """The failure is recovered from, or comes out; the interrupt of the other hooks is not taken
-    for a cancellation.
-    """
-    sessions = 0
-
-    async def fail() -> None:
-        raise error
-
-    async def start(session: ah.Session, coord: ah.Coordinator) -> None:
-        nonlocal sessions
-        sessions += 1
-        if sessions == 2:
-            coord.start_soon(fail)
-
-    async def wait(*_: object) -> None:
-        await ticks(5)
-
-    lost = FaultInjectionHook({("before_run", 1): ah.AbortedError("the run")})
-    hooks = [
-        PhaseHook("after_create_session", start),
-        PhaseHook("after_create_session", wait),
-        lost,
-    ]
-    session = doubling(*hooks, recovery=NO_BACKOFF)
-    raised = await outcome(session, lambda session: session.run("loss"))
-    if isinstance(error, ah.AbortedError):
-        assert (raised, sessions, session.global_step.latest.step) == (None, 3, 1)
-    else:
-        assert raised is error
     assert cancels_left() == 0
 
 
@@ -214,24 +141,6 @@ async def test_a_loss_during_the_wait_for_a_feed_is_recovered_meanwhile(
     )
 
 
-async def test_a_loss_before_the_wait_for_a_feed_is_recovered_first() -> None:
-    """What failed in the body of the loop is recovered before the next feed is waited for."""
-    lost, seen = Lost(ah.UnavailableError("away")), list[int]()
-    hook = Workers(lost)
-
-    async def feeds() -> AsyncIterator[int]:
-        for number in (1, 2, 3):
-            seen.append(hook.sessions)
-            yield number
-
-    async with doubling(hook, recovery=NO_BACKOFF) as session:
-        async for loss in session.steps("loss", feeds=feeds()):
-            if loss == 4:
-                lost.fail.set()
-                await ticks(3)
-    assert (seen, session.global_step.latest.step) == ([1, 1, 2], 3)
-
-
 @pytest.mark.parametrize("how", ["stop", "failure", "cancel", "giving up"])
 async def test_what_ends_the_wait_for_a_feed(how: str) -> None:
     """A stop, a failure that is not recovered, a cancellation, and a recovery that gives up, with
@@ -276,35 +185,6 @@ async def test_what_ends_the_wait_for_a_feed(how: str) -> None:
 # -- what lives through a recovery
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("named", [False, True], ids=["", "producer"])
-@pytest.mark.parametrize("begins", ["before", "after"])
-async def test_a_generator_that_waits_in_until_lives_through_a_recovery(
-    begins: str, named: bool, prefetch: int
-) -> None:
-    """A failure from which the session recovers does not end its wait, nor one that begins then."""
-    lost, queue, losses = Lost(ah.UnavailableError("away")), asyncio.Queue[int](), list[int]()
-    hook = Workers(lost)
-
-    async def produce() -> None:
-        await until_true(lambda: session.status().recoveries and hook.sessions == 2)
-        queue.put_nowait(2)
-
-    async def feeds(producer: asyncio.Task[None]) -> AsyncIterator[int]:
-        yield 1
-        if begins == "before":
-            asyncio.get_running_loop().call_soon(lost.fail.set)
-        else:
-            lost.fail.set()
-            await ticks(5)
-        yield await session.until(queue.get(), producer=producer if named else None)
-
-    async with doubling(hook, recovery=NO_BACKOFF) as session:
-        producer = session.start_soon(produce)
-        await use_up(session.steps("loss", feeds=feeds(producer), prefetch=prefetch), losses)
-    assert (losses, hook.sessions, session.stop_reason) == ([2, 4], 2, None)
-
-
 @pytest.mark.parametrize("begins", ["before", "after"])
 async def test_a_task_that_lives_through_recoveries_waits_through_them(begins: str) -> None:
     """Its wait starts the recovery, as there is no run that would, and gets what that brings."""
@@ -346,65 +226,6 @@ async def test_the_end_of_a_session_ends_a_recovery_that_no_run_makes(later: int
     assert session.stop_reason is None
     await asyncio.wait([loop, run])
     assert (loop.exception(), run.cancelled()) == (None, True)
-
-
-async def test_a_task_of_the_raw_session_does_not_wait_through_a_recovery() -> None:
-    """It ends with its raw session: its wait gets the failure of the other task."""
-    lost, caught = Lost(ah.UnavailableError("away")), list[BaseException]()
-    hook = Workers(lost)
-
-    async def wait() -> None:
-        try:
-            await session.until(forever())
-        except ah.UnavailableError as error:
-            caught.append(error)
-
-    async with doubling(hook, recovery=NO_BACKOFF) as session:
-        session.coord.start_soon(wait)
-        await ticks(1)
-        lost.fail.set()
-        await ticks(5)
-        await session.run("loss")
-        lost.fail.clear()
-    assert caught == [lost.error]
-
-
-async def test_a_stop_ends_the_wait_for_a_feed_whatever_is_recovered_from() -> None:
-    """A stop is no failure, also if the policy lists its error."""
-    queue = asyncio.Queue[int]()
-    async with doubling(recovery=recovery_policy(on=(Exception,))) as session:
-        loop = asyncio.create_task(use_up(session.steps("loss", feeds=queue)))
-        await ticks(5)
-        session.request_stop("enough")
-        await loop
-    assert (session.stop_reason, session.status().recoveries) == ("enough", 0)
-
-
-async def test_a_coordinator_that_is_kept_waits_like_the_session() -> None:
-    """After a recovery and during one, as its session continues; it starts no task any more."""
-    lost, seen = Lost(ah.UnavailableError("away")), list[object]()
-    hook = Workers(lost)
-
-    async def see(*_: object) -> None:
-        if hook.sessions == 2:
-            seen.append(await asyncio.create_task(kept.until(asyncio.sleep(0, "during"))))
-
-    async with doubling(
-        hook, PhaseHook("after_create_session", see), recovery=NO_BACKOFF
-    ) as session:
-        kept = session.coord
-        lost.fail.set()
-        await ticks(3)
-        await session.run("loss")
-        seen.append(await kept.until(asyncio.sleep(0, "after")))
-        with pytest.raises(ah.errors.SessionClosedError, match="its session was replaced"):
-            kept.start_soon(forever)
-        assert kept.should_stop()
-        assert not session.should_stop()
-        session.request_stop("enough")
-        with pytest.raises(ah.StopRequestedError, match="enough"):
-            await kept.until(forever())
-    assert seen == ["during", "after"]
 
 
 async def test_a_wait_that_a_recovery_may_outlast_needs_producers_that_live() -> None:

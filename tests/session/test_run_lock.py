@@ -20,16 +20,13 @@ from tests.support.sessions import (
     do_nothing,
     doubling,
     outcome,
-    run_session,
 )
 from tests.support.waiting import (
-    cancel_and_wait,
     forever,
     parked,
     raises_after,
     result_without_suspending,
     ticks,
-    until_true,
 )
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
@@ -131,58 +128,7 @@ async def test_a_step_function_is_one_turn() -> None:
     assert session.global_step.latest.step == 5
 
 
-async def test_runs_of_one_step_function_take_turns() -> None:
-    """A step function that makes two runs with hooks at the same time gets both, one after the
-    other, each with its own calls.
-    """
-    events: list[str] = []
-
-    class Recording(ah.SessionRunHook):
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            events.append(f"before {run_context.original_args.fetches}")
-            await asyncio.sleep(0)
-
-        async def after_run(
-            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-        ) -> None:
-            await asyncio.sleep(0)
-            events.append(f"after {run_context.original_args.fetches}")
-
-    async def both(context: StepContext) -> list[Any]:
-        return list(
-            await asyncio.gather(context.run_with_hooks("loss"), context.run_with_hooks("double"))
-        )
-
-    async with doubling(Recording(), Recording()) as session:
-        assert await session.run_step_fn(both) == [2, {"loss": 2, "batch": 1}]
-    assert events == 2 * ["before loss"] + 2 * ["after loss"] + 2 * ["before double"] + 2 * [
-        "after double"
-    ]
-
-
 # -- closed, never entered, entered twice
-
-
-@pytest.mark.parametrize("owner", ["session", "coord"])
-@pytest.mark.parametrize("use", RUNS.values(), ids=RUNS)
-async def test_the_end_is_a_clean_one_for_background_tasks(use: Use, owner: str) -> None:
-    """A run that such a task begins while the session closes is one of those that a stop ends, and
-    no failure.
-    """
-    ends: list[str] = []
-
-    async def background() -> None:
-        await session.coord.wait_for_stop()
-        try:
-            await use(session)
-        except ah.StopRequestedError as stopped:
-            ends.append(str(stopped))
-            raise
-
-    async with doubling() as session:
-        (session if owner == "session" else session.coord).start_soon(background)
-        await ticks()
-    assert ends == ["the session has ended"]
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
@@ -297,29 +243,6 @@ async def test_a_session_is_not_closed_while_it_opens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "says"),
-    [
-        ("begin", "opening"),
-        ("after_create_session", "opening"),
-        ("end", "closing"),
-        ("close", "closing"),
-    ],
-)
-async def test_hooks_do_not_run_their_session_outside_of_runs(phase: str, says: str) -> None:
-    """While a session opens or closes a hook cannot run it; the error is the session's, as any of a
-    hook.
-    """
-
-    async def run(*_: object) -> None:
-        await session.run("loss")
-
-    session = doubling(PhaseHook(phase, run))
-    raised = await outcome(session)
-    assert isinstance(raised, ah.errors.SessionClosedError)
-    assert f"this session is {says}" in str(raised)
-
-
-@pytest.mark.parametrize(
     "place", ["before_run", "after_run", "a task of after_run", "step", "step function"]
 )
 @pytest.mark.parametrize("use", RUNS.values(), ids=RUNS)
@@ -373,28 +296,6 @@ async def test_sessions_may_be_nested() -> None:
             assert await outer.run("loss") == 14
             with refused(ah.errors.NestedRunError, "run was called from inside a run"):
                 await outer.run("step")
-
-
-async def test_a_session_that_a_hook_opens_holds_up_that_of_the_hook() -> None:
-    """While it is opened, the run that the hook is part of makes no step: a wait that depends on it
-    ends.
-    """
-    steps = ah.MemoryStepStore()
-    other = steps.publisher("other")
-
-    async def wait_for_step() -> None:
-        await steps.wait_for(5)
-
-    async def open_another(*_: object) -> None:
-        async with doubling(PhaseHook("begin", wait_for_step)):
-            raise AssertionError("not reached")
-
-    session = doubling(PhaseHook("before_run", open_another), global_step=steps)
-    running = asyncio.create_task(outcome(session, lambda session: session.run("loss")))
-    await until_true(lambda: steps.statistics().waiting)
-    other.close()
-    assert await running is None
-    assert steps.latest.step == 0
 
 
 async def test_a_background_task_started_in_a_hook_may_run_the_session() -> None:
@@ -465,23 +366,3 @@ async def test_a_raw_session_stays_in_its_loop() -> None:
         await asyncio.to_thread(lambda: asyncio.run(session.run("total")))
     assert isinstance(caught.value, RuntimeError)
     assert await session.run("total") == 0
-
-
-async def test_an_operation_that_fails_while_it_is_cancelled(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The cancel wins; the error is logged, and not as one of a hook."""
-
-    async def step() -> None:
-        try:
-            await forever()
-        finally:
-            raise ValueError("while it is cancelled")
-
-    async def main() -> None:
-        await run_session(ah.AsyncMonitoredSession(step), 1, ())
-
-    running = await parked(main())
-    assert await cancel_and_wait(running)
-    assert "a call failed, but CancelledError is raised instead" in caplog.text
-    assert "raised by operation 'step'" in caplog.text

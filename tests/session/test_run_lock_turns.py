@@ -14,7 +14,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import Source, make_runs
-from tests.support.waiting import parked, result_without_suspending, ticks
+from tests.support.waiting import result_without_suspending, ticks
 
 pytestmark = [pytest.mark.every_python, pytest.mark.turns]
 
@@ -106,29 +106,6 @@ async def test_short_steps_together(clock: ManualClock) -> None:
         assert seen == [0, 1, 2, 3, 4, 5]
 
 
-async def test_one_turn_handles_an_event_to_its_end(clock: ManualClock) -> None:
-    """In one turn an event is found, its callback called, and the task that waited for it
-    continues.
-    """
-    loop, arrived, order = asyncio.get_running_loop(), asyncio.Event(), list[str]()
-
-    async def step() -> dict[str, int]:
-        clock.advance(COMPUTING_SECS)
-        order.append("step")
-        loop.call_soon_threadsafe(loop.call_soon, arrived.set)
-        return {"loss": 1}
-
-    async def wait() -> None:
-        await arrived.wait()
-        order.append("continued")
-
-    task = await parked(wait())
-    async with ah.AsyncMonitoredSession(step) as session:
-        await by_run(session, 2)
-    await task
-    assert order == ["step", "continued", "step"]
-
-
 async def test_no_turn_is_given_that_the_loop_had(clock: ManualClock) -> None:
     """A run does not wait if the loop had a turn since the last run began, however long that
     took.
@@ -199,18 +176,3 @@ async def test_a_stop_in_the_turn(clock: ManualClock, kind: str) -> None:
         with refused(ah.StopRequestedError, "enough"):
             await session.run("loss")
         assert session.global_step.latest.step == 1
-
-
-@pytest.mark.plain_tasks
-async def test_a_close_in_the_turn(clock: ManualClock) -> None:
-    """A run in whose turn another task closes the session ends like one that waited for its turn; a
-    later one takes no turn.
-    """
-    async with computing(clock) as session:
-        await session.run("loss")
-        closing = asyncio.create_task(session.aclose())
-        with refused(ah.StopRequestedError, "the session has ended"):
-            await session.run("loss")
-        await closing
-    with refused(ah.errors.SessionClosedError, "this session is closed"):
-        result_without_suspending(session.run("loss"))

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.clock import sleep
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
@@ -20,7 +19,6 @@ from tests.support.sessions import (
     NO_BACKOFF,
     counting,
     doubling,
-    forever_step,
     make_runs,
     outcome,
     recovery_policy,
@@ -29,7 +27,6 @@ from tests.support.waiting import (
     HANG_SECS,
     advance_clock,
     cancels_left,
-    fail,
     forever,
     parked,
     ticks,
@@ -132,18 +129,6 @@ async def test_a_step_function_that_settles_the_cancel_of_a_background_failure()
         with pytest.raises(OSError, match="no disk"):
             await session.run("loss")
     assert cancels_left() == 0
-
-
-@pytest.mark.parametrize("end", CLEAN_ENDS[:1] + CLEAN_ENDS[2:], ids=repr)
-async def test_a_clean_end_of_a_task_stops_the_session_cleanly(end: Exception) -> None:
-    """End of input in a background task is a stop of the whole session, and no failure."""
-    hook = RecordingHook()
-    async with doubling(hook) as session:
-        session.start_soon(fail, end, name="reader")
-        await ticks()
-        assert [one async for one in session.steps("loss")] == []
-    assert hook.closed_with == [None]
-    assert session.stop_reason == f"background task 'reader' ended: {end!r}"
 
 
 Start = Callable[[ah.AsyncMonitoredSession], Callable[..., asyncio.Task[Any]]]
@@ -294,32 +279,6 @@ async def test_groups_out_of_end_and_close_are_flat(phase: str) -> None:
 # -- closing it from elsewhere
 
 
-async def test_closing_twice_is_harmless() -> None:
-    """`aclose` inside the block is a clean end; again, and leaving the block, do nothing, but a
-    later error is raised.
-    """
-    for error in (None, ah.OutOfRangeError("end"), OSError("late")):
-        hook = RecordingHook()
-
-        async def use(session: ah.AsyncMonitoredSession) -> None:
-            await session.run("loss")
-            await session.aclose()
-            assert session.should_stop()
-            await session.aclose()
-
-        session = doubling(hook)
-        assert await outcome(session, use, error) is (error if isinstance(error, OSError) else None)
-        await session.aclose()
-        assert hook.phases() == [
-            "begin",
-            "after_create_session",
-            "before_run",
-            "after_run",
-            "end",
-            "close",
-        ]
-
-
 async def test_closing_lets_the_run_of_another_task_finish() -> None:
     """`aclose` during the run of another task waits for it, and for its `after_run`; queued ones do
     not begin.
@@ -349,43 +308,6 @@ async def test_closing_lets_the_run_of_another_task_finish() -> None:
         "end",
         "close",
     ]
-
-
-@pytest.mark.parametrize("how", ["the block fails", "closing is cancelled", "both"])
-async def test_what_ends_the_run_of_another_task_immediately(
-    how: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Without a grace period: the run has an error of its own, and all is closed; a failure that a
-    cancel hides is logged.
-    """
-    runs, hook = list[asyncio.Task[Any]](), RecordingHook()
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        runs.append(await parked(session.run("forever_step")))
-        await ticks()
-        if how == "both":
-            ending.cancel()
-        if how != "closing is cancelled":
-            raise OSError("broken")
-
-    session = ah.AsyncMonitoredSession(forever_step, [hook])
-    ending = asyncio.create_task(outcome(session, use))
-    await ticks(20)
-    if how == "closing is cancelled":
-        assert not ending.done()
-        ending.cancel()
-    assert isinstance(await ending, OSError if how == "the block fails" else asyncio.CancelledError)
-    with refused(ah.errors.SessionClosedError, "the session was closed during this run"):
-        await runs[0]
-    assert (hook.phases()[-1], "end" in hook.phases(), session.status().state, clock.now()) == (
-        "close",
-        False,
-        "closed",
-        0,
-    )
-    assert any("OSError('broken'), and then CancelledError" in one for one in caplog.messages) is (
-        how == "both"
-    )
 
 
 # -- the last step in `close`
@@ -455,19 +377,6 @@ async def test_the_session_stays_readable_in_close(
     assert hook.closed_with == ([] if step is None else [(kind, step, step, True)])
 
 
-@pytest.mark.parametrize("phase", ["before_run", "after_create_session"])
-async def test_the_session_stays_readable_in_close_after_a_cancel(phase: str) -> None:
-    """Of a run, which has committed nothing, and of the opening: the step is the one before."""
-    hook = LastStepHook()
-    steps = ah.MemoryStepStore(7)
-    session = counting(hook, PhaseHook(phase, forever), global_step=steps)
-    task = await parked(outcome(session, lambda session: session.run("train")))
-    await ticks(20)
-    task.cancel()
-    assert isinstance(await task, asyncio.CancelledError)
-    assert hook.closed_with == [(asyncio.CancelledError, 7, 0, True)]
-
-
 # -- a stop is quick
 
 
@@ -500,27 +409,6 @@ async def test_tasks_that_only_queues_could_wake_are_cancelled_early(
         await ending
     assert all(task.cancelled() for task in tasks)
     assert "cancelled early, as no other task is left that uses their queues" in caplog.text
-
-
-async def test_a_task_that_waits_for_a_queue_later_is_cancelled_early_as_well(
-    clock: ManualClock,
-) -> None:
-    """It may have had work left when the others were looked at; the grace period is 10 s."""
-
-    async def work_then_put() -> None:
-        await sleep(0.5)
-        await put_forever(asyncio.Queue[int](1))
-
-    async with doubling() as session:
-        task = session.start_soon(work_then_put)
-        await ticks()
-        ending = asyncio.create_task(session.aclose())
-        await ticks()
-        for _ in range(20):
-            await advance_clock(clock, 0.1)
-        assert ending.done()
-        await ending
-    assert task.cancelled()
 
 
 async def test_a_queue_that_the_program_uses_is_not_idle(clock: ManualClock) -> None:
@@ -566,28 +454,3 @@ async def test_a_wait_for_a_queue_with_a_time_limit_is_not_idle(clock: ManualClo
         limit.reschedule(asyncio.get_running_loop().time())
         await ending
     assert flushed
-
-
-async def test_a_task_that_may_use_a_queue_gives_the_others_their_time(clock: ManualClock) -> None:
-    """It is no business of the session what a task that works will do with a queue."""
-    queue, released = asyncio.Queue[int](1), asyncio.Event()
-
-    async def work() -> None:
-        await released.wait()
-        for _ in range(3):
-            await queue.get()
-
-    async def produce() -> None:
-        for number in range(3):
-            await queue.put(number)
-
-    async with doubling() as session:
-        tasks = [session.start_soon(produce), session.start_soon(work)]
-        await ticks()
-        ending = asyncio.create_task(session.aclose())
-        await ticks()
-        await advance_clock(clock, 5)
-        assert not ending.done()
-        released.set()
-        await ending
-    assert not any(task.cancelled() for task in tasks)

@@ -11,7 +11,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import doubling, outcome
-from tests.support.waiting import advance_clock, parked, raises_after, ticks
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -74,66 +74,6 @@ async def test_a_block_that_fails_while_another_task_closes(
     await asyncio.wait(closing)
     await ticks()
     assert hook.done == ["end", "close", "closed"]
-
-
-async def test_a_cancelled_second_closer_waits_for_the_grace_period_only(
-    clock: ManualClock,
-) -> None:
-    """After a cancel the second closer waits for at most the grace period, however long the first
-    one takes.
-    """
-    hook = SlowEnd()
-    async with doubling(hook, stop_grace_period_secs=9) as session:
-        closing = asyncio.create_task(session.aclose())
-        await hook.started.wait()
-        second = await parked(session.aclose())
-        await ticks()
-        second.cancel()
-        await ticks(20)
-        await advance_clock(clock, 8.9, 20)
-        assert not second.done()
-        clock.advance(0.1)
-        await asyncio.wait([second])
-        assert (second.cancelled(), closing.done()) == (True, False)
-        hook.released.set()
-        await closing
-
-
-async def test_closing_a_session_that_fails_to_open() -> None:
-    """`aclose` of another task while a failed opening is being closed waits until that is
-    complete.
-    """
-    hook, error = SlowEnd("close"), OSError("no data")
-    session = doubling(hook, PhaseHook("after_create_session", raises_after(0, error)))
-    opening = asyncio.create_task(outcome(session))
-    await hook.started.wait()
-    assert session.status().state == "closing"
-    second = await parked(session.aclose())
-    await ticks(20)
-    assert not second.done()
-    hook.released.set()
-    await second
-    assert hook.done == ["close"]
-    assert await opening is error
-
-
-async def test_a_session_that_is_closed_inside_a_hook_of_another() -> None:
-    """Overlapping hooks may close one session: the second one waits, it does not count as part of
-    the first one's closing.
-    """
-    hook, closed = SlowEnd(), list[list[str]]()
-    inner = doubling(hook)
-    await inner.__aenter__()
-
-    async def closes(run_context: ah.SessionRunContext) -> None:
-        await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(0, hook.released.set)
-        await inner.aclose()
-        closed.append(list(hook.done))
-
-    async with doubling(PhaseHook("before_run", closes), PhaseHook("before_run", closes)) as outer:
-        await outer.run("loss")
-    assert closed == [["end", "close"]] * 2
 
 
 async def test_a_task_of_a_nested_end_does_not_hold_up_the_outer_session(

@@ -131,26 +131,6 @@ async def test_of_several_errors_none_is_lost(
     assert all(message.startswith("session 'trainer': ") for message in caplog.messages)
 
 
-async def test_an_error_of_end_is_kept_when_a_later_end_is_cancelled(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The caller is cancelled in the `end` of one hook: the error of an earlier one is noted on
-    that, and logged.
-    """
-    hooks = [
-        PhaseHook("end", raises_after(0, OSError("the last save failed"))),
-        PhaseHook("end", forever),
-    ]
-    ending = await parked(outcome(doubling(*hooks)))
-    await ticks(20)
-    ending.cancel()
-    raised = await ending
-    assert isinstance(raised, asyncio.CancelledError)
-    context = [raised, raised.__context__]
-    assert any("and then: OSError('the last save failed')" in notes(one) for one in context)
-    assert logged(caplog) == ["OSError('the last save failed')"]
-
-
 @pytest.mark.parametrize("ended", ["by a cancel", "by a task"])
 async def test_errors_that_answer_a_cancel(ended: str, caplog: pytest.LogCaptureFixture) -> None:
     """Of the block: the cleanup of a task fails; of a run that a failed task ends: the step
@@ -371,26 +351,6 @@ async def test_an_error_that_cannot_be_shown_is_one_like_any_other(wait: str) ->
     assert recovering.status().recoveries == 1
 
 
-@OWNERS
-async def test_a_task_that_fails_in_the_grace_period_makes_the_end_an_error(owner: str) -> None:
-    """It does not matter whether it was started from the session or from the coordinator of its raw
-    session.
-    """
-    error, hook = OSError("could not flush"), RecordingHook()
-
-    async def flush() -> None:
-        await session.coord.wait_for_stop()
-        raise error
-
-    async def use(_: object) -> None:
-        (session if owner == "session" else session.coord).start_soon(flush)
-        await session.run("loss")
-
-    session = doubling(hook)
-    assert await outcome(session, use) is error
-    assert hook.closed_with == [error]
-
-
 async def test_a_task_that_fails_after_its_session_has_ended_is_logged(
     caplog: pytest.LogCaptureFixture, clock: ManualClock
 ) -> None:
@@ -417,35 +377,6 @@ async def test_a_task_that_fails_after_its_session_has_ended_is_logged(
     assert logged(caplog) == ["OSError('too late')"]
 
 
-@pytest.mark.parametrize("then", [None, OSError("disk full")], ids=repr)
-async def test_close_gets_the_error_with_which_recovery_gave_up(then: Exception | None) -> None:
-    """A block that catches it and is left without one: no `end`, `close` and tasks get the error;
-    one of `close` comes out.
-    """
-    hook, error, messages = RecordingHook(), ah.AbortedError("lost"), list[str]()
-
-    async def background() -> None:
-        try:
-            await forever()
-        except asyncio.CancelledError as cancelled:
-            messages.append(str(cancelled))
-            raise
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        session.start_soon(background)
-        with pytest.raises(ah.AbortedError, match="lost"):
-            await session.run("loss")
-        await ticks()
-
-    faults = [
-        FaultInjectionHook({("before_run", 1): error, **({("close", 1): then} if then else {})})
-    ]
-    session = doubling(hook, *faults, recovery=recovery_policy(max_attempts=0))
-    assert await outcome(session, use) is then
-    assert (hook.closed_with, "end" in hook.phases()) == ([error], False)
-    assert messages == ["the session failed: AbortedError('lost')"]
-
-
 async def test_a_background_failure_from_which_the_next_run_would_have_recovered(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -461,22 +392,6 @@ async def test_a_background_failure_from_which_the_next_run_would_have_recovered
     )
     assert record.exc_info is not None
     assert record.exc_info[1] is error
-
-
-@pytest.mark.parametrize("later", [0, 5], ids=["during the wait", "before it"])
-@OWNERS
-async def test_a_background_failure_that_a_wait_has_raised_is_not_raised_again(
-    owner: str, later: int
-) -> None:
-    """Whoever caught it has dealt with it: the end of the session is clean."""
-    error, hook = ValueError("no"), RecordingHook()
-    async with doubling(hook) as session:
-        (session if owner == "session" else session.coord).start_soon(fail, error)
-        await ticks(later)
-        with pytest.raises(ValueError, match="no") as raised:
-            await session.until(forever())
-        assert raised.value is error
-    assert hook.phases()[-2:] == ["end", "close"]
 
 
 @pytest.mark.parametrize("passes", range(1, 6))

@@ -10,7 +10,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, doubling, outcome
 from tests.support.waiting import (
@@ -109,46 +108,6 @@ async def test_a_closing_that_takes_too_long_after_a_cancel(
     await ticks()
 
 
-async def test_a_close_that_is_cut_off_does_not_keep_others_from_closing(
-    clock: ManualClock,
-) -> None:
-    """A `close` that is cancelled, because the grace period of a cancelled caller is over, is
-    followed by the others'.
-    """
-    hook = RecordingHook()
-    hooks: list[Any] = [hook, ah.configure(PhaseHook("close", forever), timeout=1000)]
-    ending = await parked(outcome(doubling(*hooks, stop_grace_period_secs=9)))
-    await ticks(20)
-    ending.cancel()
-    await ticks(20)
-    clock.advance(9)
-    assert isinstance(await ending, asyncio.CancelledError)
-    assert hook.closed_with == [None]
-
-
-async def test_a_background_call_that_is_uncancellable_does_not_keep_hooks_from_closing(
-    clock: ManualClock,
-) -> None:
-    """The grace period of a cancelled caller ends while the session waits for a background call:
-    hooks are closed.
-    """
-    uncancellable, hook, error = Uncancellable(), RecordingHook(), OSError("broken")
-    observer = ah.configure(PhaseHook("after_run", uncancellable.wait), background=True)
-    session = doubling(hook, observer, stop_grace_period_secs=9)
-    ending = await parked(outcome(session, lambda session: session.run("loss"), error))
-    await ticks(20)
-    clock.advance(5)
-    ending.cancel()
-    await ticks(20)
-    clock.advance(4)  # the call is cancelled
-    await until_true(lambda: uncancellable.cancels)
-    assert hook.closed_with == []
-    clock.advance(5)  # the closing is cancelled
-    assert isinstance(await ending, asyncio.CancelledError)
-    assert hook.closed_with == [error]
-    await uncancellable.release()
-
-
 @pytest.mark.parametrize("part", ["hook", "raw session", "store"])
 async def test_a_closing_that_others_cancel_continues(part: str) -> None:
     """Whatever part of it: the rest is closed, and the caller was not cancelled; a hook's is
@@ -189,36 +148,6 @@ async def test_a_closing_that_others_cancel_continues(part: str) -> None:
         assert raised is None
 
 
-@pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_failed_end_waits_for_a_task_that_ignores_its_cancel(
-    cancelled: bool, clock: ManualClock
-) -> None:
-    """For the grace period, as the task had no time before; it is cancelled once, also where the
-    end is cancelled as well.
-    """
-    uncancellable, error = Uncancellable(), OSError("broken")
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        session.start_soon(uncancellable.wait)
-        await ticks()
-
-    ending = asyncio.create_task(outcome(doubling(stop_grace_period_secs=9), use, error))
-    await until_true(lambda: uncancellable.cancels)
-    await ticks(20)
-    if cancelled:
-        ending.cancel()
-        await ticks(20)
-        assert uncancellable.cancels == 1
-        await uncancellable.release()
-        assert isinstance(await ending, asyncio.CancelledError)
-    else:
-        await advance_clock(clock, 8.9, 20)
-        assert not ending.done()
-        clock.advance(0.1)
-        assert await ending is error
-        await uncancellable.release()
-
-
 async def test_background_tasks_are_waited_for_after_others_have_cancelled_the_wait() -> None:
     """Such as a framework that cancels all tasks: the block ends when its own background tasks
     have.
@@ -238,52 +167,6 @@ async def test_background_tasks_are_waited_for_after_others_have_cancelled_the_w
     assert not ending.done()
     gate.set()
     assert await ending is None
-
-
-@pytest.mark.parametrize("task_ends", [False, True], ids=["cancelled", "by-itself"])
-async def test_background_tasks_of_a_cancelled_end(task_ends: bool, clock: ManualClock) -> None:
-    """A caller that is cancelled during the grace period of tasks: they are cancelled immediately,
-    and all is closed.
-    """
-    hook, gate = RecordingHook(), asyncio.Event()
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        session.start_soon(gate.wait)
-
-    ending = await parked(outcome(doubling(hook), use))
-    await ticks(20)
-    assert not ending.done()
-    if task_ends:
-        gate.set()
-    ending.cancel()
-    assert isinstance(await ending, asyncio.CancelledError)
-    assert (clock.now(), hook.phases().count("close")) == (0, 1)
-
-
-async def test_an_uncancellable_run_does_not_block_the_end(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A run that ignores its cancellation has the grace period twice; the session closes without
-    it, and says so.
-    """
-    uncancellable = Uncancellable()
-    hooks = [PhaseHook("before_run", uncancellable.wait)]
-    async with doubling(*hooks, stop_grace_period_secs=9, name="trainer") as session:
-        running = await parked(session.run("loss"))
-        await ticks()
-        closing = await parked(session.aclose())
-        await ticks()
-        clock.advance(9)
-        await until_true(lambda: uncancellable.cancels)
-        assert not closing.done()
-        clock.advance(9)
-        await closing
-    assert warnings_of(caplog)[-1:] == [
-        "session 'trainer': run still active 9 s after its cancellation; closing anyway"
-    ]
-    await uncancellable.release()
-    with refused(ah.errors.SessionClosedError, "closed during this run"):
-        await running
 
 
 @pytest.mark.parametrize("where", ["create_session", "after_create_session"])

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,8 +16,8 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting, doubling, outcome
-from tests.support.waiting import forever, parked, raises_after, ticks, until_true
+from tests.support.sessions import doubling, outcome
+from tests.support.waiting import forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -100,56 +99,6 @@ async def test_a_signal_is_a_stop(number: signal.Signals, received: list[int]) -
     assert (handlers(), received) == (before, [])
 
 
-async def test_the_second_signal_cancels(received: list[int]) -> None:
-    """A second signal cancels the session, and is passed to the previous handler."""
-    hook, before = RecordingHook(), handlers()
-
-    async def use(_: object) -> None:
-        await send(signal.SIGINT, session.should_stop)
-        assert (received, handlers() == before) == ([], False)
-        await send(signal.SIGTERM)
-
-    session = doubling(hook, handle_signals=True)
-    raised = await asyncio.create_task(outcome(session, use))
-    assert repr(raised) == "CancelledError('SIGTERM received')"
-    assert (received, handlers()) == ([signal.SIGTERM], before)
-    assert hook.phases() == ["begin", "after_create_session", "close"]
-    assert (session.stop_reason, session.stop_signal) == ("SIGINT received", signal.SIGINT)
-
-
-async def test_the_second_signal_does_not_wait_for_the_last_save(tmp_path: Path) -> None:
-    """During the last save a second signal leaves out the rest of `end`; `close` of all hooks is
-    called.
-    """
-    hook = RecordingHook()
-
-    async def hang(_: object) -> None:
-        await send(signal.SIGTERM, lambda: session.stop_signal)
-        await send(signal.SIGTERM)
-
-    saver = ah.CheckpointSaverHook(tmp_path, save_on_begin=False)
-    session = counting(PhaseHook("end", hang), saver, hook, handle_signals=True)
-    raised = await asyncio.create_task(outcome(session, lambda session: session.run("train")))
-    assert isinstance(raised, asyncio.CancelledError)
-    assert (hook.phases()[-2:], saver.saved) == (["after_run", "close"], 0)
-
-
-@pytest.mark.parametrize("later", [0, 5])
-async def test_a_session_opened_after_the_signal_is_stopped_too(later: int) -> None:
-    """A session that is opened while others end because of a signal makes no step; one that is
-    opened later does.
-    """
-    async with doubling(handle_signals=True) as first:
-        await send(signal.SIGTERM, first.should_stop)
-        await ticks(later)
-        async with doubling(handle_signals=True) as late:
-            assert late.should_stop()
-            assert (late.stop_reason, late.stop_signal) == ("SIGTERM received", signal.SIGTERM)
-    async with doubling(handle_signals=True) as next_one:
-        assert await next_one.run("loss") == 2
-    assert next_one.stop_signal is None
-
-
 async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
     """A session that is opened while others are cancelled by a second signal is cancelled too."""
     hook, ends = RecordingHook(), list[BaseException | None]()
@@ -166,28 +115,6 @@ async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
     ends.append(await asyncio.create_task(outcome(session, use)))
     assert [type(one) for one in ends] == [asyncio.CancelledError] * 2
     assert (hook.phases()[-1], "end" in hook.phases()) == ("close", False)
-
-
-@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "end", "close"])
-async def test_a_session_that_fails_restores_the_handlers(phase: str) -> None:
-    """After a failure in any phase the previous handlers are installed again."""
-    before, error = handlers(), OSError(phase)
-    session = doubling(PhaseHook(phase, raises_after(1, error)), handle_signals=True)
-    assert await outcome(session, lambda session: session.run("loss")) is error
-    assert handlers() == before
-
-
-async def test_the_first_reason_stays() -> None:
-    """Whichever comes first, a signal or another stop."""
-    async with doubling(handle_signals=True) as session:
-        session.request_stop("enough")
-        signal.raise_signal(signal.SIGTERM)
-        await ticks()
-    assert (session.stop_reason, session.stop_signal) == ("enough", None)
-    async with doubling(handle_signals=True) as session:
-        signal.raise_signal(signal.SIGTERM)
-        session.request_stop("enough")
-        assert (session.stop_reason, session.stop_signal) == ("SIGTERM received", signal.SIGTERM)
 
 
 async def test_without_it_signals_are_left_alone(received: list[int]) -> None:

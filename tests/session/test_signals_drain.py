@@ -14,8 +14,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
-from tests.support.hooks import PhaseHook
-from tests.support.sessions import forever_step, outcome, same, use_up
+from tests.support.sessions import forever_step, outcome, same
 from tests.support.waiting import advance_clock, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -70,39 +69,6 @@ async def test_the_first_signal_begins_a_drain(clock: ManualClock) -> None:
     assert hook.phases()[-2:] == ["end", "close"]
 
 
-async def test_the_time_of_a_drain_that_is_over_is_not_reported(
-    caplog: pytest.LogCaptureFixture, clock: ManualClock
-) -> None:
-    """A session that has drained, and whose end takes its time, is not stopped once more."""
-
-    async def slow(_: object) -> None:
-        await advance_clock(clock, 20)
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        async for _ in session.steps("same", feeds=range(9)):
-            await drain_of(session)
-
-    session = handling(same, [PhaseHook("end", slow)])
-    assert await outcome(session, use) is None
-    assert session.stop_reason == "SIGUSR1 received"
-    assert "the time for the drain" not in caplog.text
-
-
-async def test_a_signal_is_recorded_immediately() -> None:
-    """A loop that only computes misses it by no step."""
-    used: list[int] = []
-
-    async def step(number: int) -> int:
-        if number == 2:
-            signal.raise_signal(USER)
-        return number
-
-    policy = ah.SignalPolicy(signals=(USER,), drain_secs=20)
-    async with ah.AsyncMonitoredSession(step, handle_signals=policy, yield_secs=None) as session:
-        await use_up(session.steps("step", feeds=range(9)), used)
-    assert (used, session.stop_reason) == ([0, 1, 2], "SIGUSR1 received")
-
-
 async def test_the_grace_period_of_a_session_that_cannot_drain(clock: ManualClock) -> None:
     """When it is over, it cancels that session; others continue to drain."""
     sessions = [handling(), handling(drain_secs=None, grace_secs=5.0)]
@@ -130,21 +96,6 @@ async def test_each_session_of_a_loop_has_its_own_escalation() -> None:
     assert (sessions[0].should_stop(), drains.done()) == (True, False)
     send()
     assert isinstance(await drains, asyncio.CancelledError)
-
-
-async def test_the_time_for_a_drain_is_that_of_its_session(clock: ManualClock) -> None:
-    """When it is over, other sessions continue to drain."""
-    async with handling(drain_secs=30.0) as longer:
-
-        async def wait_for_end(session: ah.AsyncMonitoredSession) -> None:
-            with pytest.raises(ah.StopRequestedError, match="SIGUSR1"):
-                await session.until(forever())
-
-        shorter = await parked(outcome(handling(drain_secs=5.0), wait_for_end))
-        await drain_of(longer)
-        await advance_clock(clock, 5)
-        assert await shorter is None
-        assert not longer.should_stop()
 
 
 async def test_the_second_signal_stops(clock: ManualClock) -> None:
@@ -231,15 +182,6 @@ async def test_the_drain_of_one_that_is_opened_meanwhile_has_an_end(clock: Manua
             assert not later.should_stop()
             clock.advance(0.1)
             await until_true(later.should_stop)
-
-
-async def test_one_of_them_stops_already(clock: ManualClock) -> None:
-    """The time limits of its stop begin at the first signal; the others drain."""
-    async with handling(step_secs=5.0, grace_secs=30.0) as stopped, handling() as drains:
-        stopped.request_stop("over")
-        await drain_of(drains)
-        assert clock.pending == 3, "two of the stop, one of the drain"
-        assert not drains.should_stop()
 
 
 async def test_a_stop_before_the_signal() -> None:

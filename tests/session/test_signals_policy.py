@@ -9,7 +9,6 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -192,29 +191,6 @@ def test_no_signal_is_lost_while_the_handlers_are_restored() -> None:
     assert set(by_session) == {True, False}
 
 
-async def test_only_the_chosen_signals() -> None:
-    """Each of two sessions handles its own signals; when one closes, the handlers of its signals
-    are restored.
-    """
-    numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
-    before = [signal.getsignal(number) for number in numbers]
-
-    def replaced() -> list[bool]:
-        return [
-            signal.getsignal(number) != handler
-            for number, handler in zip(numbers, before, strict=True)
-        ]
-
-    async with handling() as outer:
-        assert replaced() == [True, False, False]
-        async with handling(signals=(signal.SIGUSR2,)):
-            assert replaced() == [True, True, False]
-        assert replaced() == [True, False, False]
-        await stop_of(outer)
-    assert outer.stop_signal is USER
-    assert replaced() == [False, False, False]
-
-
 async def test_an_ignored_signal_stays_ignored() -> None:
     """A signal that the parent process made this one ignore (`nohup`) is still ignored."""
     with installed(signal.SIG_IGN):
@@ -342,30 +318,6 @@ async def test_the_wakeup_fd_is_restored() -> None:
         assert signal.set_wakeup_fd(before) == writer.fileno()
 
 
-async def test_a_signal_in_another_thread_wakes_the_loop() -> None:
-    """A signal that is raised in a worker thread wakes a loop that waits for events, for one
-    session after the other.
-    """
-    main = threading.get_ident()
-
-    def raise_signal() -> None:
-        while sys._current_frames()[main].f_code.co_name not in (
-            "select",
-            "run",
-            "run_until_complete",
-        ):  # of asyncio, of uvloop
-            os.sched_yield()
-        signal.raise_signal(USER)
-
-    for _ in range(2):
-        async with handling() as session:
-            thread = threading.Thread(target=raise_signal)
-            thread.start()
-            assert await session.coord.wait_for_stop(timeout=40)
-            thread.join()
-        assert session.stop_signal is USER
-
-
 async def test_whether_nothing_but_sessions_handles_a_signal() -> None:
     """In the main thread, while its handler is the system's or that of sessions; a process that is
     started asks for it.
@@ -437,15 +389,3 @@ def test_request_stop_in_a_handler_of_ones_own_wakes_the_loop() -> None:
     ) as runner:
         runner.run(main())
     assert woken == [True]
-
-
-@pytest.mark.parametrize("can_drain", [False, True])
-def test_an_escalation_ends_the_process_at_last(can_drain: bool) -> None:
-    """Each signal leads one step further: a drain where there is one, a stop, a cancel, the end."""
-    policy = ah.SignalPolicy(drain_secs=1 if can_drain else None)
-    session = signals.StopOnSignal(policy, ah.Coordinator())
-    reached: list[signals.Escalation] = []
-    while signals.Escalation.EXIT not in reached:
-        session.escalation = session.next_escalation
-        reached.append(session.escalation)
-    assert reached == [*signals.Escalation][not can_drain :]

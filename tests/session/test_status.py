@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import pickle
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,9 +15,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.session.hook import HOOK_METHODS
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double, doubling, outcome
+from tests.support.sessions import NO_BACKOFF, do_nothing, double, doubling, outcome
 from tests.support.waiting import Gate, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -60,31 +59,6 @@ async def test_the_active_hook_is_named(phase: str, clock: ManualClock) -> None:
     assert (session.status().doing, session.status().state_secs) == ((), None)
 
 
-async def test_all_active_hooks_are_named(clock: ManualClock) -> None:
-    """Of hooks that overlap those are named that have not ended, with their numbers and the
-    step.
-    """
-    slow, quick = Gate(), Gate()
-    hooks = [PhaseHook("before_run", gate.pass_through) for gate in (slow, quick, slow)]
-    async with doubling(*hooks) as session:
-        run = await parked(session.run("loss"))
-        await ticks()
-        clock.advance(1)
-        assert named(session.status()) == [
-            (f"PhaseHook#{number}.before_run at step 1", 1.0) for number in (1, 2, 3)
-        ]
-        quick.opened.set()
-        await ticks()
-        clock.advance(1)
-        assert named(session.status()) == [
-            (f"PhaseHook#{number}.before_run at step 1", 2.0) for number in (1, 3)
-        ]
-        assert session.status().run_secs == 2.0
-        assert all(one.task is not run and one.where is not None for one in session.status().doing)
-        slow.opened.set()
-        await run
-
-
 @pytest.mark.parametrize("hooked", [False, True])
 async def test_the_active_operation_is_named(clock: ManualClock, hooked: bool) -> None:
     """The active operation is named, with hooks and without, with the line of the step at which it
@@ -113,23 +87,6 @@ async def test_the_active_operation_is_named(clock: ManualClock, hooked: bool) -
         assert "at step 0, in run 1 for 2 s" in str(session.status())
         gate.opened.set()
         await asyncio.wait([run, other])
-
-
-async def test_the_seconds_of_a_run_begin_with_it(clock: ManualClock) -> None:
-    """The time of the run before does not count; a run that has not waited yet has none."""
-    gate = Gate()
-
-    async def step() -> None:
-        await gate.pass_through()
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        for secs in (3, 1):
-            gate.opened.clear()
-            run = await parked(session.run("step"))
-            clock.advance(secs)
-            assert session.status().run_secs == secs
-            gate.opened.set()
-            await run
 
 
 async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
@@ -167,37 +124,6 @@ async def test_the_run_is_named_where_none_of_its_calls_waits(clock: ManualClock
         step, [PhaseHook("before_run", lambda _: ticks())]
     ) as session:
         assert await session.run("step") == [("run 1", 3.0)]
-
-
-async def test_what_is_active_between_runs(clock: ManualClock) -> None:
-    """What the creation of the session waits for; then where the session's block waits, and where
-    each background task does.
-    """
-    created, gate, queue = Gate(), Gate(), asyncio.Queue[int]()
-
-    async def producer() -> None:
-        await gate.pass_through()
-        queue.put_nowait(1)
-
-    async def block(session: ah.AsyncMonitoredSession) -> None:
-        session.start_soon(producer, name="producer")
-        await queue.get()
-
-    creator = ah.ChiefSessionCreator(
-        counting_graph(), scaffold=ah.Scaffold(init_fn=created.pass_through)
-    )
-    session = ah.AsyncMonitoredSession(creator)
-    running = await parked(outcome(session, block))
-    await ticks()
-    assert only(session.status().doing, "Gate.pass_through").what == "creating the session"
-    created.opened.set()
-    await ticks(10)
-    assert only(session.status().doing, "block (", "Queue.get").what == "the session's block"
-    assert (
-        only(session.status().background, "Gate.pass_through").what == "background task 'producer'"
-    )
-    gate.opened.set()
-    assert await running is None
 
 
 async def test_the_status_counts() -> None:
@@ -251,18 +177,6 @@ async def test_a_coordinator_has_the_status_too(clock: ManualClock) -> None:
     async with doubling(PhaseHook("after_create_session", see), name="me") as session:
         assert session.coord.status() == session.status()
     assert (seen[0].state, seen[0].name) == ("opening", "me")
-
-
-async def test_a_status_outside_the_block_is_a_value() -> None:
-    """Before and after the block a status has no tasks in it: it can be kept, compared and
-    pickled.
-    """
-    session = doubling(RecordingHook())
-    assert str(session.status()) == "session: new"
-    assert await outcome(session, lambda session: session.run("loss")) is None
-    status = session.status()
-    assert pickle.loads(pickle.dumps(status)) == status
-    assert str(status).startswith("session: closed, at step 1")
 
 
 async def test_a_closed_session_refers_to_no_task() -> None:

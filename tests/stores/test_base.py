@@ -11,7 +11,7 @@ from anyio import to_thread
 from aiohooks.errors import InvalidArgumentError, StepTimeoutError, StoreClosedError
 from aiohooks.stores import MemoryStepStore, Position, StepStore
 from aiohooks.testing.clock import ManualClock
-from tests.support.waiting import advance_clock, cancel_and_wait, parked, result_without_suspending
+from tests.support.waiting import advance_clock, parked, result_without_suspending
 
 pytestmark = pytest.mark.every_python
 
@@ -97,16 +97,6 @@ async def test_reached_steps_never_suspend() -> None:
     assert result_without_suspending(MemoryStepStore().wait_for(0)) == 0
 
 
-async def test_a_wait_returns_the_step_that_woke_it() -> None:
-    """A wait returns the step that woke it, also if more came before its task ran, or a reset."""
-    store = MemoryStepStore()
-    task = await parked(store.wait_for(2))
-    await store.advance(2)
-    await store.advance(5)
-    await store.reset(0)
-    assert await task == 2
-
-
 async def test_cancelled_thresholds_do_not_accumulate() -> None:
     """However many different steps were waited for and cancelled, the memory for them stays
     bounded.
@@ -125,21 +115,6 @@ async def test_cancelled_thresholds_do_not_accumulate() -> None:
     await store.advance()
     assert await steady == 1
     assert len(store._waits.waiters._thresholds) == 1  # that of no waits
-
-
-async def test_one_threshold_parked_and_cancelled_repeatedly() -> None:
-    """A threshold that is added and removed repeatedly beside a lower one leaves no entry for each
-    time.
-    """
-    store = MemoryStepStore()
-    low = await parked(store.wait_for(1))
-    for _ in range(500):
-        task = await parked(store.wait_for(5))
-        await cancel_and_wait(task)
-    assert len(store._waits.waiters._thresholds) <= 70
-    again = await parked(store.wait_for(5))
-    await store.advance(5)
-    assert await asyncio.gather(low, again) == [5, 5]
 
 
 # --- timeouts
@@ -179,21 +154,6 @@ async def test_timeout_zero_never_suspends() -> None:
         clock.advance(10_000)
         await store.advance()
         assert await task == 1
-
-
-async def test_timeout_and_wake_in_one_tick() -> None:
-    """Whichever comes first decides; the other changes nothing."""
-    with ManualClock() as clock:
-        store = MemoryStepStore()
-        first = await parked(store.wait_for(1, timeout=1))
-        await store.advance()
-        clock.advance(1)
-        assert await first == 1
-        second = await parked(store.wait_for(2, timeout=1))
-        clock.advance(1)
-        await store.advance()
-        with pytest.raises(StepTimeoutError):
-            await second
 
 
 async def test_store_made_outside_a_loop_uses_the_loops_clock() -> None:

@@ -46,17 +46,6 @@ async def test_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert directory_of(default) == tmp_path / "aiohooks" / "default"
 
 
-def contents(directory: Path) -> dict[str, tuple[int, bytes]]:
-    """What is in a directory: when each file was written, and with what. SQLite's map of the log is
-    left out, which readers lock.
-    """
-    paths = sorted(path for path in directory.rglob("*") if path.name != "run.db-shm")
-    return {
-        str(path): (path.stat().st_mtime_ns, b"" if path.is_dir() else path.read_bytes())
-        for path in paths
-    }
-
-
 async def test_the_step_outlives_all_processes(tmp_path: Path) -> None:
     """The step, its epoch and the number of terms are there when the run is opened again, until it
     is forgotten.
@@ -186,16 +175,6 @@ async def test_a_run_directory_that_is_moved(tmp_path: Path, moved: str) -> None
             with pytest.raises(ah.errors.StoreUnavailableError, match="was moved"):
                 await use()
     assert list((tmp_path / "elsewhere").rglob("run.db")) != []
-
-
-async def test_a_run_directory_that_is_moved_and_moved_back(tmp_path: Path) -> None:
-    """Nothing is lost: the waits continue."""
-    async with local_store(tmp_path) as store, local_store(tmp_path) as other:
-        waiting = await parked(store.wait_for(1))
-        directory_of(store).rename(tmp_path / "moved").rename(directory_of(store))
-        await ticks(20)
-        await other.advance()
-        assert await waiting == 1
 
 
 async def test_forgetting_keeps_foreign_files(tmp_path: Path) -> None:

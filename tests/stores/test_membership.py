@@ -9,9 +9,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.scope import begin_run
-from aiohooks.stores._members import OnLost
 from aiohooks.stores._protocol import _MAX_ERROR_TEXT, Answer, Request
-from aiohooks.stores._run_state import RunState
 from aiohooks.stores.publishers import Publisher
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
@@ -250,113 +248,6 @@ async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(
 
 
 # --- after a loss
-
-
-async def test_a_publisher_returns_from_a_loss_within_its_lease(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """Who is back first has the engine know it: its absence ends no wait, and its exit does."""
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
-        publisher = a.publisher("trainer")
-        with a.publisher("helper"):
-            await a.flush()
-            wait = await parked(b.wait_for(9), 40)
-        await a.flush()
-        for _ in range(2):
-            engine.lose_data()
-            b.connection.cut()
-            await pass_time(clock, 6)
-            assert b.statistics().publishers == ("trainer",)
-            a.connection.cut()
-            await pass_time(clock, 6)
-        assert not wait.done()
-        publisher.close()
-        with pytest.raises(ah.errors.PublisherFinishedError, match="trainer finished"):
-            await wait
-
-
-async def test_a_standby_waits_for_the_chief_of_a_lost_run(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """The chief, which does not return, keeps the lead for the time of its lease."""
-    dead = FakeStepStore(DyingConnection(engine))
-    async with FakeStepStore(engine) as standby:
-        lost_lead = dead.lead()
-        await lost_lead.__aenter__()
-        await dead.flush()
-        await standby.value()
-        await kill(dead)
-        engine.lose_data()
-        standby.connection.cut()
-        await pass_time(clock, 1)
-        lead = standby.lead()
-        leading = await parked(lead.__aenter__(), 40)
-        await pass_time(clock, 8)
-        assert not leading.done()
-        await pass_time(clock, 5)
-        assert (await leading).number == 2
-        await lead.__aexit__(None, None, None)
-        await lost_lead.__aexit__(None, None, None)
-    await close_dead(dead, clock)
-
-
-async def test_a_chief_is_part_of_the_run_from_its_grant_on(engine: FakeEngine) -> None:
-    """If the engine loses the run before the chief is announced, the run that follows has it: there
-    is no moment in which another process finds the lead free.
-    """
-    async with FakeStepStore(engine) as store, store.lead() as term:
-        following = RunState()
-        following.follow(store._waits.known_run)
-        chief = following.snapshot().chief
-        assert chief is not None
-        assert (chief.term, chief.process) == (term.number, following.leader)
-
-
-@pytest.mark.parametrize("on_lost", ["raise", "keep"])
-async def test_a_publisher_that_does_not_come_back_after_a_loss(
-    clock: ManualClock, engine: FakeEngine, on_lost: OnLost
-) -> None:
-    """The engine has forgotten it, and cannot find it dead: who knew it does, after its lease."""
-    dead = FakeStepStore(DyingConnection(engine))
-    async with FakeStepStore(engine, on_lost=on_lost) as b:
-        dead.publisher("trainer")
-        await dead.advance(5)
-        await dead.flush()
-        wait = await parked(b.wait_for(9), 40)
-        await kill(dead)
-        engine.lose_data()
-        engine.cut()
-        await pass_time(clock, 9)
-        assert not wait.done()
-        await pass_time(clock, 4)
-        if on_lost == "keep":
-            assert not wait.done()
-            await cancel_and_wait(wait)
-        else:
-            with pytest.raises(ah.PublisherFailedError, match="trainer failed at step 5") as caught:
-                await wait
-            assert "found dead" in str(caught.value.__cause__)
-    await close_dead(dead, clock)
-
-
-@pytest.mark.parametrize("on_lost", ["raise", "keep"])
-async def test_a_clean_exit_before_the_waiter_is_back_from_a_loss(
-    clock: ManualClock, engine: FakeEngine, on_lost: OnLost
-) -> None:
-    """The members that it knew are gone, and the run says how the last one has left."""
-    async with FakeStepStore(engine) as a, FakeStepStore(engine, on_lost=on_lost) as b:
-        async with a.lead():
-            with a.publisher("trainer"):
-                await a.flush()
-                wait = await parked(b.wait_for(9), 40)
-                engine.lose_data()
-                a.connection.cut()
-                await pass_time(clock, 1)
-        await a.flush()
-        b.connection.cut()
-        await pass_time(clock, 25)
-        with pytest.raises(ah.errors.PublisherFinishedError, match="trainer finished"):
-            await wait
 
 
 @pytest.mark.parametrize(("length", "cut"), [(-1, False), (0, False), (1, True)])

@@ -119,18 +119,6 @@ async def test_the_last_publisher_ends_all_waits(
     assert result_without_suspending(store.wait_for(1000)) == 1000
 
 
-async def test_a_step_that_was_reached_wins() -> None:
-    """A wait whose step was reached in the tick in which the last publisher left returns it."""
-    store = MemoryStepStore()
-    chief = store.publisher("chief")
-    reached, not_reached = await parked(store.wait_for(1)), await parked(store.wait_for(2))
-    await store.advance()
-    chief.close(ValueError("broken"))
-    assert await reached == 1
-    with pytest.raises(PublisherFailedError):
-        await not_reached
-
-
 # --- all remaining publishers wait
 
 
@@ -210,15 +198,6 @@ async def test_a_wait_holds_up_all_runs_that_it_is_in() -> None:
     chief.close()
     with pytest.raises(PublisherFinishedError, match="chief finished at step 0, wanted 1"):
         await waiting
-
-
-async def test_waits_continue_when_all_wait_and_none_has_left() -> None:
-    """Workers may register and wait before the chief registers."""
-    store = MemoryStepStore()
-    tasks = [await wait_as(store.publisher(f"worker {number}"), store, 1) for number in range(20)]
-    with store.publisher("chief"):
-        await store.advance()
-    assert await asyncio.gather(*tasks) == [1] * 20
 
 
 async def test_a_publisher_may_leave_a_closed_store() -> None:

@@ -196,21 +196,6 @@ async def test_an_idle_store_sends_nothing(
         assert len(engine.requests) == 1
 
 
-async def test_a_store_whose_publisher_has_left_sends_nothing(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """No lease is left to be renewed."""
-    async with FakeStepStore(engine) as a:
-        with a.publisher("trainer"):
-            await a.advance()
-            await ticks(40)
-        await a.flush()
-        engine.requests.clear()
-        for _ in range(60):
-            await advance_clock(clock, 60, 40)
-        assert engine.requests == []
-
-
 class ReadOnlyEngine(FakeEngine):
     """It can refuse all requests, and still be read."""
 

@@ -20,7 +20,6 @@ from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import (
     advance_clock,
     cancel_and_wait,
-    forever,
     parked,
     ticks,
     until_true,
@@ -240,34 +239,6 @@ async def test_the_engine_knows_for_which_step_a_publisher_waits(
             await cancel_and_wait(waiting)
             await store.flush()
             assert [member.waits_for for member in engine.run("default").members.values()] == [0]
-
-
-async def test_closing_waits_for_what_the_store_does() -> None:
-    """The connection is closed when nothing uses it any more."""
-    ends: list[str] = []
-    reading = asyncio.Event()
-
-    class Slow(FakeConnection):
-        async def read(self) -> Snapshot:
-            reading.set()
-            try:
-                await forever()
-                raise AssertionError
-            finally:
-                await ticks(3)
-                ends.append("read")
-
-        async def disconnect(self) -> None:
-            ends.append("closed")
-
-    store = FakeStepStore(Slow(FakeEngine()))
-    await finish(store)
-    waiting = asyncio.create_task(store.wait_for(5))
-    await reading.wait()
-    await store.aclose()
-    assert ends == ["read", "closed"]
-    with pytest.raises(ah.errors.StoreClosedError):
-        await waiting
 
 
 async def test_what_an_engine_refuses_is_announced_less_often(

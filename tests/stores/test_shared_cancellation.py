@@ -5,13 +5,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.stores._protocol import Answer, Lead, Member, Request
+from aiohooks.stores._protocol import Answer, Request
 from aiohooks.testing import ManualClock
 from aiohooks.testing.leaks import no_leaks
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
@@ -38,28 +36,6 @@ async def test_a_block_that_is_cancelled_at_its_beginning_leaves_no_connection(
         assert not engine.watchers
         with pytest.raises(ah.errors.StoreClosedError):
             await store.value()
-
-
-async def _lead(store: ah.StepStore) -> None:
-    async with store.lead():
-        pass
-
-
-@pytest.mark.parametrize(
-    "wait", [_lead, lambda store: store.wait_initialised(), lambda store: store.wait_for(3)]
-)
-async def test_a_cancelled_wait_leaves_no_timer(
-    clock: ManualClock,
-    engine: FakeEngine,
-    wait: Callable[[ah.StepStore], Coroutine[Any, Any, object]],
-) -> None:
-    """One timer is left: that of the leases, which all stores behind a connection have."""
-    engine.apply("default", Lead(Member("other/1", "another", 1000.0)))
-    async with FakeStepStore(engine) as store:
-        task = await parked(wait(store), 20)
-        await cancel_and_wait(task)
-        await store.flush()
-        assert clock.pending == 1
 
 
 async def test_a_failed_opening_whose_caller_was_cancelled_is_retried(

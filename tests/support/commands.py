@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -19,11 +18,6 @@ def command(*arguments: str | Path, cwd: Path = ROOT) -> Completed:
     """Run a command; standard output and error are kept apart."""
     line = [sys.executable, "-m", "aiohooks", *map(str, arguments)]
     return processes.run(line, cwd=cwd, env=ENVIRONMENT)
-
-
-async def run_command(*arguments: str | Path, cwd: Path = ROOT) -> Completed:
-    """Run a command while other tasks of this loop run."""
-    return await asyncio.to_thread(command, *arguments, cwd=cwd)
 
 
 def start_command(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.Popen[str]:

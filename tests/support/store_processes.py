@@ -405,29 +405,6 @@ class Worker:
 
     # Of the local store.
 
-    async def soak(self, first: int, rounds: int, processes: int) -> None:
-        """In each round advance, and wait until all processes have; now and then cancel, publish,
-        and open another store.
-        """
-        store = self.store
-        for number in range(first, first + rounds):
-            await store.advance()
-            await store.wait_for(processes * number)
-            if number % 97 == 0:
-                wait = asyncio.ensure_future(store.wait_for(10**12))
-                await asyncio.sleep(0)
-                wait.cancel()
-                await asyncio.wait([wait])
-            if number % 499 == 0:
-                with store.publisher("for a moment"):
-                    await store.flush()
-                await store.flush()
-            if number % 997 == 0:
-                async with open_step_store(
-                    f"local://{directory_of(store).parent}", run=store.run
-                ) as other:
-                    await other.value()
-
     async def hold_lock(self) -> None:
         """Take the lock of the run for good."""
         await self.store.value()

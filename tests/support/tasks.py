@@ -153,21 +153,6 @@ async def dies(task: Task, how: str, attempts: int) -> int:
     return task.attempt
 
 
-async def dies_with_a_helper(task: Task, how: str, pipe: str) -> int:
-    """Let worker 1 die in its first attempt, after it has forked a process that waits indefinitely;
-    write the id of that.
-    """
-    if task.task_id == 1 and task.attempt == 1:
-        helper = os.fork()
-        while helper == 0:
-            signal.pause()
-        Path(pipe).write_text(f"{helper}\n")  # noqa: ASYNC240
-        if how == "exit":
-            os._exit(3)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return task.attempt
-
-
 async def fails(task: Task) -> None:
     """Let worker 1 fail; the others wait indefinitely."""
     if task.task_id == 1:

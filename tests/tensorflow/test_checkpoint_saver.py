@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook, ManualClock
+from aiohooks.testing import ManualClock
 from tests.support.saving_sessions import Listener, on_disk, train
-from tests.support.sessions import NO_BACKOFF, counting, counting_graph
+from tests.support.sessions import counting, counting_graph
 
 pytestmark = pytest.mark.every_python
 
@@ -247,38 +247,3 @@ async def test_a_listener_stops_the_training(
     assert saves(record) == await on_disk(tmp_path) == steps
     assert record[-1] == f"L.end({steps[-1]})"
     assert session.stop_reason == f"a listener requested it after saving step {steps[-1]}"
-
-
-@pytest.mark.parametrize(("save_on_error", "steps"), [(False, [0, 2]), (True, [0, 2, 3])])
-async def test_an_error_of_a_run(tmp_path: Path, save_on_error: bool, steps: list[int]) -> None:
-    """Recorded: an error in the fourth run: the last step is not saved, unless `save_on_error` asks
-    for it (O51).
-    """
-    faults = FaultInjectionHook({("before_run", 4): ValueError("x")})
-    hook = saver(tmp_path, ah.Every(steps=2), save_on_error=save_on_error)
-    with pytest.raises(ValueError, match="x"):
-        await train(counting_graph(), [faults, hook], 5)
-    assert await on_disk(tmp_path) == steps
-
-
-async def test_a_recovery_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
-    """Recorded: the fourth run is lost and repeated from step 2, which is not saved again as
-    TensorFlow does.
-    """
-    record: list[str] = []
-    noting = Noting(record)
-    faults = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
-    hook = saver(None, ah.Every(steps=2), Recording(record))
-    await train(
-        ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path),
-        [noting, faults, hook],
-        5,
-        recovery=NO_BACKOFF,
-    )
-    assert noting.steps == [1, 2, 3, 3, 4]
-    expected = (
-        f"L.begin CREATE1 {SAVES(0)} RUN1 RUN2 {SAVES(2)} RUN3 CREATE2 RUN4 RUN5 {SAVES(4)}"
-        " L.end(4)"
-    )
-    assert " ".join(record) == expected
-    assert await on_disk(tmp_path) == [0, 2, 4]

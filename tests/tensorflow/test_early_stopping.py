@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.functions import LambdaHook
 from aiohooks.hooks.stopping import EarlyStoppingHook, StopAtTimeHook
 from aiohooks.testing import ManualClock
@@ -173,32 +172,6 @@ async def test_workers_see_the_stop() -> None:
         assert await session.run("train") == 1
         assert session.should_stop()
     assert seen == [1]
-
-
-async def test_a_resumed_run_does_not_stop_immediately() -> None:
-    """A past stop is not a variable of the graph: neither this run nor another one that is restored
-    stops for it.
-    """
-
-    async def evaluate(evaluation: Any) -> float:
-        return 1.0
-
-    first, second = (EarlyStoppingHook(patience=2) for _ in range(2))
-    async with counting(
-        first, EvaluatorHook(evaluate, every=ah.Every(steps=1), on_result=first.report)
-    ) as session:
-        while not session.should_stop():
-            await session.run("train")
-    assert session.global_step.latest.step == 3
-
-    async def restore() -> None:
-        second.load_state_dict(first.state_dict())
-
-    async with counting(second, PhaseHook("begin", restore)) as session:
-        assert not session.should_stop()
-        assert second.best == 1.0
-        assert not second.report(4, 1.0)
-        assert second.report(5, 1.0)
 
 
 async def test_stops_after_so_many_seconds() -> None:

@@ -5,7 +5,6 @@ of its background tasks.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -43,25 +42,6 @@ async def test_closing_stops_background_tasks(failed: bool) -> None:
     assert coord.should_stop()
     assert ended == ["task", "task"]
     assert all(task.done() and not task.cancelled() for task in tasks)
-
-
-async def test_a_failed_block_cancels_background_tasks() -> None:
-    """When the block fails, its tasks are cancelled without a stop, and have ended when the error
-    comes out.
-    """
-    tasks: list[asyncio.Task[Any]] = []
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        tasks.extend(
-            start(asyncio.Event().wait) for start in (session.coord.start_soon, session.start_soon)
-        )
-        await asyncio.sleep(0)
-        raise OSError("boom")
-
-    with pytest.raises(OSError, match="boom"):
-        await run_block(counting(), body)
-    assert len(tasks) == 2
-    assert all(task.cancelled() for task in tasks)
 
 
 # -- the end of the block

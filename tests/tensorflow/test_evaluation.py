@@ -11,7 +11,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
-from aiohooks.testing import FaultInjectionHook, RecordingHook
+from aiohooks.testing import RecordingHook
 from tests.support.evaluations import total
 from tests.support.sessions import NO_BACKOFF, counting, counting_graph, make_runs, run_session
 
@@ -162,10 +162,3 @@ async def test_several_workers_each_evaluate(mode: Any) -> None:
     assert steps.latest.step == 12
     assert all(hook.results for hook in hooks)
     assert all(found == step for hook in hooks for step, found in hook.results.items())
-
-
-async def test_a_recovery_does_not_evaluate_once_more() -> None:
-    """The evaluation before the first run is not repeated each time a session is made."""
-    hook = EvaluatorHook(total, every=ah.Every(steps=100), at_begin=True)
-    lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-    assert list(await training(hook, 3, lost)) == [0, 3]

@@ -45,16 +45,6 @@ async def test_nodes_and_names_are_fetched_alike() -> None:
     assert [await session.run(graph.nodes[name]) for name in names] == [1, 3, 10, 1, 4]
 
 
-async def test_a_node_of_another_graph_is_refused() -> None:
-    """A node belongs to one graph; other graphs' sessions refuse it, as a fetch and as a feed."""
-    session, foreign = ah.Session(counting_graph()), counting_graph().nodes["x"]
-    with refused(ah.errors.FetchError, "'x'", "another graph") as caught:
-        await session.run(foreign)
-    assert isinstance(caught.value, ValueError)
-    with refused(ah.errors.FetchError, "'x'", "another graph"):
-        await session.run("loss", {foreign: 1})
-
-
 async def test_a_fed_node_that_is_fetched_is_what_was_fed() -> None:
     """A fed node has that value, also when it is fetched, by node or by name; it is not computed
     then.

@@ -257,18 +257,6 @@ async def test_logging_counts_steps_and_not_runs(caplog: pytest.LogCaptureFixtur
     assert [line.split(":")[0] for line in lines(caplog)] == ["step 94", "step 105"]
 
 
-async def test_values_are_fetched_for_the_runs_that_are_logged() -> None:
-    """Values that only the hook fetches are not computed in other runs."""
-    calls: list[int] = []
-    graph = training_graph()
-    graph.operation(name="costly")(lambda: calls.append(1))
-    async with ah.AsyncMonitoredSession(
-        graph, [ah.LoggingHook(["costly"], every=ah.Every(steps=5))]
-    ) as session:
-        await train(12)(session)
-    assert len(calls) == 3
-
-
 # -- steps per second
 
 

@@ -80,20 +80,6 @@ async def test_one_waiter_waits_again_in_another_session() -> None:
                 assert await running == 10
 
 
-async def test_a_stop_ends_the_wait() -> None:
-    """A stop while it waits ends the block cleanly, before anything was run."""
-    steps, hook = ah.MemoryStepStore(), RecordingHook()
-    chief = steps.publisher("chief")
-    async with counting(ah.GlobalStepWaiterHook(10), hook, global_step=steps) as session:
-        asyncio.get_running_loop().call_soon(session.request_stop, "enough")
-        await session.run("train")
-        raise AssertionError("the run must not begin")
-    chief.close(None)
-    assert session.stop_reason == "enough"
-    assert hook.phases()[-2:] == ["end", "close"]
-    assert steps.latest.step == 0
-
-
 async def test_a_wait_may_have_a_limit() -> None:
     """With a timeout it gives up exactly then, saying what it wanted and what it saw."""
     with ManualClock() as clock:

@@ -277,30 +277,6 @@ async def test_a_failed_task_ends_the_current_run(make: MakeSession) -> None:
     assert ended == ["run"]
 
 
-async def test_a_failed_task_fails_each_run_from_then_on() -> None:
-    """O18: the failure is final: every further run raises it, no session is made, and a body that
-    catches it ends cleanly.
-    """
-    creator, hook = DyingCreator([9, 9]), RecordingHook()
-    seen: list[Exception] = []
-
-    async def lose(run_context: ah.SessionRunContext) -> None:
-        session.coord.request_stop(OSError("from a task"))
-        raise lost()
-
-    async with ah.AsyncMonitoredSession(
-        creator, [hook, PhaseHook("before_run", lose)], recovery=NO_BACKOFF
-    ) as session:
-        for _ in range(3):
-            with pytest.raises(OSError, match="from a task") as caught:
-                await session.run("train")
-            seen.append(caught.value)
-        assert session.should_stop()
-    assert all(error is seen[0] for error in seen)
-    assert "the run failed with it" in seen[0].__notes__[0]
-    assert len(creator.made) == 1
-
-
 @both_kinds
 @pytest.mark.parametrize("body_continues", [False, True])
 async def test_the_end_of_the_input_in_a_task_is_a_stop(

@@ -10,7 +10,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.hooks import RequestingHook
 from tests.support.sessions import NO_BACKOFF, counting, run_session
-from tests.tensorflow.blocks import ONE_RUN, DyingCreator, lost, run_block, train
+from tests.tensorflow.blocks import ONE_RUN, DyingCreator, run_block, train
 
 pytestmark = pytest.mark.every_python
 
@@ -166,14 +166,3 @@ async def test_hooks_may_come_from_an_iterator() -> None:
     given.clear()
     await run_block(session, train())
     assert hook.phases() == [*ONE_RUN, "end", "close"] * 2
-
-
-async def test_options_do_not_grow_with_attempts() -> None:
-    """O27: requests are merged anew for each attempt."""
-    asking = RequestingHook(None, None, {"watch": ["b"]})
-    loses = FaultInjectionHook({("before_run", 1): lost(), ("after_run", 1): lost()})
-    options = {"watch": ["a"]}
-    async with counting(asking, loses, recovery=NO_BACKOFF) as session:
-        await session.run("loss", options=options)
-    assert [values.options for values in asking.values] == [{"watch": ["a", "b"]}] * 2
-    assert options == {"watch": ["a"]}

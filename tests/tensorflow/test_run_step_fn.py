@@ -12,7 +12,6 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.checks import refused
-from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.sessions import NO_BACKOFF, counting, counting_graph
 from tests.tensorflow.blocks import MakeSession, both_kinds, lost, run_block
 
@@ -191,18 +190,6 @@ async def test_the_order_of_effects(make: MakeSession) -> None:
     ]
 
 
-async def test_runs_with_hooks_take_all_arguments() -> None:
-    """`run_with_hooks` takes fetches, feeds and options as `run` does; the hooks get theirs."""
-    hook = RequestingHook("loss", None, {"level": 2})
-
-    async def step_fn(context: ah.session.StepContext) -> Any:
-        return await context.run_with_hooks(["loss"], {"x": 3}, {"level": 1})
-
-    async with counting(hook) as session:
-        assert await session.run_step_fn(step_fn) == [30]
-    assert hook.values == [ah.SessionRunValues(30, {"level": 2}, {})]
-
-
 # -- recovery
 
 
@@ -257,20 +244,6 @@ async def test_the_context_has_the_current_session() -> None:
         assert await session.run_step_fn(step_fn) == 10
         assert [one.closed for one in sessions] == [True, False]
     assert len(sessions) == 2
-
-
-async def test_hooks_get_the_attempt() -> None:
-    """In the repeated function the hooks see the number of the attempt."""
-    seen: list[tuple[int, int]] = []
-
-    async def look(run_context: ah.SessionRunContext) -> None:
-        seen.append((run_context.global_step, run_context.attempt))
-        if run_context.attempt == 1:
-            raise lost()
-
-    async with counting(PhaseHook("before_run", look), recovery=NO_BACKOFF) as session:
-        await session.run_step_fn(use)
-    assert seen == [(1, 1), (1, 2)]
 
 
 async def test_the_singular_session_lets_the_error_out() -> None:

@@ -14,7 +14,6 @@ import pytest
 
 import aiohooks as ah
 from tests.support.checks import invalid, refused
-from tests.support.hooks import RequestingHook
 from tests.support.sessions import counting_graph
 from tests.support.waiting import parked
 
@@ -213,18 +212,3 @@ async def test_the_global_step_is_one_whole_number(step: Any) -> None:
     with invalid("step", "whole number"):
         await steps.raise_to(step)
     assert steps.latest.step == 0
-
-
-async def test_the_global_step_beside_an_increment_is_the_old_one() -> None:
-    """Fetched beside the train operation, by a hook or the caller, it is the step at which the run
-    began, never the new one.
-    """
-    hook = RequestingHook("global_step")
-    graph = counting_graph()
-    async with ah.AsyncMonitoredSession(graph, [hook]) as session:
-        assert [await session.run(["train", graph.global_step]) for _ in range(3)] == [
-            [1, 0],
-            [1, 1],
-            [1, 2],
-        ]
-    assert [values.results for values in hook.values] == [0, 1, 2]

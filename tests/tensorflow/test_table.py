@@ -104,37 +104,3 @@ def test_there_are_no_other_rows() -> None:
 def test_every_row_names_a_test_or_a_reason() -> None:
     """A row names tests that exist, or says why there can be none."""
     assert {row.number: found for row in ROWS if (found := wrong(row))} == {}
-
-
-@pytest.mark.parametrize(
-    ("ours", "answer"),
-    [
-        ("`tests/tensorflow/test_table.py::test_there_are_no_other_rows`", []),
-        (
-            "`tests/tensorflow/test_table.py::test_gone`",
-            ["tests/tensorflow/test_table.py has no test_gone"],
-        ),
-        ("`tests/test_gone.py::test_gone`", ["tests/test_gone.py has no test_gone"]),
-        ("test_there_are_no_other_rows", ["neither tests nor a reason"]),
-        ("", ["an empty cell"]),
-        ("not applicable: no", ["no reason"]),
-        ("not applicable: there are no such things here", []),
-        ("as 33", []),
-        ("as 1", ["row 1 gives no reason"]),
-    ],
-    ids=[
-        "a test",
-        "no such test",
-        "no such file",
-        "no reference",
-        "empty",
-        "no reason",
-        "a reason",
-        "as above",
-        "none above",
-    ],
-)
-def test_the_search_finds_what_is_wrong(ours: str, answer: list[str]) -> None:
-    """Rows that are wrong are found, others are not (the search itself works)."""
-    (row,) = rows(f"| 1 | `original` | {ours} | |")
-    assert wrong(row) == answer

@@ -41,27 +41,6 @@ async def test_room_for_items(max_lag: int, per_version: int) -> None:
     await cancel_tasks(late)
 
 
-async def test_a_new_caller_cannot_pass_the_queue() -> None:
-    """A caller that comes when there is room again, but others still wait, is admitted after
-    them.
-    """
-    versions = MemoryStepStore()
-    gate = VersionGate(versions, max_lag=0)
-    (first,) = await admit_items(gate, 1)
-    order: list[str] = []
-
-    async def enter(name: str) -> None:
-        async with gate.admit() as one:
-            order.append(name)
-            one.drop()
-
-    early = asyncio.create_task(enter("early"))
-    await ticks(10)
-    first.drop()  # early is admitted and has not run yet
-    await asyncio.gather(early, enter("late"))
-    assert order == ["early", "late"]
-
-
 async def test_an_admission_is_entered_once() -> None:
     """The block of one item cannot be entered again."""
     gate = VersionGate(MemoryStepStore(), max_lag=1)

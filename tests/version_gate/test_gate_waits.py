@@ -12,10 +12,7 @@ from aiohooks.errors import (
     PublisherFailedError,
     PublisherFinishedError,
     StepTimeoutError,
-    StopRequestedError,
-    StoreClosedError,
 )
-from aiohooks.session.coordinator import Coordinator
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing.clock import ManualClock
 from aiohooks.version_gate import Ticket, VersionGate
@@ -54,19 +51,6 @@ async def test_a_dead_publisher_ends_all_waits(
         await admit_one(gate)
     assert gate.statistics().waiting == 0
     assert open_one.use(), "an admitted item may still be used"
-
-
-async def test_a_closed_store_ends_all_waits() -> None:
-    """Closing the store of the versions ends the waits."""
-    versions = MemoryStepStore()
-    gate = VersionGate(versions, max_lag=0)
-    _held = await admit_items(gate, 1)
-    late = start_waiting(gate, 2)
-    await ticks(10)
-    await versions.aclose()
-    assert [type(one) for one in await asyncio.gather(*late, return_exceptions=True)] == [
-        StoreClosedError
-    ] * 2
 
 
 async def test_ending_all_waits_is_linear() -> None:
@@ -161,24 +145,6 @@ async def test_a_wait_that_lasts_says_who_is_waited_for(caplog: pytest.LogCaptur
     assert clock.pending == 0
 
 
-async def test_a_stop_ends_the_wait() -> None:
-    """With `until` a stop, or the failure of a background task, ends the wait, of the first in the
-    queue and of the others.
-    """
-    coord = Coordinator()
-    gate = VersionGate(MemoryStepStore(), max_lag=0)
-    _held = await admit_items(gate, 1)
-    late = [*start_waiting(gate, 2, until=coord.until), *start_waiting(gate)]
-    await ticks(10)
-    coord.request_stop("enough")
-    for task in late[:2]:
-        with pytest.raises(StopRequestedError, match="enough"):
-            await task
-    await ticks(10)
-    assert gate.statistics().waiting == 1, "a wait without `until` continues"
-    await cancel_tasks(late)
-
-
 async def test_a_log_line_is_about_a_wait_of_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """Waits that follow each other without a gap are no long wait."""
     caplog.set_level(logging.INFO, logger="aiohooks.version_gate")
@@ -194,36 +160,3 @@ async def test_a_log_line_is_about_a_wait_of_a_minute(caplog: pytest.LogCaptureF
                 await cancel_tasks([late.pop(0)])
         await cancel_tasks(late)
     assert not [record for record in caplog.records if record.name == "aiohooks.version_gate"]
-
-
-async def test_a_log_line_is_not_early(caplog: pytest.LogCaptureFixture) -> None:
-    """The minute is that of the wait, also where another one had begun a moment before."""
-    caplog.set_level(logging.INFO, logger="aiohooks.version_gate")
-    with ManualClock() as clock:
-        gate = VersionGate(MemoryStepStore(), max_lag=0)
-        _held = await admit_items(gate, 1)
-        earlier = start_waiting(gate, 1)
-        await ticks(10)
-        clock.advance(0.5)
-        later = start_waiting(gate, 1)
-        await ticks(10)
-        await cancel_tasks(earlier)
-        clock.advance(59.5)
-        assert not caplog.messages
-        clock.advance(0.5)
-        assert len(caplog.messages) == 1
-        await cancel_tasks(later)
-
-
-async def test_a_version_that_comes_with_the_timeout_admits() -> None:
-    """An item for which there is room is not refused."""
-    with ManualClock() as clock:
-        versions = MemoryStepStore()
-        gate = VersionGate(versions, max_lag=0)
-        (held,) = await admit_items(gate, 1)
-        held.use()
-        waiting = asyncio.create_task(admit_one(gate, timeout=5))
-        await ticks(10)
-        versions.advance_nowait(1)
-        clock.advance(5)
-        assert (await waiting).position.step == 1

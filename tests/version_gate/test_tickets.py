@@ -115,16 +115,6 @@ async def test_the_ticket_of_a_task_that_has_ended_is_given_back(
     assert "item 0, admitted by task 'holder', is abandoned" in record.getMessage()
 
 
-async def test_a_warning_is_about_the_first_lost_ticket(caplog: pytest.LogCaptureFixture) -> None:
-    """A program that loses all of its tickets does not log each."""
-    gate = VersionGate(MemoryStepStore(), max_lag=2)
-    for _ in range(3):
-        await admit_items(gate, 1)  # the ticket is lost here
-        await ticks()
-    assert gate.statistics().abandoned == 3
-    assert len(caplog.records) == 1
-
-
 async def test_a_lost_ticket_that_is_reset_counts_once() -> None:
     """A reset invalidates the items of lost tickets too; later their collection changes nothing,
     and it needs no open gate.

@@ -29,13 +29,11 @@ from aiohooks.adapters.tensorflow import (
 from aiohooks.testing import ManualClock, RecordingHook, check_hook, hook_checks
 from tests.support.checks import invalid
 from tests.support.sessions import NO_BACKOFF, doubling
-from tests.support.waiting import forever, parked, ticks, until_true
+from tests.support.waiting import parked, ticks, until_true
 
 tf: Any = tensorflow.compat.v1
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
-
-Call = Callable[..., Any]
 
 
 class Recording(tf.train.SessionRunHook):  # type: ignore[misc]
@@ -259,21 +257,6 @@ async def test_errors_are_those_of_both() -> None:
         assert (type(again), str(again), again.error_code) == (kind, "over there", code)
 
 
-async def test_an_error_names_its_hook() -> None:
-    """An error has the hook and its method as a note; TensorFlow's own is the cause of the one that
-    is raised.
-    """
-    hook = failing("after_run", tf.errors.AbortedError(None, None, "lost"), at=1)
-    with pytest.raises(tf.errors.AbortedError, match="lost") as caught:
-        async with ah.AsyncSingularMonitoredSession(
-            TensorFlowSessionCreator(), [TensorFlowHooks([hook])]
-        ) as session:
-            await session.run("train")
-    assert type(caught.value.__cause__) is tf.errors.AbortedError
-    assert caught.value.__notes__[0] == "raised by Recording.after_run"
-    assert "end" not in hook.phases()
-
-
 async def test_end_of_every_hook_is_called() -> None:
     """An error in one `end` takes it from no other hook; several come as a group."""
 
@@ -318,13 +301,6 @@ async def test_threads_learn_of_the_end_and_are_joined() -> None:
     async with session_of(threads.hook) as session:
         session.request_stop("by the caller")
     assert threads.ended == 2
-
-
-async def test_a_thread_stops_the_session() -> None:
-    """`request_stop` of TensorFlow's coordinator stops the session, and ends its waits."""
-    async with session_of(WithThread(lambda coord: coord.request_stop()).hook) as session:
-        await session.until(forever())
-    assert session.stop_reason == "TensorFlow's coordinator was requested to stop"
 
 
 @pytest.mark.parametrize("kind", [OSError, tf.errors.AbortedError])
@@ -503,18 +479,6 @@ async def test_a_name_means_its_value(name: str, value: object) -> None:
     async with session_of(beside=[asks]) as session:
         assert await session.run(name) == value
     assert asks.results == [value]
-
-
-async def test_the_global_step_has_its_name_wherever_it_is() -> None:
-    """Also if it has another one in the graph, and is a resource."""
-    with tf.Graph().as_default():
-        with tf.name_scope("scope"):
-            step = tf.get_variable(
-                "counter", initializer=tf.constant(4, tf.int64), use_resource=True, trainable=False
-            )
-        tf.add_to_collection(tf.GraphKeys.GLOBAL_STEP, step)
-        async with session_of() as session:
-            assert await session.run("global_step") == session.global_step.latest.step == 4
 
 
 @pytest.mark.parametrize("name", ["loss", "loss:0"])
