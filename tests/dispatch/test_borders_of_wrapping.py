@@ -186,6 +186,24 @@ def test_a_way_for_all_methods_does_not_guess() -> None:
 # -- time limits and failures
 
 
+async def test_what_the_last_hook_passes_is_all_that_is_passed() -> None:
+    """A function that takes any number of arguments gets no others of the call."""
+
+    class Filters:
+        @ah.point("wrap")
+        async def run(self, first, second, call_next): ...
+
+    class Passes:
+        async def run(self, first, second, call_next):
+            return await call_next("changed")
+
+    async def innermost(*args):
+        return args
+
+    group: Any = ah.compose(Filters, [Passes()])
+    assert await group.run(1, 2, innermost) == ("changed",)
+
+
 async def test_a_plain_function_returns_no_coroutine() -> None:
     """It would never be awaited, and what is wrapped would not run."""
 
