@@ -229,11 +229,6 @@ class WaitRegistry:
         return self.snapshot._replace(position=self.latest)
 
     @property
-    def threshold(self) -> int | None:
-        """The lowest step with a waiter: 0 if a wait is for any change, None without a waiter."""
-        return self.waiters.lowest if self.waiters.count else None
-
-    @property
     def waiting_secs(self) -> float | None:
         """The seconds since `waiting_since`; None without a wait."""
         if self.waiting_since is None:
@@ -387,9 +382,10 @@ class WaitRegistry:
     def _update_threshold(self) -> None:
         """Subscribe to the lowest threshold, after waiters have been added or removed."""
         self._update_scheduled = False
-        if self.waiters.lowest != self._subscribed_threshold:
-            self._subscribed_threshold = self.waiters.lowest
-            self._subscribe(self.threshold)
+        lowest = self.waiters.lowest
+        if lowest != self._subscribed_threshold:
+            self._subscribed_threshold = lowest
+            self._subscribe(lowest if self.waiters.count else None)
         if not self.waiters.count:
             self.waiting_since = None
         elif self.waiting_since is None:

@@ -128,7 +128,7 @@ class EngineLink:
     """How many seconds the first connection may take."""
     waits: WaitRegistry
     """The waits of this process, to read: `latest` is the latest position that it knows, and
-    `threshold` the lowest step with a waiter, as for `Engine.subscribe`.
+    `waiters.lowest` the lowest step with a waiter. Without a waiter it is above all steps.
     """
     tasks: StoreTasks
     """The tasks of the store and its engine. They are cancelled before `close`."""

@@ -127,7 +127,7 @@ class FakeConnection(Engine):
     async def watch(self) -> None:
         server, link = self.server, self.link
         while True:
-            snapshot, known, threshold = self._read(), self._reported, link.waits.threshold
+            snapshot, known, threshold = self._read(), self._reported, link.waits.waiters.lowest
             if (
                 known is None
                 or snapshot.revision != known.revision
@@ -135,7 +135,7 @@ class FakeConnection(Engine):
             ):
                 self._reported = snapshot
                 link.observe(snapshot)
-            elif threshold is not None and snapshot.position.step >= threshold:
+            elif snapshot.position.step >= threshold:
                 link.observe(snapshot.position)
             self._notified = watcher = asyncio.get_running_loop().create_future()
             server.watchers.add(watcher)

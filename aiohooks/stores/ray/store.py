@@ -171,10 +171,9 @@ class RayEngine(Engine):
             link.observe(report)
 
     def subscribe(self, step: int | None) -> None:
-        if self._poll_reply is None or step is None:
-            return
-        if step < self._poll_threshold:
-            self._poll_reply.cancel()  # in the actor, the next poll replaces the poll
+        reply = self._poll_reply
+        if reply is not None and step is not None and step < self._poll_threshold:
+            reply.cancel()  # in the actor, the next poll replaces the poll
             self._poll_reply = None
 
     # Calls.
