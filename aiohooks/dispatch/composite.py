@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Literal, cast
 
-from aiohooks._core.cancel import running_loop
 from aiohooks._core.clock import wake
 from aiohooks._core.coroutines import result_now
 from aiohooks.dispatch.answers import Target, combined
@@ -205,7 +204,11 @@ class Composite:
             WrongLoopError: the group belongs to another loop; or none is running, which a call that
                 may wait needs.
         """
-        loop = running_loop()
+        # Written out, for each call that may wait.
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
         if loop is None and may_wait:
             raise WrongLoopError(
                 f"{self!r} is called where no asyncio event loop is running; its hooks may wait,"

@@ -290,7 +290,8 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
 
     def may_be_woken(self) -> bool:
         """Return whether the loop watches a file besides its own, or has a thread."""
-        return len(self._files.get_map()) > self._own_files or bool(self._new_threads())
+        watches_files = len(self._files.get_map()) > self._own_files
+        return watches_files or bool(self._new_threads())
 
     def _new_threads(self) -> set[threading.Thread]:
         return {*threading.enumerate()} - self._threads

@@ -323,7 +323,8 @@ class _Explorer:
         steps = max(first.steps, 1)
         decisions = first.schedule.counts.get("order", 1)
         for seed in seeds:
-            self.explore(self._random_schedule(seed, steps, decisions), f"seed {seed}")
+            schedule = self._random_schedule(seed, steps, decisions)
+            self.explore(schedule, f"seed {seed}")
 
     def _random_schedule(self, seed: int, steps: int, decisions: int) -> Schedule:
         """Return the schedule of a seed, for a program that takes about so many steps of tasks, and
@@ -439,7 +440,8 @@ class _Explorer:
     def _report(self, run: ScheduleRun, how: str) -> None:
         again = self._run(Schedule(choices=run.schedule.taken))  # for its notes
         taken = sorted(run.schedule.taken.items())
-        replay = " ".join(f"{key}@{number}={choice}" for (key, number), choice in taken)
+        choices = [f"{key}@{number}={choice}" for (key, number), choice in taken]
+        replay = " ".join(choices)
         first, *others = run.problems
         lines = [f"{first} ({how})"]
         lines += [f"  also {problem}" for problem in others]

@@ -284,7 +284,9 @@ def _noting(make: Callable[..., Any]) -> Callable[..., Any]:
     def make_noted(*args: Any, **options: Any) -> Any:
         task = make(*args, **options)
         frame = inspect.currentframe()
-        while frame is not None and is_library(frame) and frame.f_code.co_name not in _STEPS:
+        while frame is not None and is_library(frame):
+            if frame.f_code.co_name in _STEPS:
+                break
             frame = frame.f_back
         if frame is not None and not is_library(frame):
             _started_at[task] = location(frame)

@@ -474,3 +474,36 @@ async def test_messages_about_functions_have_no_methods() -> None:
     with pytest.raises(InvalidHookError, match="tags got the results") as caught:
         await ah.compose_functions([gives, gives], name="tags")("x")
     assert "method" not in str(caught.value)
+
+
+async def test_each_call_of_hooks_that_cannot_wait_has_its_result() -> None:
+    """The first call looks for the hooks, and the others call the same ones."""
+
+    class Asked:
+        @ah.point("together")
+        async def ask(self, prompt: str) -> str | None: ...
+
+        async def on(self, prompt):  # type: ignore[no-untyped-def]
+            """Nothing says what it returns."""
+
+    class Silent:
+        async def ask(self, prompt: str) -> None:
+            pass
+
+        async def on(self, prompt: str) -> None:
+            pass
+
+    class Answers:
+        async def ask(self, prompt: str) -> str:
+            return f"{prompt}!"
+
+        async def on(self, prompt: str) -> str:
+            return f"{prompt}?"
+
+    group: Any = ah.compose(Asked, [Silent(), Answers()])
+    only: Any = ah.compose(Asked, [Answers()])
+    for prompt in ("a", "b", "c"):
+        assert await group.ask(prompt) == f"{prompt}!"
+        assert await only.on(prompt) == f"{prompt}?"
+        with refused(InvalidHookError, f"got the results [None, '{prompt}?']"):
+            await group.on(prompt)
