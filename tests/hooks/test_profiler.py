@@ -300,7 +300,7 @@ async def test_waits(clock: ManualClock, tmp_path: Path) -> None:
         for name, *times in slices
     )
     assert [wait[:2] for wait in waits] == [(0, 16), (32, 2), (32, 2)]
-    for text in ("turn to run", "admitted", "sleep"):
+    for text in ("turn to run", "admission", "sleep"):
         assert any(text in str(wait[2]) for wait in waits), text
 
 
