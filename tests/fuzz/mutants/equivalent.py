@@ -93,10 +93,23 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_LONGEST.format(1000)}  =>  {_LONGEST.format(1001)}",
     ): "any exponent that a float can take is longer than the longest pause",
     (
+        "aiohooks/_core/waits.py",
+        "Backoff.pause_secs",
+        (
+            "return random.uniform(0, longest) if self.jitter else longest  =>  return"
+            " random.uniform(longest, 0) if self.jitter else longest"
+        ),
+    ): "a random number between two others is so in either order",
+    (
         "aiohooks/dispatch/interface.py",
         "Interface._check_method",
         "point.fitting.add(function)  =>  pass",
     ): "it is checked once more, and fits",
+    (
+        "aiohooks/dispatch/interface.py",
+        "Interface._coroutine_problem",
+        'return ""  =>  return None',
+    ): "either is no problem",
     (
         "aiohooks/stores/local/_directory.py",
         "remote_file_system",
