@@ -81,7 +81,9 @@ html_title = f"aiohooks {release}"
 html_short_title = "aiohooks"
 html_baseurl = SITE
 html_copy_source = False
-html_static_path = ["static"]
+html_static_path = ["static", "images/logo.svg", "images/preview.png"]
+html_favicon = "images/logo.svg"
+html_logo = "images/logo.svg"
 html_css_files, html_js_files = ["site.css"], ["site.js"]
 html_search_scorer = str(ROOT / "docs" / "static" / "scorer.js")
 html_theme_options = {
@@ -98,6 +100,8 @@ sitemap_url_scheme = "{link}"
 sitemap_show_lastmod = False
 ogp_site_url = SITE
 ogp_description_length = 200
+ogp_image = "_static/preview.png"
+ogp_image_alt = "aiohooks: run async hooks, callbacks and plugins concurrently"
 ogp_enable_meta_description = True
 ogp_social_cards = {"enable": False}
 notfound_urls_prefix = "/aiohooks/"
@@ -190,7 +194,27 @@ def show_constants(
         return repr(names.get(match[0], match[0]))
 
     shown = re.sub(r"(?<== )[A-Z][A-Z_]+\b", value, signature or "")
+    shown = re.sub(
+        r"\*\*\w+: [\w.~]*Unpack\[[\w.~]*\b(\w+)\]",
+        lambda match: "*, " + ", ".join(f"{name} = ..." for name in options_of(thing, match[1])),
+        shown,
+    )
     return (shown, returns) if shown != signature and signature else None
+
+
+def options_of(function: Any, name: str) -> list[str]:
+    """Return the keyword arguments that a function takes by a `TypedDict` of its module."""
+    options = inspect.unwrap(function).__globals__[name]
+    return [f"{option}: {annotation}" for option, annotation in annotations_of(options).items()]
+
+
+def annotations_of(options: Any) -> dict[str, str]:
+    """Return the annotations of a `TypedDict` as texts."""
+    texts = {
+        option: getattr(annotation, "__forward_arg__", annotation)
+        for option, annotation in options.__annotations__.items()
+    }
+    return {option: str(text).removeprefix("typing.") for option, text in texts.items()}
 
 
 def show_public_bases(

@@ -1,3 +1,3 @@
 """Hooks of servers, clients, bots, crawlers and terminals, each composed as its row in
-docs/guides/frameworks.md says; `.ci/frameworks` runs these tests.
+docs/guides/agent-frameworks.md says; `.ci/frameworks` runs these tests.
 """
