@@ -87,6 +87,23 @@ def test_a_block_of_the_start_is_a_program(page: Path, block: Block, tmp_path: P
     assert done.stdout == printed_blocks(page)[block.line]
 
 
+def test_type_checkers_accept_the_programs_of_the_start(tmp_path: Path) -> None:
+    """mypy finds no fault in any of them, with or without annotations."""
+    for page in START:
+        for block in python_blocks(page):
+            name = f"{page.stem}_{block.line}.py".replace("-", "_").lower()
+            (tmp_path / name).write_text(block.text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--check-untyped-defs", "--cache-dir", "cache", "."],
+        cwd=tmp_path,
+        env={**ENVIRONMENT, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
 def test_few_blocks_are_not_run() -> None:
     """A block that is not run gives a reason, and there are few such blocks."""
     reasons = [
