@@ -188,7 +188,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     add = _add_command(commands, "checkpoints", "checkpoint.cli:checkpoints", _CHECKPOINTS)
     add(
         "directory",
-        help="the directory; a session may write to it meanwhile",
+        help="the directory, or the URL of a mirror; a session may write to it meanwhile",
     )
 
     add = _add_command(commands, "why", "_command_line.why:print_why", _WHY)

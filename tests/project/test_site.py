@@ -9,8 +9,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 import aiohooks as ah
 from docs.site.build import (
     API_PAGES,
@@ -25,7 +23,6 @@ from docs.site.build import (
     packages,
     write_sources,
 )
-from docs.site.checks import Page, contrast, low_contrasts, of_page, same_titles
 from docs.site.pictures import pictures
 from tests.support.source import defined_names, modules
 
@@ -163,79 +160,3 @@ def test_the_drawings_are_those_of_the_figures() -> None:
         assert (DOCS / "images" / name).read_text(encoding="utf-8") == svg, (
             f"{name}: call python -m docs.site.pictures"
         )
-
-
-GOOD = (
-    '<html lang="en"><title>A</title><h1 id="a">A</h1><a href="other.html#b">b</a><img src="p.png"'
-    ' alt="a picture">'
-)
-
-
-@pytest.mark.parametrize(
-    ("html", "problem"),
-    [
-        (GOOD, None),
-        (GOOD.replace("other.html#b", "#a"), None),
-        (GOOD.replace("other.html#b", "https://example.org/x"), None),
-        (GOOD.replace("other.html", "missing.html"), "the link missing.html#b has no target"),
-        (GOOD.replace("#b", "#c"), "the link other.html#c has no target on its page"),
-        (GOOD.replace(' alt="a picture"', ""), "the picture p.png has no alternative text"),
-        (GOOD.replace(">b<", "><"), "a link has no text"),
-        (GOOD.replace("<img", "<button></button><img"), "a button has no text"),
-        (GOOD.replace("<img", '<input name="q"><img'), "the field q has no name"),
-        (GOOD.replace("<img", '<p id="a"></p><img'), "the id a is there 2 times"),
-        (GOOD.replace("<img", "<h3>C</h3><img"), "a heading of level 3 below one of level 1"),
-        (GOOD.replace("h1", "p"), "0 headings of the first level"),
-        (GOOD.replace(' lang="en"', ""), "the language is not given"),
-    ],
-)
-def test_what_is_wrong_with_a_page_is_found(tmp_path: Path, html: str, problem: str | None) -> None:
-    """The check of the built pages names each kind of defect, and nothing else."""
-    (tmp_path / "p.png").touch()
-    texts = {"page.html": html, "other.html": '<html lang="en"><title>B</title><h1 id="b">B</h1>'}
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    pages = {(tmp_path / name).resolve(): Page(text) for name, text in texts.items()}
-    assert list(of_page(tmp_path.resolve() / "page.html", pages)) == ([problem] if problem else [])
-
-
-def test_low_contrast_is_found(tmp_path: Path) -> None:
-    """Colors of the theme and of code that are hard to read are named, in either mode."""
-    names = (
-        "foreground-primary",
-        "foreground-secondary",
-        "foreground-muted",
-        "brand-content",
-        "brand-primary",
-        "link",
-    )
-    colors = "".join(f"--color-{name}:#000;" for name in names)
-    furo = f"body{{{colors}--color-background-primary:#fff}}"
-    dark = (
-        "@media not print{body[data-theme=dark]{--color-background-primary:#101010;"
-        + colors.replace("#000", "#eee")
-    )
-    (tmp_path / "_static" / "styles").mkdir(parents=True)
-    (tmp_path / "_static" / "styles" / "furo.css").write_text(
-        f"{furo}{dark.replace('link:#eee', 'link:#444')}}}}}", encoding="utf-8"
-    )
-    code = (
-        ".highlight { background: #fff; color: #000 }\n.highlight .k { color: #999 } /* Keyword"
-        " */\n"
-    )
-    (tmp_path / "_static" / "pygments.css").write_text(
-        f"{code}@media not print {{ {code} }}", encoding="utf-8"
-    )
-    light, dark_link, *others = low_contrasts(tmp_path / "_static")
-    assert light == "light: .highlight .k: the contrast of #999 on #fff is 2.8, less than 4.5"
-    assert dark_link.startswith("dark: link: the contrast of #444 on #101010 is 2.0")
-    assert others == ["dark: .highlight .k: the contrast of #999 on #fff is 2.8, less than 4.5"]
-    assert contrast("#000", "#ffffff") == 21
-
-
-def test_pages_with_one_title_are_found() -> None:
-    """A title that two pages have is named."""
-    pages = [
-        Page(f"<title>{title}</title><img><svg><title>a picture</title></svg>") for title in "ABA"
-    ]
-    assert same_titles(pages) == ["2 pages have the title 'A'"]
