@@ -194,27 +194,23 @@ def show_constants(
         return repr(names.get(match[0], match[0]))
 
     shown = re.sub(r"(?<== )[A-Z][A-Z_]+\b", value, signature or "")
-    shown = re.sub(
-        r"\*\*\w+: [\w.~]*Unpack\[[\w.~]*\b(\w+)\]",
-        lambda match: "*, " + ", ".join(f"{name} = ..." for name in options_of(thing, match[1])),
-        shown,
-    )
+
+    def keywords(match: re.Match[str]) -> str:
+        spelled_out = options_of(names.get(match[1]))
+        return f"*, {', '.join(spelled_out)}" if spelled_out else match[0]
+
+    shown = re.sub(r"\*\*\w+: [\w.~]*Unpack\[[\w.~]*\b(\w+)\]", keywords, shown)
     return (shown, returns) if shown != signature and signature else None
 
 
-def options_of(function: Any, name: str) -> list[str]:
-    """Return the keyword arguments that a function takes by a `TypedDict` of its module."""
-    options = inspect.unwrap(function).__globals__[name]
-    return [f"{option}: {annotation}" for option, annotation in annotations_of(options).items()]
-
-
-def annotations_of(options: Any) -> dict[str, str]:
-    """Return the annotations of a `TypedDict` as texts."""
+def options_of(kind: Any) -> list[str]:
+    """Return the keyword arguments that a `TypedDict` stands for; none if it is not at hand."""
+    annotations = getattr(kind, "__annotations__", {})
     texts = {
-        option: getattr(annotation, "__forward_arg__", annotation)
-        for option, annotation in options.__annotations__.items()
+        name: str(getattr(annotation, "__forward_arg__", annotation))
+        for name, annotation in annotations.items()
     }
-    return {option: str(text).removeprefix("typing.") for option, text in texts.items()}
+    return [f"{name}: {text} = ..." for name, text in texts.items()]
 
 
 def show_public_bases(

@@ -88,7 +88,7 @@ def test_a_block_of_the_start_is_a_program(page: Path, block: Block, tmp_path: P
 
 
 def test_type_checkers_accept_the_programs_of_the_start(tmp_path: Path) -> None:
-    """mypy finds no fault in any of them, with or without annotations."""
+    """No program has a fault that mypy finds, with or without annotations."""
     for page in START:
         for block in python_blocks(page):
             name = f"{page.stem}_{block.line}.py".replace("-", "_").lower()
