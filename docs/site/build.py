@@ -261,8 +261,8 @@ def write_for_models(sources: Path, folder: Path) -> None:
     lines = [f"# aiohooks\n\n> {DESCRIPTION}\n"]
     for caption, pages in NAVIGATION.items():
         lines.append(f"\n## {caption}\n\n")
-        for page, text in pages.items():
-            lines.append(f"- [{title_of(DOCS / page)}]({SITE}{page}): {text}\n")
+        for name, text in pages.items():
+            lines.append(f"- [{title_of(DOCS / name)}]({SITE}{name}): {text}\n")
     lines.append("\n## Project\n\n")
     lines += [f"- [{title_of(ROOT / name)}]({SITE}project/{name.lower()})\n" for name in ROOT_PAGES]
     (folder / "llms.txt").write_text("".join(lines), encoding="utf-8")
