@@ -208,6 +208,7 @@ HOOKS: list[Any] = [
         "use HookGr",
     ),
     (lambda: ah.compose(Calls, ON), "hooks is <", "Observer object", "give a list of hooks"),
+    (lambda: ah.compose([ON], Calls), "hooks is the class Calls", "swapped", "class first"),  # type: ignore[arg-type]
     (
         lambda: ah.compose(Calls, ah.configure(ON)),
         "hooks is HookRegistration(",
@@ -325,6 +326,7 @@ ARGUMENTS: list[Any] = [
     (given(init=[1]), "init is [1]; give a mapping"),
     (lambda: ah.point("last"), "the argument of @point is 'last'"),  # type: ignore[arg-type]
     (lambda: ah.wrap(argument=1), "argument is 1"),  # type: ignore[arg-type]
+    (lambda: ah.configure(do_nothing, timeout=0), "timeout of do_nothing is 0"),
     (
         lambda: ah.compose_functions(do_nothing),  # type: ignore[call-overload]
         "functions is <function",
