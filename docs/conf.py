@@ -122,6 +122,7 @@ def setup(app: Sphinx) -> None:
     stood_in.enter_context(stand_ins())  # autodoc imports the adapters, too
     app.connect("build-finished", lambda app, error: stood_in.close())
     name_defining_modules()
+    app.connect("autodoc-process-docstring", drop_summary_of_constructor, priority=390)
     app.connect(
         "autodoc-process-docstring", mark_code, priority=400
     )  # before the sections of Google's form are read
@@ -154,6 +155,18 @@ def name_defining_modules() -> None:
 
 docstrings: dict[str, list[str]] = {}
 """As they were before the sections of Google's form were read."""
+
+
+def drop_summary_of_constructor(
+    app: Sphinx, what: str, name: str, thing: Any, options: object, lines: list[str]
+) -> None:
+    """Leave out the first paragraph of `__init__`, which would follow that of the class."""
+    if what not in ("class", "exception") or "__init__" not in vars(thing):
+        return
+    # Sphinx gives the docstrings of the class and of `__init__` one by one.
+    summary = (inspect.getdoc(thing.__init__) or "").partition("\n\n")[0].splitlines()
+    if summary and lines[: len(summary)] == summary and thing.__doc__ != thing.__init__.__doc__:
+        del lines[: len(summary)]
 
 
 def mark_code(
