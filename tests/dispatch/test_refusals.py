@@ -208,7 +208,11 @@ HOOKS: list[Any] = [
         "use HookGr",
     ),
     (lambda: ah.compose(Calls, ON), "hooks is <", "Observer object", "give a list of hooks"),
-    (lambda: ah.compose([ON], Calls), "hooks is the class Calls", "swapped", "class first"),  # type: ignore[arg-type]
+    (
+        lambda: ah.compose([ON], Calls),  # type: ignore[arg-type]
+        "hooks is the class Calls",
+        "are swapped: give the class first",
+    ),
     (
         lambda: ah.compose(Calls, ah.configure(ON)),
         "hooks is HookRegistration(",
