@@ -35,7 +35,7 @@ The packages, each of which imports only from those above it:
     adapters        bridges to other software
     testing         helpers for people who write hooks and stores
 
-The docstring of each package lists its modules. `docs/explanations/architecture.md` walks through
+The docstring of each package lists its modules. `design/architecture.md` walks through
 a run.
 """
 
@@ -229,6 +229,24 @@ if not TYPE_CHECKING:
             "aiohooks.version_gate": ("VersionGate",),
         },
         packages=("checkpoint", "dispatch", "graph", "hooks", "session", "stores", "version_gate"),
+        elsewhere=(
+            "aiohooks.errors",
+            "aiohooks.hooks",
+            "aiohooks.session",
+            "aiohooks.dispatch",
+            "aiohooks.graph",
+            "aiohooks.stores",
+            "aiohooks.checkpoint",
+            "aiohooks.version_gate",
+            "aiohooks.testing",
+            "aiohooks.distributed",
+            "aiohooks.distributed.local",
+            "aiohooks.stores.redis",
+            "aiohooks.adapters.asgi",
+            "aiohooks.adapters.prometheus",
+            "aiohooks.adapters.opentelemetry",
+            "aiohooks.adapters.trackers",
+        ),
     )
     if "_pytest" not in sys.modules:
         # Dispatch is often used first in a coroutine, where its import would block the event loop.

@@ -95,9 +95,7 @@ def _parse_pid(text: str) -> int:
     """Return the process ID of an argument, or raise the error that argparse shows."""
     if text.isdecimal():
         return int(text)
-    raise argparse.ArgumentTypeError(
-        "give the PID of a process. For a service, open its page, or GET /why"
-    )
+    raise argparse.ArgumentTypeError("give the PID of a process")
 
 
 def _add_command(commands: Any, name: str, execute: str, text: str) -> Callable[..., object]:
@@ -184,7 +182,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"aiohooks {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND")
     _add_run_command(commands)
 
     list_checkpoints = "checkpoint._directory:list_checkpoints"
@@ -209,7 +207,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     name = os.path.basename(sys.argv[0])
     prog = "python -m aiohooks" if name == "__main__.py" else name
-    options = vars(make_parser(prog).parse_args(arguments))
+    parser = make_parser(prog)
+    options = vars(parser.parse_args(arguments))
+    if not options:
+        parser.print_help(sys.stderr)
+        return 2
     try:
         # Import only the modules of this command, because importing all of them takes long.
         execute = pkgutil.resolve_name(options.pop("execute"))

@@ -81,7 +81,9 @@ html_title = f"aiohooks {release}"
 html_short_title = "aiohooks"
 html_baseurl = SITE
 html_copy_source = False
-html_static_path = ["static"]
+html_static_path = ["static", "images/logo.svg", "images/preview.png"]
+html_favicon = "images/logo.svg"
+html_logo = "images/logo.svg"
 html_css_files, html_js_files = ["site.css"], ["site.js"]
 html_search_scorer = str(ROOT / "docs" / "static" / "scorer.js")
 html_theme_options = {
@@ -98,6 +100,8 @@ sitemap_url_scheme = "{link}"
 sitemap_show_lastmod = False
 ogp_site_url = SITE
 ogp_description_length = 200
+ogp_image = "_static/preview.png"
+ogp_image_alt = "aiohooks: run async hooks, callbacks and plugins concurrently"
 ogp_enable_meta_description = True
 ogp_social_cards = {"enable": False}
 notfound_urls_prefix = "/aiohooks/"
@@ -118,6 +122,7 @@ def setup(app: Sphinx) -> None:
     stood_in.enter_context(stand_ins())  # autodoc imports the adapters, too
     app.connect("build-finished", lambda app, error: stood_in.close())
     name_defining_modules()
+    app.connect("autodoc-process-docstring", drop_summary_of_constructor, priority=390)
     app.connect(
         "autodoc-process-docstring", mark_code, priority=400
     )  # before the sections of Google's form are read
@@ -150,6 +155,18 @@ def name_defining_modules() -> None:
 
 docstrings: dict[str, list[str]] = {}
 """As they were before the sections of Google's form were read."""
+
+
+def drop_summary_of_constructor(
+    app: Sphinx, what: str, name: str, thing: Any, options: object, lines: list[str]
+) -> None:
+    """Leave out the first paragraph of `__init__`, which would follow that of the class."""
+    if what not in ("class", "exception") or "__init__" not in vars(thing):
+        return
+    # Sphinx gives the docstrings of the class and of `__init__` one by one.
+    summary = (inspect.getdoc(thing.__init__) or "").partition("\n\n")[0].splitlines()
+    if summary and lines[: len(summary)] == summary and thing.__doc__ != thing.__init__.__doc__:
+        del lines[: len(summary)]
 
 
 def mark_code(
@@ -190,7 +207,23 @@ def show_constants(
         return repr(names.get(match[0], match[0]))
 
     shown = re.sub(r"(?<== )[A-Z][A-Z_]+\b", value, signature or "")
+
+    def keywords(match: re.Match[str]) -> str:
+        spelled_out = options_of(names.get(match[1]))
+        return f"*, {', '.join(spelled_out)}" if spelled_out else match[0]
+
+    shown = re.sub(r"\*\*\w+: [\w.~]*Unpack\[[\w.~]*\b(\w+)\]", keywords, shown)
     return (shown, returns) if shown != signature and signature else None
+
+
+def options_of(kind: Any) -> list[str]:
+    """Return the keyword arguments that a `TypedDict` stands for; none if it is not at hand."""
+    annotations = getattr(kind, "__annotations__", {})
+    texts = {
+        name: str(getattr(annotation, "__forward_arg__", annotation))
+        for name, annotation in annotations.items()
+    }
+    return [f"{name}: {text} = ..." for name, text in texts.items()]
 
 
 def show_public_bases(

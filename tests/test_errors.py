@@ -162,6 +162,25 @@ def test_an_error_that_takes_no_note_stays_itself(error: Exception) -> None:
     assert notes is None or getattr(error, "__notes__") is notes  # noqa: B009
 
 
+async def test_a_forgotten_call_of_the_base_class_is_noted() -> None:
+    """A hook whose `__init__` skips that of its base class fails with a note that names it."""
+
+    class Skips(ah.NanHook):
+        def __init__(self) -> None:
+            self.own = 1
+
+    class Mistyped(ah.NanHook):
+        async def after_run(self, run_context: Any, run_values: Any) -> None:
+            _ = self._vlaue  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError) as skipped:
+        await run_once([Skips()])
+    assert notes_of(skipped.value)[1:] == ["Skips.__init__ does not call super().__init__()"]
+    with pytest.raises(AttributeError) as mistyped:
+        await run_once([Mistyped("loss")])
+    assert notes_of(mistyped.value) == ["raised by Mistyped.after_run at step 1"]
+
+
 def test_flattened_groups_leave_their_notes_to_their_members() -> None:
     """Each error has its own notes, then those of its group, then those of the groups around that,
     each once.

@@ -1,7 +1,6 @@
 """The commands of `aiohooks`, whose arguments and help are in `aiohooks.__main__`.
 
     run             start a function as a chief and its workers
-    steps           show a run in a step store
     why             show why a process waits
 
 The command `checkpoints` is in `aiohooks.checkpoint`, whose files it shows. `aiohooks.__main__`

@@ -119,6 +119,11 @@ class HookGroup(Generic[K]):
         check_secs(grace_secs, "grace_secs")
         check_mapping(init, "init")
         if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
+            if isinstance(hooks, type) and not isinstance(kind, type):
+                raise InvalidHookError(
+                    f"hooks is the class {hooks.__name__}; the arguments are swapped: give the"
+                    " class first, then the list of hooks"
+                )
             raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
         interface = Interface(kind, results)
         self._composite = Composite(

@@ -176,7 +176,10 @@ def _check_options(registration: HookRegistration) -> None:
 
 def hook_name(hook: object) -> str:
     """Return the name of a hook in messages: of its class, or of its function."""
-    return getattr(hook, "__aiohooks_name__", None) or type(hook).__name__
+    name: str | None = getattr(hook, "__aiohooks_name__", None)
+    if name is None and isinstance(hook, types.FunctionType):
+        name = hook.__name__
+    return name or type(hook).__name__
 
 
 class FunctionHook:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -557,6 +558,10 @@ def graph_of(source: object, wanted: str = "a Graph") -> Graph:
             f"the class {source.__name__} cannot be run; give an object of it:"
             f" {source.__name__}(...)"
         )
+    if inspect.iscoroutine(source):
+        name = source.__qualname__
+        source.close()  # or Python warns that it was never awaited
+        raise InvalidArgumentError(f"the step is {name}(...), a call; give the function: {name}")
     raise InvalidArgumentError(
         f"{source!r} cannot be run; give {wanted} or an `async def` that is the step"
     )

@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -72,6 +73,10 @@ PACKAGES = tuple(package for packages in API_PAGES.values() for package in packa
 # Pages of the repository's root that the site has; README.md is not among them, for the first page
 # says the same.
 ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+NAVIGATION: dict[str, dict[str, str]] = tomllib.loads(
+    (DOCS / "site" / "navigation.toml").read_text(encoding="utf-8")
+)
+"""The pages by part of the navigation, each with what a reader finds there."""
 LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?(?=[^)]*\))")
 
 
@@ -235,7 +240,9 @@ def write_sources(folder: Path) -> None:
         if page.suffix in (".png", ".svg"):
             shutil.copy(page, place)
         else:
-            text, targets = with_links(page, with_drawings(page, with_tabs(text_of(page))))
+            text, targets = with_links(
+                page, with_drawings(page, with_tabs(with_cards(text_of(page))))
+            )
             place.write_text(text + contents_of(page, text), encoding="utf-8")
             waiting += targets
     for name in API_PAGES:
@@ -251,17 +258,19 @@ def write_for_models(sources: Path, folder: Path) -> None:
     for page in sources.rglob("*.md"):
         if "source" not in page.relative_to(sources).parts:
             shutil.copy(page, folder / page.relative_to(sources))
-    pages = text_of(DOCS / "index.md").partition("\n## ")[2]
-    text = f"# aiohooks\n\n> {DESCRIPTION}\n\n## {pages}"
-    text = re.sub(r"(?<=\]\()(?!\.\./)([^)]+\.md)", rf"{SITE}\1", text)
-    text = re.sub(
-        r"(?<=\]\()\.\./(?=[A-Z])([^)]+\.md)",
-        lambda match: f"{SITE}project/{match[1].lower()}",
-        text,
-    )
-    (folder / "llms.txt").write_text(
-        re.sub(r"(?<=\]\()\.\./", f"{REPOSITORY}/blob/main/", text), encoding="utf-8"
-    )
+    lines = [f"# aiohooks\n\n> {DESCRIPTION}\n"]
+    for caption, pages in NAVIGATION.items():
+        lines.append(f"\n## {caption}\n\n")
+        for name, text in pages.items():
+            lines.append(f"- [{title_of(DOCS / name)}]({SITE}{name}): {text}\n")
+    lines.append("\n## Project\n\n")
+    lines += [f"- [{title_of(ROOT / name)}]({SITE}project/{name.lower()})\n" for name in ROOT_PAGES]
+    (folder / "llms.txt").write_text("".join(lines), encoding="utf-8")
+
+
+def title_of(page: Path) -> str:
+    """Return the heading of a page."""
+    return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def place_of(path: Path) -> Path:
@@ -345,20 +354,37 @@ def with_tabs(text: str) -> str:
     )
 
 
+def with_cards(text: str) -> str:
+    """Return the text with a card for each link of the list between the marks of cards."""
+
+    def as_cards(match: re.Match[str]) -> str:
+        cards = [
+            f":::{{grid-item-card}} [{title}]({target})\n{body.strip()}\n:::\n"
+            for title, target, body in re.findall(
+                r"^- \[([^\]]+)\]\(([^)]+)\): (.+?)(?=^- |\Z)", match[1], re.MULTILINE | re.DOTALL
+            )
+        ]
+        return f"::::{{grid}} 1 2 2 3\n:gutter: 2\n\n{''.join(cards)}::::"
+
+    return re.sub(
+        r"^<!-- cards -->$(.*?)^<!-- end of cards -->$",
+        as_cards,
+        text,
+        flags=re.MULTILINE | re.DOTALL,
+    )
+
+
 def contents_of(page: Path, text: str) -> str:
-    """Return the directives that put the pages below this one into the navigation: what its lists
-    link to, in that order.
-    """
+    """Return the directives that put the pages below this one into the navigation."""
     if page == DOCS / "reference" / "api.md":
         return toctree("", [f"{name} <api/{name}>" for name in API_PAGES])
-    if page == DOCS / "decisions" / "README.md":
-        return toctree("", re.findall(r"^- .*\]\((\S+)\.md\)", text, flags=re.MULTILINE))
     if page == DOCS / "index.md":
-        sections = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)[1:]
-        return "".join(
-            toctree(caption, list(dict.fromkeys(re.findall(r"\]\(([^)\s#:]+)\.md\)", body))))
-            for caption, body in zip(sections[::2], sections[1::2], strict=True)
-        )
+        contents = [
+            toctree(caption, [name.removesuffix(".md") for name in pages])
+            for caption, pages in NAVIGATION.items()
+        ]
+        project = [f"project/{name.removesuffix('.md').lower()}" for name in ROOT_PAGES]
+        return "".join([*contents, toctree("Project", project)])
     return ""
 
 

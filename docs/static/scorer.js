@@ -1,6 +1,6 @@
 "use strict";
 // How the search orders what it finds: pages that have the words in their titles first, and guides before the reference,
-// the records of decisions and the sources. The numbers but those of `score` are Sphinx's own.
+// the sources. The numbers but those of `score` are Sphinx's own.
 var Scorer = {
   objNameMatch: 11,
   objPartialMatch: 6,
@@ -16,7 +16,7 @@ var Scorer = {
     const isReference = page.startsWith("reference/"); // where a part of a name, as in `retry_now`, says little
     const inTitle = words.filter((word) =>
       new RegExp(isReference ? `\\b${word}\\b` : `\\b${word.slice(0, 5)}`, "i").test(title));
-    const isForDevelopers = /^(decisions|project|source)\//.test(page);
+    const isForDevelopers = /^(project|source)\//.test(page);
     return score + 6 * inTitle.length - 12 * isReference - 20 * isForDevelopers;
   },
 };

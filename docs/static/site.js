@@ -6,7 +6,10 @@ function fitTables() {
     const names = [...table.querySelectorAll("thead th")].map((one) => one.textContent);
     const wrapper = table.parentElement;
     if (wrapper.scrollWidth <= wrapper.clientWidth || !names.length) continue;
-    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, column) => (cell.dataset.name = names[column]));
+    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, column) => {
+      cell.dataset.name = names[column];
+      cell.toggleAttribute("data-empty", !cell.textContent.trim());
+    });
     table.classList.add("cards");
   }
 }

@@ -72,20 +72,31 @@ def test_each_command_has_help_that_teaches(name: str, capsys: pytest.CaptureFix
     assert codes[:3] == ["0", "1", "2"]
 
 
+def listed_commands(shown: str) -> list[str]:
+    """Return the commands that a help lists."""
+    lines = (line for line in shown.splitlines() if line.startswith("    ") and line[4] != " ")
+    return [line.split()[0] for line in lines]
+
+
 def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """The help of the program names each command, and the exit codes that all share."""
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out
-    assert [
-        line.split()[0] for line in shown.splitlines() if line.startswith("    ") and line[4] != " "
-    ] == list(COMMANDS)
+    assert listed_commands(shown) == list(COMMANDS)
     assert "143  ended by SIGTERM" in shown
+
+
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """`aiohooks` alone shows its help, with exit code 2."""
+    assert main([]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, listed_commands(shown.err)) == ("", list(COMMANDS))
 
 
 def test_what_is_not_understood() -> None:
     """It says how it is used, with exit code 2."""
-    for arguments in ((), ("nonsense",), ("checkpoints",)):
+    for arguments in (("nonsense",), ("checkpoints",)):
         done = command(*arguments)
         assert done.returncode == 2
         assert "usage: python -m aiohooks" in done.stderr
@@ -120,10 +131,10 @@ REFUSED = {
     "run jobs:main --max-restarts few": "argument --max-restarts: give a number of at least 0\n",
     "run jobs:main --grace-secs soon": "argument --grace-secs: give seconds, 0 or more\n",
     "run jobs:main --grace-secs inf": "argument --grace-secs: give seconds, 0 or more\n",
-    "why digits": "argument PID: give the PID of a process. For a service",
+    "why digits": "argument PID: give the PID of a process",
     "why -5": "argument PID: give the PID of a process",
     "why redis://:secret@h": "argument PID: give the PID of a process",
-    "why http://user:secret@h/": "For a service, open its page, or GET /why",
+    "why http://user:secret@h/": "argument PID: give the PID of a process",
     "why 4242 --run digits": "unrecognized arguments: --run digits",
 }
 

@@ -208,6 +208,11 @@ HOOKS: list[Any] = [
     ),
     (lambda: ah.compose(Calls, ON), "hooks is <", "Observer object", "give a list of hooks"),
     (
+        lambda: ah.compose([ON], Calls),  # type: ignore[arg-type]
+        "hooks is the class Calls",
+        "are swapped: give the class first",
+    ),
+    (
         lambda: ah.compose(Calls, ah.configure(ON)),
         "hooks is HookRegistration(",
         "give a list of hooks",
@@ -323,6 +328,7 @@ ARGUMENTS: list[Any] = [
     (given(init=[1]), "init is [1]; give a mapping"),
     (lambda: ah.point("last"), "the argument of @point is 'last'"),  # type: ignore[arg-type]
     (lambda: ah.wrap(argument=1), "argument is 1"),  # type: ignore[arg-type]
+    (lambda: ah.configure(do_nothing, timeout=0), "timeout of do_nothing is 0"),
     (
         lambda: ah.compose_functions(do_nothing),  # type: ignore[call-overload]
         "functions is <function",

@@ -500,6 +500,29 @@ def test_an_unknown_name_is_an_attribute_error(capsys: pytest.CaptureFixture[str
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("InvalidHookError", "aiohooks.errors"),
+        ("HookTimingHook", "aiohooks.hooks"),
+        ("KeepNewest", "aiohooks.checkpoint"),
+        ("RedisEngine", "aiohooks.stores.redis"),
+        ("no_leaks", "aiohooks.testing"),
+    ],
+)
+def test_a_name_of_another_module_names_that_module(
+    name: str, home: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A public name that is not in `aiohooks` itself is reported with the module that has it, and
+    with no similar name of another class.
+    """
+    with pytest.raises(AttributeError) as caught:
+        getattr(ah, name)
+    sys.__excepthook__(type(caught.value), caught.value, caught.value.__traceback__)
+    message = f"module 'aiohooks' has no attribute '{name}'; it is {home}.{name}"
+    assert capsys.readouterr().err.endswith(f"AttributeError: {message}\n")
+
+
 @pytest.mark.parametrize("path", [path for path, text in SIGNATURES.items() if text is not None])
 def test_signatures(path: str) -> None:
     """Names, kinds and defaults of parameters, and what must be awaited, are as designed."""

@@ -14,6 +14,7 @@ from docs.site.build import (
     API_PAGES,
     DOCS,
     PACKAGES,
+    ROOT_PAGES,
     api_page,
     attribute_docstrings,
     documented,
@@ -32,7 +33,7 @@ def test_every_public_package_has_a_page() -> None:
     The adapter of TensorFlow has a guide too, which shows all its names.
     """
     assert {module for module in modules() if "__all__" in defined_names(module)} <= set(PACKAGES)
-    text = (DOCS / "guides" / "tensorflow-hooks.md").read_text(encoding="utf-8")
+    text = (DOCS / "migrating" / "differences-from-tensorflow.md").read_text(encoding="utf-8")
     assert [
         name
         for name in packages()["aiohooks.adapters.tensorflow"].__all__
@@ -137,19 +138,18 @@ def test_links_lead_to_pages_of_the_site(tmp_path: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation(tmp_path: Path) -> None:
-    """Each page of docs/ is in the contents that the first page and the page of decisions list."""
+    """Each page of docs/ is in the navigation once, and each page of the navigation exists."""
     write_sources(tmp_path)
-    listed = {Path("index.md")}
-    for page in (Path("index.md"), Path("decisions/README.md")):
-        for tree_of_contents in re.findall(
-            r"```\{toctree\}\n(.*?)```", (tmp_path / page).read_text(encoding="utf-8"), re.DOTALL
-        ):
-            listed |= {
-                page.parent / f"{line}.md"
-                for line in tree_of_contents.splitlines()
-                if line and line[0] != ":"
-            }
-    assert {page.relative_to(DOCS) for page in DOCS.rglob("*.md")} <= listed
+    text = (tmp_path / "index.md").read_text(encoding="utf-8")
+    listed = [
+        line
+        for contents in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL)
+        for line in contents.splitlines()
+        if line and line[0] != ":"
+    ]
+    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md")}
+    project = {f"project/{Path(name).stem.lower()}" for name in ROOT_PAGES}
+    assert sorted(listed) == sorted((pages | project) - {"index"})
 
 
 def test_the_drawings_are_those_of_the_figures() -> None:
@@ -160,17 +160,3 @@ def test_the_drawings_are_those_of_the_figures() -> None:
         assert (DOCS / "images" / name).read_text(encoding="utf-8") == svg, (
             f"{name}: call python -m docs.site.pictures"
         )
-
-
-def test_a_page_has_one_name() -> None:
-    """The list of all pages names each as its title does, and so does the navigation, which is made
-    of that list.
-    """
-    links = re.findall(
-        r"\[([^\]]+)\]\(((?!\.\./)[^)#]+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8")
-    )
-    titles = {
-        page: (DOCS / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-        for _, page in links
-    }
-    assert [(name, titles[page]) for name, page in links if name != titles[page]] == []

@@ -354,6 +354,17 @@ async def test_a_session_that_cannot_be_used_is_closed(kind: str, factory: Any, 
     assert [one.closes for one in made if one is not None] == [1] * (made[0] is not None)
 
 
+def test_a_call_in_place_of_the_step_is_named() -> None:
+    """A step that was called by mistake is named, and Python does not warn about its coroutine."""
+
+    async def train_step() -> dict[str, float]:
+        return {}
+
+    call: Any = train_step()
+    with invalid("train_step(...), a call; give the function: "):
+        ah.AsyncMonitoredSession(call)
+
+
 def test_what_is_no_factory_is_refused() -> None:
     """A factory is a class or a plain function."""
 

@@ -25,7 +25,7 @@ from tests.support.tools_of_hooks import TOOLS, Tool, failed_session, leaves_can
 
 pytestmark = pytest.mark.every_python
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanations" / "failure-matrix.md"
+PAGE = Path(__file__).parents[2] / "design" / "failure-matrix.md"
 
 
 def assert_calls(got: list[Event], expected: list[tuple[Event, bool]]) -> None:
@@ -108,5 +108,5 @@ def test_the_matrix_is_whole() -> None:
 
 def test_the_page_is_what_the_rules_say() -> None:
     """The table in the docs is generated from the data that the tests use."""
-    command = "python -m tests.support.failure_rules --write docs/explanations/failure-matrix.md"
+    command = "python -m tests.support.failure_rules --write design/failure-matrix.md"
     assert PAGE.read_text(encoding="utf-8") == page(), f"run {command}"

@@ -80,7 +80,11 @@ def run_blocks(page: Path, chosen: Iterable[Block], capsys: pytest.CaptureFixtur
         for block in chosen:
             # Empty lines above make tracebacks show the line numbers of the page.
             code = compile(
-                "\n" * (block.line - 1) + block.text, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+                "\n" * (block.line - 1) + block.text,
+                page,
+                "exec",
+                ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+                dont_inherit=True,  # of this module, whose annotations are texts
             )
             result = eval(code, names)
             if inspect.iscoroutine(result):

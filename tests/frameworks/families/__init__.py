@@ -1,3 +1,3 @@
-"""Hooks of many frameworks, each composed as its row in docs/guides/frameworks.md says;
+"""Hooks of many frameworks, each composed as its row in docs/guides/agent-frameworks.md says;
 the session `frameworks` of CI runs these tests.
 """

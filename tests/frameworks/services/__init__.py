@@ -1,3 +1,3 @@
 """Hooks of servers, clients, bots, crawlers and terminals, each composed as its row in
-docs/guides/frameworks.md says; the session `frameworks` of CI runs these tests.
+docs/guides/agent-frameworks.md says; the session `frameworks` of CI runs these tests.
 """
