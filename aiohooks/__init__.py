@@ -35,7 +35,7 @@ The packages, each of which imports only from those above it:
     adapters        bridges to other software
     testing         helpers for people who write hooks and stores
 
-The docstring of each package lists its modules. `design/architecture.md` walks through
+The docstring of each package lists its modules. `docs/design/architecture.md` walks through
 a run.
 """
 

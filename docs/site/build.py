@@ -289,7 +289,7 @@ def text_of(path: Path) -> str:
     """Return a page's text; for a folder its files, for another file the whole of it."""
     orphan = "---\norphan: true\n---\n\n"
     if path.suffix == ".md":
-        is_in_no_list = place_of(path).parts[0] == "source"
+        is_in_no_list = place_of(path).parts[0] in ("source", "design")
         text = path.read_text(encoding="utf-8")
         return orphan + text if is_in_no_list else text
     title = f"{orphan}# {path.relative_to(ROOT)}\n\n"

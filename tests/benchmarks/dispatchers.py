@@ -3,7 +3,7 @@ one run.
 
     python -m tests.benchmarks.dispatchers
     python -m tests.benchmarks.dispatchers --markdown
-    python -m tests.benchmarks.dispatchers --page design/benchmarks.md
+    python -m tests.benchmarks.dispatchers --page docs/design/benchmarks.md
 
 Each one calls the same hooks through its own package. The times are medians of rounds in which all
 take turns.

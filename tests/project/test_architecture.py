@@ -27,7 +27,7 @@ from tests.support.source import (
 from tests.support.versions import CORE, requirements
 from tests.support.waiting import HANG_SECS
 
-# In this order: each imports from those above it and from itself. design/architecture.md
+# In this order: each imports from those above it and from itself. docs/design/architecture.md
 # says what is in each.
 PACKAGES = (
     "errors",

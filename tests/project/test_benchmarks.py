@@ -28,7 +28,7 @@ from tests.support.needs import MissingError
 from tests.support.sessions import make_runs, run_session
 from tests.support.source import ROOT
 
-PAGE = ROOT / "design" / "benchmarks.md"
+PAGE = ROOT / "docs" / "design" / "benchmarks.md"
 OTHERS = ("ignite", "tensorflow", "tf-hooks", "aiosignal")
 METHODS = frozenset({"begin", "after_create_session", "before_run", "after_run", "end", "close"})
 
@@ -116,7 +116,7 @@ def test_a_line_says_whether_the_bar_is_met(result: Result, verdict: str, words:
 
 
 def test_every_row_is_explained() -> None:
-    """Each row has a docstring, and design/benchmarks.md a place for the figures of each
+    """Each row has a docstring, and docs/design/benchmarks.md a place for the figures of each
     section.
     """
     text = PAGE.read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.source import PACKAGE, ROOT, python_files, tree
 
-FOLDERS = ("aiohooks", "docs", "design", "tests", "examples", ".ci")
+FOLDERS = ("aiohooks", "docs", "tests", "examples", ".ci")
 FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml")
 SUFFIXES = {".py", ".md", ".lua", ".toml", ""}
 

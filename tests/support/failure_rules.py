@@ -3,7 +3,7 @@ generated from them.
 
 `RULES` defines the expected calls of each cell; `tests.support.failure_cells` runs a cell, and
 `tests/session/test_failure_matrix.py` compares the two.
-`python -m tests.support.failure_rules --write design/failure-matrix.md` writes the page.
+`python -m tests.support.failure_rules --write docs/design/failure-matrix.md` writes the page.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ DOING = {
 INTRO = f"""\
 # Failure matrix: what is called on which kind of end
 
-<!-- `python -m tests.support.failure_rules --write design/failure-matrix.md` -->
+<!-- `python -m tests.support.failure_rules --write docs/design/failure-matrix.md` -->
 
 Each column is a session with {len(HOOKS)} hooks whose body calls `run` {RUNS} times unless a stop
 is requested. Hook *i* misbehaves in its first call of the method that the heading names; for *run*,
