@@ -662,3 +662,21 @@ async def test_feeds_beside_a_tracked_buffer(
             await use_up(session.steps(feeds=(number for number in (1, 2, 3))))
         assert buffer.position == total
     assert counting_warnings(caplog) == []
+
+
+@WRAPS
+async def test_a_tracked_loader_may_be_read_ahead_by_its_own_loop(
+    wrap: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loader that is given as feeds itself counts the elements that steps have used: other feeds
+    may be prefetched in the same session.
+    """
+    loader = Numbers(5)
+    creator = ah.ChiefSessionCreator(same, scaffold=ah.Scaffold(tracked={"data": loader}))
+    async with ah.AsyncMonitoredSession(creator) as session:
+        used = list[int]()
+        await use_up(session.steps("same", feeds=loader, prefetch=2), used)
+        await use_up(session.steps("same", feeds=wrap(Numbers(2)), prefetch=2), used)
+        await use_up(session.steps("same", feeds=[8, 9], prefetch=2), used)
+    assert used == [1, 2, 3, 4, 5, 1, 2, 8, 9]
+    assert counting_warnings(caplog) == []
