@@ -25,7 +25,7 @@ from tests.support.tools_of_hooks import TOOLS, Tool, failed_session, leaves_can
 
 pytestmark = pytest.mark.every_python
 
-PAGE = Path(__file__).parents[2] / "design" / "failure-matrix.md"
+PAGE = Path(__file__).parents[2] / "docs" / "design" / "failure-matrix.md"
 
 
 def assert_calls(got: list[Event], expected: list[tuple[Event, bool]]) -> None:
