@@ -85,7 +85,7 @@ class ThresholdWaiters(Generic[T]):
         """Make an empty collection. `none`, above all thresholds, is its lowest threshold then."""
         self._futures: dict[int, dict[Waiter[T], None]] = {}
         self._thresholds: list[int] = [none]
-        """The thresholds with a future, sorted, and `none` at the end."""
+        """The thresholds with a future, sorted, and `none` at the end: it is never empty."""
         self.count: int = 0
         """The number of parked futures."""
         self.lowest: int = none
@@ -113,16 +113,16 @@ class ThresholdWaiters(Generic[T]):
         self.lowest = self._thresholds[0]
 
     def discard(self, threshold: int, future: Waiter[T]) -> bool:
-        """Remove a future, and return whether it was still here."""
-        futures = self._futures.get(threshold)
-        if futures is None or future not in futures:
+        """Remove a future; return whether it was still parked at its threshold."""
+        parked = self._futures.get(threshold)
+        if parked is None or future not in parked:
             return False
         self.count -= 1
-        del futures[future]
-        if not futures:
+        del parked[future]
+        if not parked:
             del self._futures[threshold]
-            place = bisect.bisect_left(self._thresholds, threshold)
-            del self._thresholds[place]
+            index = bisect.bisect_left(self._thresholds, threshold)
+            del self._thresholds[index]
             self.lowest = self._thresholds[0]
         return True
 

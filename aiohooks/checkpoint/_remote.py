@@ -432,7 +432,7 @@ class RemoteDirectory:
     ) -> bytes:
         """Return the block that begins at `start` of a file that should have `size` bytes.
 
-        The last block of a longer file is longer, too.
+        If the file has more, the last block has one byte more than it should.
 
         Raises:
             DamagedError: the file is missing.
@@ -440,7 +440,7 @@ class RemoteDirectory:
         """
         end = start + _BLOCK_BYTES
         if end >= size:
-            end = size + 1
+            end = size + 1  # one more: the caller sees that a file is too long
         data = await self.call(self._read_range, path, start, end)
         if data is None:
             raise DamagedError(f"{path.rpartition('/')[2]} is missing")
@@ -496,14 +496,18 @@ class RemoteDirectory:
         self._checkpoints[name] = manifest.checkpoint(Path())
 
     async def _verify(self, path: str, entry: FileEntry) -> None:
-        """Read a file completely; raise as `read_block` does, or if it is another one."""
+        """Check that a file has the size and the checksum of its entry in the manifest.
+
+        Raises like `read_block`, and `DamagedError` if they differ.
+        """
         size = 0
         crc32 = 0
-        for start in range(0, entry.size, _BLOCK_BYTES):
+        # An empty file is read as well: it might be missing, or longer.
+        for start in range(0, max(1, entry.size), _BLOCK_BYTES):
             block = await self.read_block(path, start, entry.size)
             size += len(block)
             crc32 = await to_thread(zlib.crc32, block, crc32)
-        if (size, crc32) != entry:
+        if size != entry.size or crc32 != entry.crc32:
             file = path.rpartition("/")[2]
             raise DamagedError(f"{file} does not have the checksum in the manifest")
 

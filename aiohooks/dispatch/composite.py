@@ -147,7 +147,7 @@ class Composite:
             args: the positions of the call.
             keywords: the keywords of the call.
         """
-        target = method.current or method.find_target()
+        target = method.current or method.renew_target()
         self.check_loop(may_wait=target.may_wait)
         # Before the call: another one that runs meanwhile must not call them again.
         for registered in target.once:
@@ -271,8 +271,8 @@ class CompositeMethod:
         attribute = self._function if self.hooks else self
         setattr(self.composite.kind, self.point.name, attribute)
 
-    def find_target(self) -> Target:
-        """Return the target of the next calls; raise if the group cannot be used."""
+    def renew_target(self) -> Target:
+        """Make the target of the next calls, and keep it; raise if the group cannot be used."""
         self.composite.check_usable()
         self.current = Target(
             self.point,

@@ -565,10 +565,12 @@ def compose_functions(
 
 
 def _function_hook(function: object) -> HookRegistration:
-    """Make a hook of a function, or of a registration of one; its only method is `__call__`.
+    """Return the registration of a function as a hook, whose only method is `__call__`.
+
+    `function` may be the function, or its registration, which keeps its options.
 
     Raises:
-        InvalidHookError: `function` is not a function.
+        InvalidHookError: it is not a function; from `FunctionHook`.
     """
     registration = registration_of(function)
     hook = FunctionHook("__call__", registration.hook, is_alone=True)

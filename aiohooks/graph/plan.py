@@ -81,13 +81,14 @@ class Leaves:
             node = self._graph.node(fetches)
             slot = self._slots.setdefault(node, len(self._slots))
             return operator.itemgetter(slot)
-        parts, rebuild = container
+        parts, make_container = container
         builders = [self.build(part) for part in parts]
 
-        def build_container(values: Sequence[Any]) -> Any:
-            items = [builder(values) for builder in builders]
+        def build_container(fetched_values: Sequence[Any]) -> Any:
+            """Build each item from the values, and then a container of the type of the fetches."""
+            items = [builder(fetched_values) for builder in builders]
             try:
-                return rebuild(items)
+                return make_container(items)
             except Exception as error:
                 raise FetchError(
                     f"the fetches have a {type(fetches).__name__}, and none can be made of their"

@@ -356,24 +356,36 @@ class CheckpointSaverHook(ScheduledHook):
         metrics: dict[str, float],
         is_extra: bool,
     ) -> None:
-        """Keep the numbers of an evaluation for the checkpoint of its step, or add them to it."""
+        """Add the numbers of an evaluation to the checkpoint of its step, now or when it is saved.
+
+        `is_extra` is whether it is an evaluation that only the end of the session has caused.
+        """
+        if not metrics:
+            return
         last = self._last_at(step)
         if is_extra and last is not None and not last.interim:
-            # The checkpoint of an uninterrupted run, which makes no evaluation here.
+            # An uninterrupted run has this checkpoint, too, but makes no evaluation here. So the
+            # numbers of both must stay the same.
             return
-        if metrics:
-            self._evaluated = {step: {**self._evaluated.get(step, {}), **metrics}}
-            await self._add_metrics(step, metrics)
+        numbers = {**self._evaluated.get(step, {}), **metrics}
+        self._evaluated = {step: numbers}  # no later save is of an earlier step
+        await self._add_metrics(step, metrics)
 
     async def _add_metrics(
         self,
         step: int,
         metrics: dict[str, float],
     ) -> None:
-        """Add numbers to the checkpoint of a step, if this session has saved or restored it."""
-        if self._saver is None or step not in self._steps or not metrics:
+        """Add numbers to the checkpoint of a step, if this session has saved or restored it.
+
+        An error is only recorded.
+        """
+        if not metrics:
+            return
+        if self._saver is None or step not in self._steps:
             return
         if self._write_task is not None:
+            # The checkpoint must be complete. An error of the write is handled where it was begun.
             await asyncio.wait([self._write_task])
         try:
             await self._saver.add_metrics(step, metrics)

@@ -142,7 +142,8 @@ class _Server(asyncio.AbstractServer):
     ) -> None:
         self.factory = factory
         self.address = (host, port)
-        self.sockets = (self,)  # programs ask these for the port that was chosen
+        # Programs read the port that was chosen by `server.sockets[0].getsockname()`.
+        self.sockets = (self,)
         self._network = network
 
     def getsockname(self) -> tuple[Any, int]:

@@ -240,17 +240,23 @@ async def _wait(reporter: SessionReporter, wanted: int) -> JsonReply:
 
 def _unreached_reply(reporter: SessionReporter, error: Exception | None) -> JsonReply:
     """Return the reply to a wait that has ended, perhaps by an error, before the step."""
+    # First: that a publisher has finished is also a kind of stop.
     for kind, (status, code) in _STORE_ERRORS.items():
         if isinstance(error, kind):
-            text = safe_text(str(error))
-            if kind is PublisherFailedError and error.__cause__ is not None:
-                text = f"{text}: {safe_error(error.__cause__)}"
             headers = RETRY if kind is StoreUnavailableError else None
-            return error_reply(status, code, text, headers)
+            return error_reply(status, code, _store_error_text(error), headers)
     if error is None or isinstance(error, (StopRequestedError, SessionClosedError)):
         return _ended_reply(reporter)
     text = f"a background task of the session failed: {safe_error(error)}"
     return error_reply(503, "failed", text)
+
+
+def _store_error_text(error: Exception) -> str:
+    """Return the text of an error; the error of a failed publisher is only its cause."""
+    text = safe_text(str(error))
+    if isinstance(error, PublisherFailedError) and error.__cause__ is not None:
+        return f"{text}: {safe_error(error.__cause__)}"
+    return text
 
 
 def _ended_reply(reporter: SessionReporter) -> JsonReply:
