@@ -324,22 +324,21 @@ class SessionFeeds:
         step = restored.checkpoint.step
         undone = self._reached - step
         are_lost = self.lost_step > step
+        steps = f"{undone} steps are undone" if undone > 1 else "1 step is undone"
         text = (
             f"went back from step {self._reached} to step {step}, that of"
-            f" {restored.checkpoint.path}: {undone} step{'s' if undone > 1 else ''}"
+            f" {restored.checkpoint.path}: {steps}"
         )
         self._reached = step
         self.lost_step = min(self.lost_step, step)
         if undone <= 0:
             return
         if are_lost:
-            text += f", and with them their feeds, are gone; {_HOW_TO_KEEP_FEEDS}"
+            text += f", and the feeds are gone; {_HOW_TO_KEEP_FEEDS}"
             if self.coordinator.owner.policy.on_lost_feeds == "raise":
                 raise FeedsLostError(f"the recovery {text}") from recovering_from
-        else:
-            text += " are undone"
-            if any(map(self._gives_again, self.sources)):
-                text += ", and their feeds come again"
+        elif any(map(self._gives_again, self.sources)):
+            text += ", and the feeds come again"
         logger.warning("%s: %s", self.coordinator.requests.label, text)
 
     def _report_kept_objects(self, session: Session) -> None:

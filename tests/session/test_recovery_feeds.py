@@ -366,7 +366,7 @@ async def test_steps_whose_feeds_are_gone_are_counted(
     assert record.levelno == logging.WARNING
     for part in (
         "from step 8 to step 5",
-        "3 steps, and with them their feeds, are gone",
+        "3 steps are undone, and the feeds are gone",
         "state_dict",
     ):
         assert part in record.getMessage()
@@ -380,7 +380,7 @@ async def test_lost_feeds_may_end_the_session(tmp_path: Path, kind: str) -> None
     with refused(
         ah.errors.FeedsLostError,
         "from step 8 to step 5",
-        "3 steps, and with them their feeds, are gone",
+        "3 steps are undone, and the feeds are gone",
     ) as caught:
         await lose_at_nine(tmp_path, kind, on_lost_feeds="raise", on=(Exception,))
     assert isinstance(caught.value.__cause__, ah.UnavailableError)
@@ -400,11 +400,14 @@ async def test_tracked_objects_in_memory_are_named(caplog: pytest.LogCaptureFixt
     assert "continues with the tracked objects 'model' as the failed run has left them" in message
 
 
+@pytest.mark.parametrize(
+    ("failing", "undone"), [(7, "2 steps are undone"), (6, "1 step is undone")]
+)
 async def test_steps_without_feeds_are_undone_with_a_word(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, failing: int, undone: str
 ) -> None:
     """Nothing is lost, as they are made again; `on_lost_feeds` has nothing to raise."""
-    fail = fails_once(("step", 7))
+    fail = fails_once(("step", failing))
 
     async def step(global_step: int) -> None:
         await fail("step", global_step)
@@ -416,5 +419,6 @@ async def test_steps_without_feeds_are_undone_with_a_word(
     creator = ah.ChiefSessionCreator(step, checkpoint_dir=tmp_path)
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
         await use_up(session.steps())
-    (message,) = [one for one in caplog.messages if "went back from step 7 to step 5" in one]
-    assert message.endswith("2 steps are undone")
+    went_back = f"went back from step {failing} to step 5"
+    (message,) = [one for one in caplog.messages if went_back in one]
+    assert message.endswith(undone)
