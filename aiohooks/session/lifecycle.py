@@ -157,6 +157,8 @@ class Lifecycle(TasksOwner):
         """Whether an attempt was made without a pause, after a stop."""
         self.gave_up: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
+        self.failed_with: Exception | None = None
+        """The error with which the session has ended; None if it ended cleanly."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
         self._creator = creator
         self._monitor = Monitor(
@@ -648,6 +650,7 @@ class Lifecycle(TasksOwner):
         with self._closing():
             await self._end(errors)
             outcome = await self._close(errors)
+            self._note_outcome(outcome)
         if outcome is None:
             return is_swallowed
         if outcome is error:
@@ -660,7 +663,13 @@ class Lifecycle(TasksOwner):
             self.requests.record_end()
         with self._closing():
             outcome = await self._close(EndErrors(self.requests.label, error)) or error
+            self._note_outcome(outcome)
         raise_unchanged(outcome)
+
+    def _note_outcome(self, outcome: BaseException | None) -> None:
+        """Keep the error with which the session has failed, for its status."""
+        if isinstance(outcome, Exception) and not is_clean_end(outcome):
+            self.failed_with = outcome
 
     async def _wait_until_closed(self, error: BaseException | None) -> None:
         """Wait until another task has ended the session.

@@ -220,7 +220,9 @@ def status_of(session: AnySession) -> SessionStatus:
     turns = session.turns
     store = session.store
     is_running = turns.runner is not None
-    failure = session.gave_up or next(iter(session.coordinator.errors), None)
+    failure = session.gave_up or session.failed_with
+    if failure is None:
+        failure = next(iter(session.coordinator.errors), None)
     now = None
     if session.phase not in ("new", "closed"):
         now = session.waits.now()

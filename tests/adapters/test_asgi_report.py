@@ -86,6 +86,31 @@ async def test_a_crash_turns_health_red_and_the_server_continues(
     )
 
 
+async def test_a_failure_of_a_session_that_is_entered_elsewhere_stays() -> None:
+    """Its step or its creation fails: `health` is 503 with the reason from then on."""
+
+    class Unready(SessionRunHook):
+        async def begin(self) -> None:
+            raise OSError("no disk")
+
+    async def failing(value: float) -> float:
+        raise ValueError(value)
+
+    session = AsyncMonitoredSession(failing)
+    service = SessionService(session)
+    with pytest.raises(ValueError, match="1"):
+        async with session:
+            await session.run("loss", {"value": 1.0})
+    assert await probed(service) == ("failed", 503, 503)
+    assert (await ask(service, "/health")).json["failure"] == "ValueError(1.0)"
+    assert (await ask(service, "/steps/9")).json["error"] == "failed"
+    session = AsyncMonitoredSession(step, [Unready()])
+    service = SessionService(session)
+    with pytest.raises(OSError, match="no disk"):
+        await session.__aenter__()
+    assert await probed(service) == ("failed", 503, 503)
+
+
 async def test_a_session_that_is_entered_elsewhere() -> None:
     """Without `run` the service shows a session that is entered elsewhere, and has no lifespan."""
     session = AsyncMonitoredSession(step)
