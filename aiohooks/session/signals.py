@@ -322,8 +322,11 @@ class LoopSignals:
         if session.escalation is not escalation:
             return
         following = session.next_escalation
-        what = "the time after %s is over for %s: %s"
-        logger.warning(what, number.name, session.requests.label, following.name)
+        option = "drain_secs" if escalation is Escalation.DRAIN else "grace_secs"
+        secs = getattr(session.policy, option)
+        status = session.coordinator.status()
+        what = "%s s after %s, the %s of its SignalPolicy, comes the %s of %s"
+        logger.warning(what, secs, number.name, option, following.name.lower(), status)
         session.advance(number)
         if following is Escalation.CANCEL:
             for other in self._sessions:

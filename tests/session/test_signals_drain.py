@@ -149,7 +149,7 @@ async def test_what_stops_a_drain_and_what_cancels_then(
     raised = await asyncio.create_task(outcome(handling(forever_step, [hook], step_secs=5.0), use))
     assert isinstance(raised, asyncio.CancelledError)
     assert (clock.pending, hook.phases()[-1]) == (0, "close")
-    said = "the time after SIGUSR1 is over for session 'drained': STOP" in caplog.text
+    said = "s after SIGUSR1, the drain_secs of its SignalPolicy, comes the stop of" in caplog.text
     assert said is (by == "the end of the time")
 
 

@@ -117,7 +117,10 @@ async def test_the_grace_period_ends_the_session(
         clock.advance(2.0)
         assert isinstance(await running, asyncio.CancelledError)
     assert hook.phases()[-1] == "close"
-    assert "the time after SIGUSR1 is over for session 'Task-" in caplog.text
+    assert (
+        "20.0 s after SIGUSR1, the grace_secs of its SignalPolicy, comes the cancel of session"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("again", [False, True])
