@@ -280,7 +280,7 @@ class HookGroup(Generic[K]):
 
     async def __aenter__(self) -> Self:
         """Enter the hooks that are async context managers, in order; if one fails, leave those
-        before it.
+        before it. A hook whose `on_error` is "log" is removed instead.
 
         Raises:
             HookGroupClosedError: the group was entered before.
@@ -352,8 +352,11 @@ class HookGroup(Generic[K]):
             # Now: a cancel at the next await must not make the group forget to exit the hook.
             self._entered.append(registered)
 
-        # An error of entering is raised in any case.
-        await self._call_hook(registered, "__aenter__", enter_and_note, "raise")
+        on_error = registered.registration.on_error
+        await self._call_hook(registered, "__aenter__", enter_and_note, on_error)
+        if registered not in self._entered:
+            logger.error("%s is removed from %r, as it was not entered", registered.name, self)
+            self._composite.remove(registered)
         # What exits leave set after this is set for the caller at the end of the block.
         self._before_exits = self._own_context.state()
 

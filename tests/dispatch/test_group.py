@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
-from tests.support.waiting import fail
+from tests.support.waiting import fail, forever, parked
 
 pytestmark = pytest.mark.every_python
 
@@ -345,18 +346,51 @@ async def test_hooks_are_entered_in_order_and_left_in_reverse() -> None:
 
 
 async def test_a_hook_that_cannot_be_entered() -> None:
-    """Those before it are left, those after it are never entered, whatever its `on_error`."""
+    """Those before it are left, those after it are never entered."""
     events: list[str] = []
-    hooks = [
-        Resource("a", events),
-        ah.configure(Resource("b", events, "enter"), on_error="log"),
-        Resource("c", events),
-    ]
+    hooks = [Resource("a", events), Resource("b", events, "enter"), Resource("c", events)]
     with pytest.raises(OSError, match="enter b") as raised:
         async with ah.HookGroup(AgentHooks, hooks):
             raise AssertionError("not reached")
     assert events == ["enter a", "enter b", "leave a"]
     assert raised.value.__notes__ == ["raised by Resource#2.__aenter__"]
+
+
+async def test_a_hook_that_cannot_be_entered_and_need_not_be(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `on_error="log"` the group removes it and continues, also after a time limit; it is
+    neither called nor exited.
+    """
+
+    class Hangs:
+        async def __aenter__(self) -> None:
+            await forever()
+
+        async def __aexit__(self, *_: object) -> None:
+            raise AssertionError("it was not entered")
+
+        async def on_tool_start(self, call: str) -> None:
+            raise AssertionError("it was not entered")
+
+    events: list[str] = []
+    hooks = [
+        Resource("a", events),
+        ah.configure(Resource("b", events, "enter"), on_error="log"),
+        ah.configure(Hangs(), on_error="log", timeout=1.0),
+        Resource("d", events),
+    ]
+    group = ah.HookGroup(AgentHooks, hooks)
+    entering = await parked(group.__aenter__(), 20)
+    clock.advance(1.0)
+    await entering
+    await group.hooks.on_tool_start("x")
+    assert [status.name for status in group.status()] == ["Resource#1", "Resource#3"]
+    await group.__aexit__(None, None, None)
+    assert events == ["enter a", "enter b", "enter d", "leave d", "leave a"]
+    for name in ("Resource#2", "Hangs"):
+        assert f"{name} is removed from" in caplog.text
+        assert f"{name}.__aenter__ failed; continuing, as its on_error says" in caplog.text
 
 
 @pytest.mark.parametrize("block_fails", [False, True])
