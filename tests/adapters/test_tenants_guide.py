@@ -44,8 +44,9 @@ async def serving_tenants() -> AsyncIterator[Served]:
     names: dict[str, Any] = {}
     exec(python_blocks(ROOT / "docs/guides/tenants.md")[0].text, names)
     tenants: list[Any] = []
+    base: Any = names["Tenant"]
 
-    class Tenant(names["Tenant"]):  # type: ignore[misc]
+    class Tenant(base):  # type: ignore[misc]
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             tenants.append(self)
