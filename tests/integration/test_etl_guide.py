@@ -23,8 +23,8 @@ async def test_sigterm_ends_the_pause_of_an_idle_source(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The program ends without waiting for the source's pause or for `drain_secs`; time does not
-    pass.
+    """The program ends without waiting for the source's pause or for `drain_secs`, whose clock does
+    not advance.
     """
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
