@@ -65,6 +65,19 @@ async def test_the_step_outlives_all_processes(tmp_path: Path) -> None:
         assert await store.value() == ah.stores.Position(1, 0)
 
 
+async def test_an_advance_in_another_event_loop_is_rejected(tmp_path: Path) -> None:
+    """Before it has any effect, also here, where an advance usually needs no wait."""
+    async with local_store(tmp_path) as store:
+        await store.advance()
+
+        def advance_in_another_loop() -> None:
+            with pytest.raises(ah.errors.WrongLoopError, match="another event loop"):
+                asyncio.run(store.advance())
+
+        await asyncio.to_thread(advance_in_another_loop)
+        assert store.latest.step == 1
+
+
 async def test_forgetting_ends_the_waits_of_others(tmp_path: Path) -> None:
     """Waits in other stores end when the run is deleted, and later calls say why."""
     async with local_store(tmp_path) as store, local_store(tmp_path) as other:
