@@ -32,7 +32,7 @@ from aiohooks._core.clock import (
     wake,
 )
 from aiohooks._core.coroutines import close_unawaited
-from aiohooks._core.reports import logger
+from aiohooks._core.reports import WaitLog, logger
 from aiohooks._core.scope import RunScope, current_scope, leave_run
 from aiohooks._core.validate import check_callable, check_instance, check_secs
 from aiohooks._why.tasks import Task, describe_awaitable, is_task, links_of, task_wait
@@ -1117,37 +1117,20 @@ def _queue_wait(task: Task) -> object:
     return waiter if is_waiting else None
 
 
-class long_wait_log:
-    """A block whose wait is logged after a second, and again when it waits for other things.
+def long_wait_log(waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> WaitLog:
+    """Return a block whose wait is logged after a second, and again when it waits for other things.
 
-    It is a class because `contextlib.contextmanager` sets the traceback of an error that the block
-    raises, which fails if the error is frozen.
+    Args:
+        waiter: the beginning of the message: the waiter and the occasion.
+        waits_for: returns the awaited things, with a description of each.
     """
+    logged: set[object] = set()
 
-    def __init__(self, waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> None:
-        """Begin nothing yet.
-
-        Args:
-            waiter: the beginning of the message: the waiter and the occasion.
-            waits_for: returns the awaited things, with a description of each.
-        """
-        self._waiter = waiter
-        self._waits_for = waits_for
-        self._clock = current_clock()
-        self._logged: set[object] = set()
-
-    def __enter__(self) -> None:
-        self._began_at = self._clock.now()
-        self._timer = self._clock.call_later(_NOTICE_SECS, self._log)
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def _log(self) -> None:
-        awaited = self._waits_for()
-        if not self._logged.issuperset(awaited):
-            self._logged.update(awaited)
-            secs = secs_text(self._clock.now() - self._began_at)
+    def log_if_new(secs: float) -> None:
+        awaited = waits_for()
+        if not logged.issuperset(awaited):
+            logged.update(awaited)
             descriptions = "; ".join(awaited.values())
-            logger.warning("%s: has waited %s for %s", self._waiter, secs, descriptions)
-        self._timer = self._clock.call_later(_NOTICE_SECS, self._log)
+            logger.warning("%s: has waited %s for %s", waiter, secs_text(secs), descriptions)
+
+    return WaitLog(_NOTICE_SECS, log_if_new)
