@@ -52,7 +52,7 @@ def lazy_names(
 
 
 def module_with(name: str, modules: Collection[str]) -> str | None:
-    """Return the first of the modules that has a public name; skip those that need an extra."""
+    """Return the first module with this public name; skip modules whose extra is missing."""
     if name.startswith("_"):
         return None  # what tools ask each module for
     for module_name in modules:

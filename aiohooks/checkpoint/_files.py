@@ -299,7 +299,7 @@ class FileReader(io.BufferedReader):
 
 
 class _OpenFile(io.RawIOBase):
-    """A file that another object closes; it has the checksum of what was read."""
+    """An open file, which its owner closes, with the checksum of the bytes read so far."""
 
     def __init__(self, fs: Any, fd: int, size: int) -> None:
         self.crc32 = 0

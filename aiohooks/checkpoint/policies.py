@@ -1,4 +1,4 @@
-"""What a checkpoint is, which ones are kept, and where copies of them go.
+"""Checkpoints, the policies that keep some of them, and the options of a mirror.
 
 A policy is a pure function of the existing checkpoints; `|` combines two. A mirror has copies in a
 file system of fsspec.
@@ -241,7 +241,7 @@ class Mirror:
 
 @dataclass(frozen=True, slots=True)
 class MirrorStatus:
-    """What a `Saver` has copied to its mirror.
+    """The state of the copies that a `Saver` makes in its mirror.
 
     Attributes:
         url: the mirror, without user and password.

@@ -197,7 +197,7 @@ def notify_on_signals(callback: Callable[[str], object]) -> Generator[None]:
     """Call `callback(name)` at SIGINT and SIGTERM, before the handler that was installed before.
 
     A signal without a handler is left alone. Outside of the main thread nothing is called. Services
-    may begin and end in any order: one that finds the handler of another shares it.
+    may begin and end in any order, because they share one handler.
     """
     handlers: dict[signal.Signals, _SignalHandler] = {}
     if threading.current_thread() is threading.main_thread():

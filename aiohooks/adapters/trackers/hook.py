@@ -56,7 +56,7 @@ class Tracker(Protocol):
     def close(self, error: BaseException | None) -> None:
         """Called once at the end, also without `start`.
 
-        `error` is the one that ended the session, None after a clean end.
+        `error` is the error that ended the session; None after a clean end.
         """
 
 
@@ -249,7 +249,7 @@ class Sender(ThreadQueue[Record | Start]):
     def close_after(self, error: BaseException | None) -> asyncio.Future[None]:
         """Let the thread send what is queued, close the tracker, and end.
 
-        `error` is the one that ended the session.
+        `error` is the error that ended the session.
         """
         self._session_error = error
         return self.finish()
