@@ -272,7 +272,10 @@ def observed_call(
 
 
 def _resumed_by_hand(coro: Any, observations: list[Observation]) -> Generator[Any, Any, Any]:
-    """Await a coroutine step by step, and notify `observations` when it suspends."""
+    """Await a coroutine step by step, and notify `observations` when it first suspends.
+
+    Those with a method `resumed` are notified of each suspension, and of the end of each.
+    """
     notified: list[Any] = observations
     error: BaseException | None = None
     while True:

@@ -338,7 +338,14 @@ class CheckpointDirectory:
         step: int | None,
         attempts: int = _MAX_READ_ATTEMPTS,
     ) -> Restored | None:
-        """Read the checkpoints, newest first, until one is good; set the others aside."""
+        """Return the newest good checkpoint, or that of `step`, and set the damaged ones aside.
+
+        Return None if there are none at all.
+
+        Raises:
+            CheckpointError: there is none of `step`, or a writer removes them too fast to be read.
+            CorruptCheckpointError: all are damaged.
+        """
         names = _format.checkpoint_names(directory.names)
         set_aside: list[tuple[str, str]] = []
         for name in names:
@@ -356,6 +363,7 @@ class CheckpointDirectory:
                         errno.EAGAIN,
                         f"the checkpoints in {self.path} are removed faster than they can be read",
                     )
+                # Again from the beginning, with the names that were just listed.
                 return self._restore(directory, step, attempts - 1)
             set_aside.append((str(name), damage))
             self._set_aside(directory, name, damage)

@@ -129,6 +129,7 @@ class RegisteredHook:
 
     def status(self, pending: int) -> HookStatus:
         """Return the status of its calls, of which `pending` are queued."""
+        # Groups of calls that are made in turn count them together.
         for reference in self.groups:
             group = reference()
             if group is not None:

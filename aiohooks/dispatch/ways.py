@@ -214,7 +214,8 @@ class Point:
         own_way: Combination | None,
         common_way: Combination | None,
     ) -> Way | Literal["none", "any", "one"]:
-        """Return how results become one, and choose the argument that this is about.
+        """Return how the results of several hooks become one; `_choose_argument` keeps the argument
+        that this needs.
 
         Args:
             annotations: the annotations of the method.
@@ -233,7 +234,8 @@ class Point:
             if is_meant and not self._choose_argument(common_way, annotations):
                 return common_way.way
         if self.nexts:
-            # Several would each call the next hook, and so what is wrapped several times.
+            # Hooks that call the next one: if each did, the wrapped call would be made several
+            # times.
             return "one"
         if returns_none:
             return "none"

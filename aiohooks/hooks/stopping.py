@@ -392,6 +392,9 @@ class EarlyStoppingHook(FetchingHook):
         values: Any,
         states: Mapping[str, Any] | None = None,
     ) -> None:
+        """Compare a value with the best one; keep the states of a better one, or count the wait.
+        Request a stop if there is a cause.
+        """
         value = scalar(values)
         if value is None:
             raise InvalidArgumentError(

@@ -550,18 +550,18 @@ class Lifecycle(TasksOwner):
             del error
 
     def _begin_recovery(self, error: BaseException, description: str, step: int | None) -> None:
-        """Log that the session recovers from `error`, before anything can end that, or that it
-        gives up.
+        """Count a failure of the session; log that it recovers from `error`, or that it gives up,
+        as its policy says. Nothing is awaited here.
         """
         label = self.requests.label
-        reason = self.history.failed(description, step)
-        if reason is None:
+        give_up_reason = self.history.failed(description, step)
+        if give_up_reason is None:
             self.recoveries += 1
             logger.warning("%s: recovering from %s", label, description)
             return
-        logger.error("%s: recovery gave up: %s", label, reason, exc_info=error)
+        logger.error("%s: recovery gave up: %s", label, give_up_reason, exc_info=error)
         self.gave_up = error
-        for note in self.history.notes(reason):
+        for note in self.history.notes(give_up_reason):
             add_note(error, note)
 
     async def _pause(self) -> None:

@@ -336,6 +336,7 @@ class VersionGate:
             if versions.latest == position:
                 await versions.wait_for(position.step + 1, on_reset="raise")
 
+        # `_end_wait_for_room` ends it when a place becomes free.
         self._room = Wait(self._name)
         try:
             await self._room.result_of(wait_for_change())
