@@ -128,6 +128,16 @@ async def test_the_file_of_the_waiting_is_cut_off(tmp_path: Path) -> None:
             await waiting
 
 
+async def test_the_notification_is_cut_off(tmp_path: Path) -> None:
+    """The waiting processes read the database instead, and the next advance repairs the file."""
+    async with local_store(tmp_path) as store, local_store(tmp_path) as other:
+        waiting = await parked(other.wait_for(2))
+        os.truncate(directory_of(store) / "notify", 3)
+        await ticks()
+        assert await store.advance(2) == 2
+        assert await waiting == 2
+
+
 async def test_foreign_files_among_those_of_the_living(tmp_path: Path) -> None:
     """They are no processes; the dead are found beside them."""
     alive = (await make_run(tmp_path)).with_name("alive")

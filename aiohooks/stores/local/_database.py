@@ -2,7 +2,7 @@
 
     run.db     the position, term, revision and state of the run
     waiting    a number for each slot: 1 more than the step that its process waits for, 0 for none
-    notify     a file that all processes watch; writing to it wakes them
+    notify     the position and revision of the last notification; writing to it wakes all processes
     alive/     a locked file for each process that has the run open
 
 A process that changes the run commits first and reads `waiting` second. A process that begins to
@@ -17,6 +17,7 @@ import contextlib
 import errno
 import os
 import sqlite3
+import struct
 import sys
 from array import array
 from collections.abc import Generator
@@ -65,9 +66,10 @@ _SCHEMA = (
 _ADVANCE = f"""
     UPDATE run SET step = step + ?
     WHERE id = 1 AND (epoch, step) >= (?, ?) AND ? IN (0, term) AND step <= {MAX_STEP} - ?
-    RETURNING epoch, step
+    RETURNING epoch, step, revision
 """
 _FILES = ("notify", "waiting", "run.db")
+_NOTIFICATION = struct.Struct("QQQ")  # epoch, step, revision
 _SLOT_SIZE = 8
 _LOCK_ATTEMPTS = 30
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -203,7 +205,7 @@ class RunDatabase:
             # The first writes take the space on the disk: no later notification fails for lack of
             # it.
             self.write_slot(None)
-            os.pwrite(self._notify_fd, b"!", 0)
+            self._notify(state.position, state.revision)
         return state.snapshot()
 
     def has_begun(self) -> bool:
@@ -245,6 +247,16 @@ class RunDatabase:
             epoch, step, revision = self._fetch_row("SELECT epoch, step, revision FROM run")
         return Position(epoch, step), revision
 
+    def notification(self) -> tuple[Position, int]:
+        """Return the position and the revision of the last notification, faster than `position`."""
+        with self._locked(fcntl.LOCK_SH):
+            self._check_waiting()
+            data = os.pread(self._notify_fd, _NOTIFICATION.size, 0)
+        if len(data) < _NOTIFICATION.size:
+            raise NoRunError("the file `notify` was cut off")
+        epoch, step, revision = _NOTIFICATION.unpack(data)
+        return Position(epoch, step), revision
+
     def snapshot(self) -> Snapshot:
         """Return the state of the run."""
         with self._locked(fcntl.LOCK_SH):
@@ -261,18 +273,18 @@ class RunDatabase:
         return state
 
     def _fetch_row(self, query: str) -> Any:
-        """Return the only row of a query.
-
-        Raises:
-            NoRunError: the row is missing, or the number of this process in `waiting`.
-        """
-        end_of_slot = _SLOT_SIZE * (self._slot + 1)
-        if os.fstat(self._waiting_fd).st_size < end_of_slot:
-            raise NoRunError("the file `waiting` was cut off")
+        """Return the only row of a query."""
+        self._check_waiting()
         row = self._db.execute(query).fetchone()
         if row is None:
             raise NoRunError("no row of the run")
         return row
+
+    def _check_waiting(self) -> None:
+        """Raise `NoRunError` if the number of this process in `waiting` is missing."""
+        end_of_slot = _SLOT_SIZE * (self._slot + 1)
+        if os.fstat(self._waiting_fd).st_size < end_of_slot:
+            raise NoRunError("the file `waiting` was cut off")
 
     # Changes.
 
@@ -289,11 +301,13 @@ class RunDatabase:
         """
         with self._locked(fcntl.LOCK_EX):
             row = self._db.execute(_ADVANCE, (by, *floor, term, by)).fetchone()
-        if row is None:
-            return None
-        epoch, step = row
-        self._wake_waiting(step - by, step, except_slot=self._slot)
-        return Position(epoch, step)
+            if row is None:
+                return None
+            epoch, step, revision = row
+            position = Position(epoch, step)
+            if self._is_awaited(step - by, step, except_slot=self._slot):
+                self._notify(position, revision)
+        return position
 
     def apply(self, request: Request) -> tuple[Answer, Snapshot]:
         """Apply a request, and return the answer with the state after it."""
@@ -324,48 +338,49 @@ class RunDatabase:
     @contextlib.contextmanager
     def _change(self) -> Generator[RunState]:
         """Let the block change the state in a transaction; then wake the processes that wait."""
-        with self._locked(fcntl.LOCK_EX), self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            if not self.has_begun():
-                for statement in _SCHEMA:
-                    self._db.execute(statement)
-            state = self._load()
-            old = state.position
-            revision = state.revision
-            yield state
-            # A request is repeated if its answer was lost. Here no answer can be lost, so the state
-            # keeps none.
-            state.answers.clear()
-            self._db.execute(
-                "UPDATE run SET epoch = ?, step = ?, term = ?, revision = ?",
-                (*state.position, state.term, state.revision),
-            )
-            self._db.execute("UPDATE state SET text = ?", (state.dump().decode(),))
-        new = state.position
-        has_changed = (new.epoch, state.revision) != (old.epoch, revision)
-        # Wake this process as well (-1 is no slot). If the caller was cancelled meanwhile, no code
-        # of this process has seen the change.
-        self._wake_waiting(old.step, new.step, except_slot=-1, state_changed=has_changed)
+        with self._locked(fcntl.LOCK_EX):
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                if not self.has_begun():
+                    for statement in _SCHEMA:
+                        self._db.execute(statement)
+                state = self._load()
+                old = state.position
+                revision = state.revision
+                yield state
+                # A request is repeated if its answer was lost. Here no answer can be lost, so the
+                # state keeps none.
+                state.answers.clear()
+                self._db.execute(
+                    "UPDATE run SET epoch = ?, step = ?, term = ?, revision = ?",
+                    (*state.position, state.term, state.revision),
+                )
+                self._db.execute("UPDATE state SET text = ?", (state.dump().decode(),))
+            new = state.position
+            has_changed = (new.epoch, state.revision) != (old.epoch, revision)
+            # Wake this process as well (-1 is no slot). If the caller was cancelled meanwhile, no
+            # code of this process has seen the change.
+            if has_changed or self._is_awaited(old.step, new.step, except_slot=-1):
+                self._notify(new, state.revision)
 
-    def _wake_waiting(
-        self, old_step: int, new_step: int, *, except_slot: int, state_changed: bool = False
-    ) -> None:
-        """Wake all processes if the state has changed, or if one waits for a step that is reached.
+    def _notify(self, position: Position, revision: int) -> None:
+        """Wake all processes, which inotify notifies of the write.
 
-        The wait of the process in `except_slot` does not count. An error is only logged: the change
-        is committed, and an error would tell the caller that it has failed.
+        An error is only logged: the change is committed, and an error would tell the caller that it
+        has failed.
         """
-        with no_fork:
-            try:
-                if state_changed or self._is_awaited(old_step, new_step, except_slot=except_slot):
-                    os.pwrite(self._notify_fd, b"!", 0)  # inotify reports it to all processes
-            except OSError as error:
-                logger.error("%s: the waiting processes were not woken: %s", self._path, error)
+        try:
+            os.pwrite(self._notify_fd, _NOTIFICATION.pack(*position, revision), 0)
+        except OSError as error:
+            logger.error("%s: the waiting processes were not woken: %s", self._path, error)
 
     def _is_awaited(self, old: int, new: int, *, except_slot: int) -> bool:
         """Return whether a process in another slot waits for a step after `old` up to `new`."""
-        numbers = self._slot_numbers()
-        if len(numbers) <= self._slot:  # the file was cut off: the processes report that
+        try:
+            numbers = self._slot_numbers()
+        except OSError:
+            numbers = array("Q")
+        if len(numbers) <= self._slot:  # the file is damaged: the woken processes report that
             return True
         for slot, number in enumerate(numbers):
             # A number is 1 more than the step: 1 is for any change.

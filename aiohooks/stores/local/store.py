@@ -213,7 +213,7 @@ class LocalEngine(Engine):
         # Read the position after the number is written: a process that has changed the run before
         # that has not seen the number, and does not wake this one.
         if step is not None:
-            self._report_change(database)
+            self._report_change(database.position)
 
     def _on_inotify(self, database: RunDatabase, inotify: Inotify) -> None:
         """Read the events, and report a change, a run that is gone, and processes that ended."""
@@ -221,19 +221,19 @@ class LocalEngine(Engine):
         if events & ~(MODIFY | CLOSE_WRITE) and database.is_gone():
             database.close()  # calls fail from now on
         if events & ~CLOSE_WRITE:
-            self._report_change(database)
+            self._report_change(database.notification)
         if events & (CLOSE_WRITE | OVERFLOW):  # the kernel has closed the file of a process
             self.link.tasks.spawn(self._report(RunDatabase.remove_dead), "removing the dead")
 
-    def _report_change(self, database: RunDatabase) -> None:
-        """Report the new position now; if anything else may have changed, read it in a task.
+    def _report_change(self, read: Callable[[], tuple[Position, int]]) -> None:
+        """Report a position now; if anything else may have changed, read it in a task.
 
         The caller may be in the middle of beginning a wait, which a report of the state could end.
         So that report comes later, from the task.
         """
         revision = None  # unknown after an error: the task waits for the lock, or gets the error
         with contextlib.suppress(*SYSTEM_ERRORS):
-            position, revision = database.position()
+            position, revision = read()
             self.link.observe(position)
         if revision is None or revision != self._reported_revision:
             self._reported_revision = revision
