@@ -66,6 +66,10 @@ class Leaves:
         """The nodes that have been requested so far."""
         return tuple(self._slots)
 
+    def slot(self, leaf: Any) -> int:
+        """Return the slot of a node or name, which gets the next slot at its first request."""
+        return self._slots.setdefault(self._graph.node(leaf), len(self._slots))
+
     def build(self, fetches: Any) -> Build:
         """Assign a slot to each node in `fetches`; return the function that builds the result.
 
@@ -78,9 +82,7 @@ class Leaves:
             )
         container = _split_container(fetches)
         if container is None:
-            node = self._graph.node(fetches)
-            slot = self._slots.setdefault(node, len(self._slots))
-            return operator.itemgetter(slot)
+            return operator.itemgetter(self.slot(fetches))
         parts, make_container = container
         builders = [self.build(part) for part in parts]
 

@@ -48,7 +48,7 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.graph.graph import Graph, Node, make_default
-from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, canonical_feeds, taking
+from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
 from aiohooks.graph.session import RunRequest, Session
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import (
@@ -68,6 +68,7 @@ session keeps it alive.
 """
 T = TypeVar("T")
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
+_REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
 _MOST_MERGES = 1024
 # Half the price of calling the class: a NamedTuple's own `__new__` is written in Python.
 _new_tuple = cast("Any", tuple).__new__
@@ -327,6 +328,31 @@ def _checked_hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterab
 # -- what the caller and the hooks ask for in a run
 
 
+class MergedRequest(RunRequest):
+    """A run that fetches what the caller and the hooks ask for.
+
+    Its values are those of the distinct nodes, or if a fetch is nested, the parts of the caller and
+    of each hook. The first is the caller's result.
+
+    Attributes:
+        takes: take the values of the hooks of each order group of `after_run`.
+    """
+
+    __slots__ = ("takes",)
+
+    takes: Sequence[Take]
+
+    def with_feeds(
+        self, feed_dict: Mapping[Any, Any] | None, options: Mapping[str, Any] | None
+    ) -> MergedRequest:
+        """Return the same request, which has neither, with feeds and options."""
+        if feed_dict is None and options is None:
+            return self
+        request = MergedRequest(self.fetches, feed_dict, options, self.build)
+        request.takes = self.takes
+        return request
+
+
 class Merger:
     """Merges requests over one graph; fetches without structure are merged once and looked up from
     then on.
@@ -339,15 +365,28 @@ class Merger:
         self._graph = graph
         self._names = [call.name for group in before_run for call in group.calls]
         asking = [hook for group in before_run for hook in group.hooks]
-        places = {hook: place for place, hook in enumerate(asking)}
-        # The last part is that of the hooks without a `before_run`: nothing.
-        self._takes = [
-            taking([places.get(hook, -1) for hook in group.hooks]) for group in after_run
+        self._places = {hook: place for place, hook in enumerate(asking, start=1)}
+        self._after_run = after_run
+        self._takes_of_parts = self._takes(range(len(asking) + 1))
+        self._no_parts = (None,) * (len(asking) + 1)
+        self._no_answers = _answers(self._no_parts, RunRequest(None, None), self._takes_of_parts)
+        self._merges: dict[tuple[Any, ...], MergedRequest] = {}
+        """The merged fetches without structure, by those of the caller and the requests of the
+        hooks, or only by fetches if some hooks also feed or have options.
+        """
+
+    def _takes(self, slots: Sequence[int]) -> list[Take]:
+        """Return the functions that take the values of the hooks of each group of `after_run`.
+
+        Args:
+            slots: the slots of the caller and of each hook that asks; -1 for nothing.
+        """
+        return [
+            taking(
+                [slots[self._places[hook]] if hook in self._places else -1 for hook in group.hooks]
+            )
+            for group in self._after_run
         ]
-        self._no_parts = (None,) * len(asking)
-        self._no_answers = self._answers(self._no_parts, RunRequest(None, None))
-        self._merges: dict[tuple[Any, ...], RunRequest] = {}
-        """The merged fetches by those of the caller and the hooks."""
 
     def merge(self, request: RunRequest, requests: Sequence[SessionRunArgs | None]) -> RunRequest:
         """Merge the caller's request with those of the hooks."""
@@ -356,6 +395,15 @@ class Merger:
                 return request
             # The hooks of each attempt get a `run_metadata` of their own.
             return RunRequest(request.fetches, request.feed_dict, request.options)
+        key = (request.fetches, *requests)
+        # A plain tuple would be equal to a request, and is rejected below.
+        if _REQUEST_OR_NOTHING.issuperset(map(type, requests)):
+            try:
+                merged = self._merges.get(key)
+            except TypeError:  # there are feeds, options, or nested fetches
+                merged = None
+            if merged is not None:
+                return merged.with_feeds(request.feed_dict, request.options)
         fetches = [request.fetches]
         feeds: list[tuple[str, Mapping[Any, Any]]] = []
         hook_options: list[tuple[str, Mapping[str, Any]]] = []
@@ -375,56 +423,69 @@ class Merger:
             if options is not None:
                 hook_options.append((name, options))
         merged = self._merged_fetches(fetches)
+        is_flat = merged.build is None
+        if is_flat and not feeds and not hook_options:
+            self._keep(key, merged)
         feed_dict = request.feed_dict
         if feeds:
             feed_dict = _merge_feeds(self._graph, [*feeds, ("the caller", feed_dict)])
         options = request.options
         if hook_options:
             options = _merge_options([("the caller", options), *hook_options])
-        return RunRequest(merged.fetches, feed_dict, options, merged.build)
+        return merged.with_feeds(feed_dict, options)
 
-    def _merged_fetches(self, fetches: list[Any]) -> RunRequest:
+    def _merged_fetches(self, fetches: list[Any]) -> MergedRequest:
         # Names, nodes and None only: everything else may compare equal and yet have another shape.
         if not _LEAF_OR_NOTHING.issuperset(map(type, fetches)):
             return self._merge_fetches(fetches)
         key = tuple(fetches)
         merged = self._merges.get(key)
         if merged is None:
-            merged = self._merge_fetches(fetches)
-            if len(self._merges) >= _MOST_MERGES:
-                self._merges.clear()
-            self._merges[key] = merged
+            merged = self._merge_leaves(fetches)
+            self._keep(key, merged)
         return merged
 
-    def _merge_fetches(self, fetches: list[Any]) -> RunRequest:
+    def _keep(self, key: tuple[Any, ...], merged: MergedRequest) -> None:
+        if len(self._merges) >= _MOST_MERGES:
+            self._merges.clear()
+        self._merges[key] = merged
+
+    def _merge_leaves(self, fetches: list[Any]) -> MergedRequest:
+        """Return a request for all nodes of fetches without structure."""
+        leaves = Leaves(self._graph)
+        leaves.build(fetches[0])
+        slots = [0]
+        for owner, wanted in zip(self._names, fetches[1:], strict=True):
+            slot = -1
+            if wanted is not None:
+                slot = _for_owner(owner, leaves.slot, wanted)
+            slots.append(slot)
+        merged = MergedRequest(leaves.nodes, None)
+        merged.takes = self._takes(slots)
+        return merged
+
+    def _merge_fetches(self, fetches: list[Any]) -> MergedRequest:
         """Return a request for all nodes, which builds the parts of the caller and the hooks."""
         leaves = Leaves(self._graph)
         builds = [leaves.build(fetches[0])]
         for owner, wanted in zip(self._names, fetches[1:], strict=True):
             build: Build = _nothing
             if wanted is not None:
-                build = _for_owner(owner, leaves.build, wanted)
-                if type(wanted) not in _LEAF_OR_NOTHING:  # to build a leaf cannot fail
-                    build = partial(_for_owner, owner, build)
+                build = partial(_for_owner, owner, _for_owner(owner, leaves.build, wanted))
             builds.append(build)
-        return RunRequest(leaves.nodes, None, build=partial(_build_parts, builds))
+        merged = MergedRequest(leaves.nodes, None, build=partial(_build_parts, builds))
+        merged.takes = self._takes_of_parts
+        return merged
 
     def split(self, request: RunRequest, values: Any) -> tuple[Any, Answers]:
         """Return the caller's result of a merged run, and the values of each hook of
         `after_run`.
         """
-        if request.build is not None:
-            return values[0], self._answers(values[1:], request)
+        if isinstance(request, MergedRequest):
+            return values[0], _answers(values, request, request.takes)
         if request.options is None:
             return values, self._no_answers
-        return values, self._answers(self._no_parts, request)
-
-    def _answers(self, parts: Sequence[Any], request: RunRequest) -> Answers:
-        options = request.options
-        metadata = request.run_metadata
-        answers = [_new_tuple(SessionRunValues, (part, options, metadata)) for part in parts]
-        answers.append(_new_tuple(SessionRunValues, (None, options, metadata)))
-        return [take(answers) for take in self._takes]
+        return values, _answers(self._no_parts, request, self._takes_of_parts)
 
     def note_owners(self, error: FetchError, requests: Sequence[SessionRunArgs | None]) -> None:
         """Note on an error of a run, if it is about one name, the hooks that fetch or feed that."""
@@ -437,6 +498,16 @@ class Merger:
             for verb, nodes in (("fetched", leaves.nodes), ("fed", fed)):
                 if any(node.name == error.name for node in nodes):
                     add_note(error, f"{verb} by {owner}")
+
+
+def _answers(values: Sequence[Any], request: RunRequest, takes: Sequence[Take]) -> Answers:
+    """Return the values of each hook of `after_run`, by order group."""
+    options = request.options
+    metadata = request.run_metadata
+    answers = [_new_tuple(SessionRunValues, (value, options, metadata)) for value in values]
+    # At the place -1: the values of a hook that has asked for nothing.
+    answers.append(_new_tuple(SessionRunValues, (None, options, metadata)))
+    return [take(answers) for take in takes]
 
 
 def _nothing(_: Sequence[Any]) -> None:
