@@ -32,6 +32,7 @@ import datetime
 import functools
 import gc
 import importlib.util
+import inspect
 import itertools
 import json
 import os
@@ -47,7 +48,7 @@ from typing import Any
 import anyio.to_thread
 import pytest
 
-from aiohooks.testing import ManualClock, no_leaks, pytest_plugin
+from aiohooks.testing import ManualClock, no_leaks
 from tests.support.needs import missing
 from tests.support.waiting import HANG_SECS
 
@@ -122,9 +123,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the library's own plugin, as pytest does where the library is installed."""
-    if not config.pluginmanager.has_plugin("aiohooks"):
-        config.pluginmanager.register(pytest_plugin, "aiohooks")
+    """Choose what `--quick` implies."""
     if config.getoption("--quick"):
         config.option.loop = "asyncio"
         if config.option.durations is None:
@@ -543,7 +542,20 @@ async def checked(item: pytest.Item) -> AsyncIterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Run the body of an async test inside `no_leaks`; fixtures close what they opened."""
-    if item.get_closest_marker("may_leak"):
+    # Hypothesis keeps the coroutine function that it calls for each example.
+    holder: Any = getattr(getattr(item, "obj", None), "hypothesis", item)
+    name = "obj" if holder is item else "inner_test"
+    test = getattr(holder, name, None)
+    if item.get_closest_marker("may_leak") or not inspect.iscoroutinefunction(test):
         return (yield)
-    with pytest_plugin.inside(item, functools.partial(checked, item)):
+
+    @functools.wraps(test)
+    async def inside(*args: Any, **keywords: Any) -> None:
+        async with checked(item):
+            await test(*args, **keywords)
+
+    setattr(holder, name, inside)
+    try:
         return (yield)
+    finally:
+        setattr(holder, name, test)

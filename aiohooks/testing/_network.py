@@ -1,65 +1,48 @@
-"""A network inside of an explored program: connections without sockets, which the schedule slows
-down, loses and partitions.
+"""The network of an explored program: connections without sockets, which the schedule slows down,
+loses and partitions.
+
+Under `"slow"`, messages take time, and a partition holds all of them for 30 s. Under `"failure"`, a
+connection is lost as one side writes: both sides get a `ConnectionResetError`, and what was under
+way is gone. A server is found by its port, whatever the host. Options for sockets and TLS are
+ignored.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiohooks._core.clock import sleep
-from aiohooks.testing._schedule_run import DELAYS, Call, ScheduleRun, current_run
+from aiohooks.testing._schedule import DELAYS
 
 _PARTITION_SECS = 30.0
 _ProtocolFactory = Callable[[], Any]
+_Choose = Callable[[str, Sequence[Any], Callable[[Any], str], str], Any]
+"""Chooses one of several values, as `ScheduleRun.choose`."""
 
 
-@contextlib.contextmanager
-def simulated_network() -> Generator[None]:
-    """Let `asyncio.start_server` and `open_connection` use a simulated network while the block is
-    active, in an exploration.
-
-    Under `"slow"`, messages take time, and a partition holds all of them for 30 s. Under
-    `"failure"`, a connection is lost as one side writes: both sides get a `ConnectionResetError`,
-    and what was under way is gone. A server is found by its port, whatever the host. Options for
-    sockets and TLS are ignored. Outside of an exploration the block uses the real network.
-
-    Example: `with simulated_network(): await asyncio.open_connection("127.0.0.1", 80)`.
-    """
-    run = current_run.get()
-    if run is None:
-        yield
-        return
-    network = _Network(run)
-    # The functions for streams look these two up in the running loop.
-    methods = {
-        "create_connection": network.create_connection,
-        "create_server": network.create_server,
-    }
-    attributes = vars(asyncio.get_running_loop())
-    attributes.update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            del attributes[name]
-
-
-class _Network:
+class Network:
     """The servers, and what the schedule does to messages."""
 
-    def __init__(self, run: ScheduleRun) -> None:
-        self.loop = asyncio.get_running_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop, choose: _Choose) -> None:
+        """Let the streams of `loop` use it; `choose` is that of the run."""
+        self.loop = loop
         self.servers: dict[int, _Server] = {}
-        self._run = run
+        self.has_lost_connection = False
+        """Whether the program may raise a `ConnectionError`, of the network or of a stream."""
+        self._choose = choose
         self._ports = itertools.count(49_152)
         self._healed_at = 0.0
+        # The functions for streams look these two up in the running loop.
+        vars(loop).update(
+            create_connection=self.create_connection,
+            create_server=self.create_server,
+        )
 
     async def create_server(
         self,
@@ -86,7 +69,11 @@ class _Network:
         await sleep(self.arrival_time() - self.loop.time())
         server = self.servers.get(port)
         if server is None:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, f"no server listens at {host}:{port}")
+            raise ConnectionRefusedError(
+                errno.ECONNREFUSED,
+                f"no server of this program listens at {host}:{port}; an exploration has no other"
+                " network",
+            )
         own_address = (host, next(self._ports))
         client = _Transport(self, factory(), own_address, server.address)
         accepted = _Transport(self, server.factory(), server.address, own_address)
@@ -100,7 +87,7 @@ class _Network:
     def arrival_time(self) -> float:
         """Return when a message arrives that is sent now."""
         now = self.loop.time()
-        is_partitioned = self._run.choose(
+        is_partitioned = self._choose(
             "slow",
             (False, True),
             lambda _: "a partition begins",
@@ -108,7 +95,7 @@ class _Network:
         )
         if is_partitioned:
             self._healed_at = now + _PARTITION_SECS
-        delay = self._run.choose(
+        delay: float = self._choose(
             "slow",
             DELAYS,
             lambda secs: f"a message takes {secs:g} s",
@@ -118,7 +105,7 @@ class _Network:
 
     def connection_error(self) -> ConnectionError | None:
         """Return the error with which a connection is lost now, if it is."""
-        is_lost = self._run.choose(
+        is_lost = self._choose(
             "failure",
             (False, True),
             lambda _: "a connection is lost",
@@ -126,7 +113,7 @@ class _Network:
         )
         if not is_lost:
             return None
-        self._run.loses_connections = True
+        self.has_lost_connection = True
         return ConnectionResetError(errno.ECONNRESET, "the simulated network lost the connection")
 
 
@@ -135,7 +122,7 @@ class _Server(asyncio.AbstractServer):
 
     def __init__(
         self,
-        network: _Network,
+        network: Network,
         factory: _ProtocolFactory,
         host: Any,
         port: int,
@@ -181,7 +168,7 @@ class _Transport(asyncio.Transport):
 
     def __init__(
         self,
-        network: _Network,
+        network: Network,
         protocol: Any,
         address: tuple[Any, int],
         peer_address: tuple[Any, int],
@@ -190,7 +177,7 @@ class _Transport(asyncio.Transport):
         self.protocol = protocol
         self._network = network
         self._is_disconnected = False
-        self._under_way: deque[Call] = deque()
+        self._under_way: deque[Callable[[], object]] = deque()
         self._last_arrival = 0.0
 
     def is_closing(self) -> bool:
@@ -222,7 +209,7 @@ class _Transport(asyncio.Transport):
     def abort(self) -> None:
         self.close()
 
-    def _send(self, receive: Call) -> None:
+    def _send(self, receive: Callable[[], object]) -> None:
         self._under_way.append(receive)
         # A connection keeps the order of its bytes, so none arrives before an earlier one.
         self._last_arrival = max(self._last_arrival, self._network.arrival_time())

@@ -6,6 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+DELAYS = (0.0, 0.001, 0.05, 1.0)
+"""The seconds that pass where a schedule makes something slow."""
 Place = tuple[str, int]
 """A kind of choice, and its number among the choices of this kind."""
 
@@ -72,11 +74,6 @@ class Schedule:
         """The choices other than 0."""
         self.alternatives: list[tuple[Place, int]] = []
         """The noted choices of 0 after the last choice in `taken`, with their number of options."""
-
-    def may_choose(self, kind: str) -> bool:
-        """Return whether choices of this kind may differ from 0, or are noted."""
-        chosen_kinds = {key.partition(":")[0] for key, _ in self._choices}
-        return kind in {*self._rates, *self._noted, *chosen_kinds}
 
     def choose(self, kind: str, key: str, options: Sequence[object]) -> int:
         """Return the index of an option. The key is the kind, perhaps with a name."""

@@ -2,26 +2,25 @@
 
 The loop jumps to its next timer when nothing else can run. Callbacks run in the order of any
 asyncio loop. Steps of tasks that are next to one another in its queue may change places. Files and
-threads are real: the loop waits for them.
+threads are real: the loop waits for threads that work. What else is outside of the schedule, such
+as sockets and processes, is rejected.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import selectors
 import sys
 import threading
 import time
-import types
 from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Protocol
 
+from aiohooks._why.tasks import location
 from aiohooks.errors import UnsupportedSystemError
-from aiohooks.testing.leaks import is_idle_worker
+from aiohooks.testing.leaks import LOCK_FILES, WORKER_NAMES, is_idle_worker
 
 Task = asyncio.Task[Any]
 _MOST_TURNS = 10_000
@@ -29,19 +28,26 @@ _MOST_TURNS = 10_000
 _IDLE_TURNS = 50
 """The time jumps after so many turns in which only callbacks ran."""
 _THREAD_SECS = 2.0
-"""How long, in real time, the loop waits for a working thread or a child process."""
+"""How long, in real time, the loop waits for a working thread."""
 _LOCK_SECS = 0.05
-"""How long, in real time, the loop waits for a thread that waits for a lock or a queue, which may
-have been released just now.
+"""How long, in real time, the loop waits for a thread of the program that waits for a lock or a
+queue, which may have been released just now.
 """
-FILE_SECS = 0.2
-"""How long, in real time, the loop waits for files if it waits for nothing else."""
 _POLL_SECS = 0.005
-_LOCK_FILES = (f"{os.sep}threading.py", f"{os.sep}queue.py")
-_BLOCKED_PLACES: set[tuple[types.CodeType, int]] = set()
-"""The instructions at which threads have blocked for `_THREAD_SECS`: a worker may wait for its next
-task in C, as that of `aiosqlite` does.
-"""
+_REJECTED = (
+    "connect_read_pipe",
+    "connect_write_pipe",
+    "create_datagram_endpoint",
+    "create_unix_connection",
+    "create_unix_server",
+    "sock_accept",
+    "sock_connect",
+    "sock_recv",
+    "sock_sendall",
+    "subprocess_exec",
+    "subprocess_shell",
+)
+"""Methods of loops that begin what is outside of the schedule."""
 
 
 class NumberedFuture(asyncio.Future[Any]):
@@ -103,7 +109,6 @@ class _ReadyQueue(deque[asyncio.Handle]):
 
     def popleft(self) -> asyncio.Handle:
         loop = self._loop
-        loop.leave_task()
         steps = self._first_steps()
         if not steps:
             if self._ran_step:
@@ -141,7 +146,7 @@ def _task_of(handle: asyncio.Handle) -> Task | None:
 
 
 class _Selector(selectors.DefaultSelector):
-    """Waits for files; where a loop would wait for its next timer, the time jumps."""
+    """Looks for files; where a loop would wait for its next timer, the time jumps."""
 
     loop: ScheduleLoop
 
@@ -156,32 +161,33 @@ class _Selector(selectors.DefaultSelector):
             # The callbacks of a cancelled anyio scope run again and again, until a task ends.
             timeout = loop.secs_to_timer()
         events = self._wait_for_threads()
-        if not events and timeout is not None:
-            loop.secs += timeout
-        elif not events and loop.may_be_woken():
-            events = super().select(FILE_SECS)
         if not events and timeout is None:
             return self._stop()
+        if not events and not loop.stuck_because:
+            loop.secs += timeout or 0
         return events
 
     def _wait_for_threads(self) -> list[Any]:
-        """Return the events of files; wait for the first while threads or processes are busy."""
+        """Return the events of files; wait for the first while threads work."""
         start = time.monotonic()
         while True:
             # A thread wakes the loop before it becomes idle, so look at threads before files.
-            frames = self.loop.busy_threads()
-            limit = _LOCK_SECS if frames else 0.0
-            if self.loop.has_process() or not all(map(_waits, frames)):
+            places = self.loop.busy_threads()
+            working = [place for place, may_be_idle in places if not may_be_idle]
+            limit = _LOCK_SECS if places else 0.0
+            if working:
                 limit = _THREAD_SECS
             is_late = time.monotonic() - start >= limit
             events = super().select(0 if is_late else _POLL_SECS)
-            if limit == _THREAD_SECS and is_late:
-                _BLOCKED_PLACES.update(map(_place, frames))
+            if not events and is_late and working:
+                return self._stop(
+                    f"a thread has not ended within {_THREAD_SECS:g} s, at {working[0]}"
+                )
             if events or is_late:
                 return events
 
-    def _stop(self) -> list[Any]:
-        self.loop.is_stuck = True
+    def _stop(self, why: str = "no task can run any more") -> list[Any]:
+        self.loop.stuck_because = why
         self.loop.stop()
         return []
 
@@ -192,51 +198,29 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
     def __init__(self, scheduler: Scheduler) -> None:
         self.secs: float = 0.0
         """The time."""
-        self.is_stuck: bool = False
-        """Whether the loop has stopped because no task could ever run again."""
+        self.stuck_because: str = ""
+        """Why the loop has stopped, if no task could run."""
         self.scheduler: Scheduler = scheduler
         self.numbers: Iterator[int] = itertools.count()
         """The numbers of its futures and tasks."""
         self.turns: int = 0
         """The turns since a task has made progress."""
-        self._files = _Selector()
-        self._files.loop = self
-        super().__init__(self._files)
+        files = _Selector()
+        files.loop = self
+        super().__init__(files)
         # asyncio has no public way to choose the next handle: its loop takes it from `_ready`.
         if not hasattr(self, "_ready"):
-            self._files.close()
+            files.close()
             raise UnsupportedSystemError(
                 "explore cannot choose what the event loop of this Python runs next"
             )
         self._ready: Any = _ReadyQueue(self)
-        self._own_files = len(self._files.get_map())
         self._threads = {*threading.enumerate()}
-        self._processes: list[asyncio.SubprocessTransport] = []
 
     def time(self) -> float:
         return self.secs
 
     now = time  # as a clock of the library
-
-    def run_forever(self) -> None:
-        try:
-            super().run_forever()
-        finally:
-            asyncio._set_running_loop(self)
-            self.leave_task()
-            asyncio._set_running_loop(None)
-
-    def leave_task(self) -> None:
-        """Leave the current task.
-
-        An eager task remains the current one if its context was entered before it started. No other
-        task could run then.
-        """
-        # asyncio has no public way to leave a task. Before Python 3.12 there are no eager tasks.
-        leave: Any = getattr(asyncio.tasks, "_swap_current_task", None)
-        if leave is not None:
-            with suppress(KeyError):  # Python 3.12 raises it without a current task
-                leave(self, None)
 
     def create_future(self) -> asyncio.Future[Any]:
         return NumberedFuture(loop=self)
@@ -245,20 +229,6 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
         if self.get_task_factory() is not None:
             return super().create_task(coro, **options)
         return NumberedTask(coro, loop=self, **options)
-
-    async def subprocess_exec(self, *args: Any, **options: Any) -> Any:
-        transport, protocol = await super().subprocess_exec(*args, **options)
-        self._processes.append(transport)
-        return transport, protocol
-
-    async def subprocess_shell(self, *args: Any, **options: Any) -> Any:
-        transport, protocol = await super().subprocess_shell(*args, **options)
-        self._processes.append(transport)
-        return transport, protocol
-
-    def has_process(self) -> bool:
-        """Return whether a child process runs."""
-        return any(transport.get_returncode() is None for transport in self._processes)
 
     def count_progress(self, task: Task) -> None:
         """Note that the step of this task runs next."""
@@ -276,38 +246,38 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
             return None
         return max(timers[0].when() - self.secs, 0)
 
-    def busy_threads(self) -> list[types.FrameType]:
-        """Return the innermost frames of threads that were started inside of the loop.
+    def busy_threads(self) -> list[tuple[str, bool]]:
+        """Return where threads are that were started inside of the loop, and whether they may be
+        idle, as they wait for a lock.
 
-        Idle workers of pools are left out.
+        Idle workers of pools are left out, and others have work.
         """
         frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-        return [
-            frames[thread.ident]
-            for thread in self._new_threads()
-            if thread.ident in frames and (_has_work(thread) or not is_idle_worker(thread))
-        ]
-
-    def may_be_woken(self) -> bool:
-        """Return whether the loop watches a file besides its own, or has a thread."""
-        watches_files = len(self._files.get_map()) > self._own_files
-        return watches_files or bool(self._new_threads())
-
-    def _new_threads(self) -> set[threading.Thread]:
-        return {*threading.enumerate()} - self._threads
-
-
-def _waits(frame: types.FrameType) -> bool:
-    """Return whether the thread of this frame waits for another thread, perhaps for the loop's."""
-    is_in_lock = frame.f_code.co_filename.endswith(_LOCK_FILES)
-    return is_in_lock or _place(frame) in _BLOCKED_PLACES
-
-
-def _place(frame: types.FrameType) -> tuple[types.CodeType, int]:
-    return frame.f_code, frame.f_lasti
+        places: list[tuple[str, bool]] = []
+        for thread in {*threading.enumerate()} - self._threads:
+            frame = frames.get(thread.ident or 0)
+            if frame is not None and (_has_work(thread) or not is_idle_worker(thread)):
+                is_in_lock = frame.f_code.co_filename.endswith(LOCK_FILES)
+                is_worker = thread.name.startswith(WORKER_NAMES)
+                places.append((location(frame), is_in_lock and not is_worker))
+        return places
 
 
 def _has_work(thread: threading.Thread) -> bool:
     """Return whether a worker of anyio has not taken its work yet."""
     queue = getattr(thread, "queue", None)
     return queue is not None and not queue.empty()
+
+
+def _rejecting(name: str) -> Callable[..., NoReturn]:
+    def reject(*_: object, **__: object) -> NoReturn:
+        raise NotImplementedError(
+            f"{name} is outside of an exploration's schedule; replace what uses it by a double"
+            " (`asyncio.start_server` and `open_connection` are simulated)"
+        )
+
+    return reject
+
+
+for _name in _REJECTED:
+    setattr(ScheduleLoop, _name, _rejecting(_name))

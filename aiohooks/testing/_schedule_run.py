@@ -6,8 +6,6 @@ import asyncio
 import contextvars
 import gc
 import re
-import signal
-import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -16,22 +14,17 @@ from aiohooks._core.clock import set_current_clock
 from aiohooks._why.tasks import is_library, task_wait
 from aiohooks.errors import flattened, safe_repr
 from aiohooks.session.lifecycle import OPEN_SESSIONS
-from aiohooks.testing._schedule import Place, Schedule
-from aiohooks.testing._schedule_loop import FILE_SECS, ScheduleLoop, Task
+from aiohooks.testing._network import Network
+from aiohooks.testing._schedule import DELAYS, Place, Schedule
+from aiohooks.testing._schedule_loop import ScheduleLoop, Task
 from aiohooks.testing.leaks import describe_context
 
 T = TypeVar("T")
 Call = Callable[[], object]
 Program = Callable[..., Awaitable[Any]]
-EVENTS: tuple[str, ...] = ("cancel", "timeout", "stop", "signal", "event")
-"""Disturbances that come at a wait of the program."""
-DELAYS = (0.0, 0.001, 0.05, 1.0)
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SPACES = re.compile(r"[\s@]+")
 _MOST_STEPS = 100_000
 _MOST_STEPS_TO_END = 1_000
-Kill = Callable[["ScheduleRun"], object]
-"""Kills the process of a run."""
 
 current_run: ContextVar[ScheduleRun | None] = ContextVar("aiohooks_explored_run", default=None)
 
@@ -39,7 +32,7 @@ current_run: ContextVar[ScheduleRun | None] = ContextVar("aiohooks_explored_run"
 class ScheduleRun:
     """A program under one schedule."""
 
-    def __init__(self, schedule: Schedule, kill: Kill | None = None) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.problems: list[str] = []
         """The promises that were broken, and how."""
@@ -50,17 +43,11 @@ class ScheduleRun:
         self.notes: dict[Place, str] = {}
         """Descriptions of the disturbances, in a replay."""
         self.steps = 0
-        self.loses_connections = False
-        """Whether the program may raise a `ConnectionError`, of the network or of a stream."""
         self.events: list[tuple[Call, str]] = []
         self.checks: list[Call] = []
-        self._kill = kill
-        self._kinds = [kind for kind in (*EVENTS, "kill") if schedule.may_choose(kind)]
         self._is_over = False  # nothing disturbs the program any more
         self._steps_to_end = 0
         self._injected: list[BaseException] = []
-        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-        self._limit: asyncio.Timeout | None = None
 
     def execute(self, program: Program, errors: list[str]) -> None:
         """Run the program, and judge it; `errors` also receives the errors of finalizers."""
@@ -68,11 +55,12 @@ class ScheduleRun:
         self._loop.set_exception_handler(
             lambda _, context: errors.append(describe_context(context))
         )
+        self._network = Network(self._loop, self.choose)
         context = contextvars.copy_context()
         context.run(set_current_clock, self._loop)
         context.run(current_run.set, self)
         self._main = self._loop.create_task(
-            self._limited(program),
+            _call(program),
             name="program",
             context=context,
         )
@@ -88,17 +76,13 @@ class ScheduleRun:
             self._end_tasks()
         finally:
             # Their frames may hold what the garbage collection below has to find.
-            del self._main, self._limit, self.events, self.checks
+            del self._main, self._network, self.events, self.checks
             self._loop.close()
             gc.collect()
         if not self.problems:  # else cancels of the remaining tasks may have caused errors
             lost = errors[:]
         self.problems += [f"an error was lost: {error}" for error in lost[:1]]
         errors.clear()
-
-    async def _limited(self, program: Program) -> Any:
-        async with asyncio.timeout(None) as self._limit:
-            return await program()
 
     # Disturbances
 
@@ -146,12 +130,9 @@ class ScheduleRun:
             self.error = error
             self._stop()
             return
-        for kind in self._kinds:
-            if kind == "event":
-                for event, name in tuple(self.events):
-                    self._may_happen(kind, event, name)
-            else:
-                self._may_happen(kind, getattr(self, f"_happens_{kind}"))
+        self._may_happen("cancel", self._main.cancel)
+        for event, name in tuple(self.events):
+            self._may_happen("event", event, name)
 
     def _may_happen(self, kind: str, event: Call, name: str = "") -> None:
         happens = self.choose(
@@ -174,48 +155,6 @@ class ScheduleRun:
             lambda task: f"{_task_place(task)} runs before {_task_place(first)}",
         )
 
-    # Events return whether they were possible.
-
-    def _happens_cancel(self) -> bool:
-        return self._main.cancel()
-
-    def _happens_timeout(self) -> bool:
-        limit = self._limit
-        if limit is None or limit.expired() or limit.when() is not None:
-            return False
-        limit.reschedule(self._loop.secs)
-        return True
-
-    def _happens_stop(self) -> bool:
-        open_requests = [
-            session.requests
-            for session in OPEN_SESSIONS
-            if session.requests.loop is self._loop and not session.requests.stopped
-        ]
-        for requests in open_requests:
-            requests.request_stop("explored")
-        return bool(open_requests)
-
-    def _happens_signal(self) -> bool:
-        handled = [
-            number for number in _SIGNALS if signal.getsignal(number) != self._handlers[number]
-        ]
-        happened = [kind for kind, _ in self.schedule.taken]
-        is_second = happened.count("signal") > 1
-        if not handled or is_second:
-            return False
-        # Python runs handlers in the main thread only.
-        if threading.current_thread() is not threading.main_thread():
-            return False
-        signal.raise_signal(handled[-1])
-        return True
-
-    def _happens_kill(self) -> bool:
-        if self._kill is None:
-            return False
-        self._kill(self)
-        return True
-
     def _place(self) -> str:
         return f"as the program waits at {_line(self._main)}"
 
@@ -233,8 +172,6 @@ class ScheduleRun:
     def _judge(self) -> None:
         """Add the broken promises, the most specific first."""
         happened = {kind for kind, _ in self.schedule.taken}
-        if self._limit is None or not self._limit.expired():
-            happened.discard("timeout")
         tasks = asyncio.all_tasks(self._loop)
         if self.error is not None:
             is_exit = isinstance(self.error, SystemExit)
@@ -255,27 +192,14 @@ class ScheduleRun:
         )
 
     def _describe_endless(self) -> str:
-        if not self._loop.is_stuck:
-            return f"it does not end: after {_MOST_STEPS:,} steps of tasks the program still runs"
-        if not self._loop.may_be_woken():
-            return "a deadlock: no task can run any more"
-        return (
-            "a deadlock: no task can run any more, and nothing came from a connection or a thread"
-            f" within {FILE_SECS:g} s; if it waits for a slow server, replace that by a double, or"
-            " by one inside `simulated_network`"
-        )
+        if self._loop.stuck_because:
+            return f"a deadlock: {self._loop.stuck_because}"
+        return f"it does not end: after {_MOST_STEPS:,} steps of tasks the program still runs"
 
     def _judge_end(self, happened: Collection[str]) -> None:
         """Compare the end of the program with what happened to it."""
         if self._main.cancelled():
-            if "cancel" in happened:
-                return
-            if "timeout" in happened:
-                self.problems.append(
-                    "a time limit was lost: the program ended with CancelledError, and not with"
-                    " TimeoutError"
-                )
-            elif "signal" not in happened:
+            if "cancel" not in happened:
                 self.problems.append(
                     "a cancel was invented: the program ended with CancelledError, and nothing had"
                     " cancelled it"
@@ -285,33 +209,26 @@ class ScheduleRun:
         if self._is_expected(error, happened):
             return
         self.error = error
+        if "cancel" not in happened:
+            self.problems.append(f"an error: {safe_repr(error)}")
+            return
         ending = f"raised {safe_repr(error)}"
         if error is None:
             ending = f"returned {safe_repr(self._main.result())}"
-        if "cancel" in happened:
-            self.problems.append(
-                f"a cancel was lost: the program {ending}, and should have ended with"
-                " CancelledError"
-            )
-        elif "timeout" in happened:
-            self.problems.append(
-                f"a time limit was lost: the program {ending}, and should have ended with"
-                " TimeoutError"
-            )
-        else:
-            self.problems.append(f"an error: {safe_repr(error)}")
+        self.problems.append(
+            f"a cancel was lost: the program {ending}, and should have ended with CancelledError"
+        )
 
     def _is_expected(self, error: BaseException | None, happened: Collection[str]) -> bool:
         if error is None:
-            return "cancel" not in happened and "timeout" not in happened
-        may_time_out = "cancel" not in happened and ("timeout" in happened or "slow" in happened)
-        if may_time_out and isinstance(error, TimeoutError):
+            return "cancel" not in happened
+        if isinstance(error, TimeoutError) and "slow" in happened and "cancel" not in happened:
             return True
         causes: list[BaseException] = []
         while error is not None and error not in causes:
             if any(error is injected for injected in self._injected):
                 return True
-            if self.loses_connections and isinstance(error, ConnectionError):
+            if self._network.has_lost_connection and isinstance(error, ConnectionError):
                 return True
             if isinstance(error, BaseExceptionGroup):
                 errors = flattened([error])  # pyright: ignore[reportUnknownArgumentType]
@@ -340,6 +257,10 @@ class ScheduleRun:
                 loop.run_forever()
                 if ending.done():
                     break
+
+
+async def _call(program: Program) -> Any:
+    return await program()
 
 
 def _key(kind: str, name: str) -> str:

@@ -8,8 +8,6 @@ unreliable    a function whose calls may be slow, fail, or lose their answer whi
 choose        one of several values: the first, or another where the schedule says so
 may_happen    a function that may be called at any wait
 always        a check that must hold at every wait
-
-`simulated_network` is a network for streams.
 """
 
 from __future__ import annotations
@@ -18,21 +16,16 @@ import asyncio
 import contextlib
 import functools
 import gc
-import inspect
-import json
+import itertools
 import logging
-import os
 import random
 import re
 import signal
-import tempfile
 import threading
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 from aiohooks._core import cancel
@@ -44,24 +37,14 @@ from aiohooks._core.validate import (
     is_coroutine_function,
 )
 from aiohooks.errors import InvalidArgumentError, flattened, safe_repr
-from aiohooks.testing._schedule import Place, Priorities, Schedule
+from aiohooks.testing._schedule import DELAYS, Place, Priorities, Schedule
 from aiohooks.testing._schedule_loop import NumberedTask
-from aiohooks.testing._schedule_run import (
-    DELAYS,
-    EVENTS,
-    Call,
-    Kill,
-    Program,
-    ScheduleRun,
-    current_run,
-)
+from aiohooks.testing._schedule_run import Call, Program, ScheduleRun, current_run
 from aiohooks.testing.leaks import collected_from_finalizers
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Disturbance = Literal[
-    "order", "slow", "failure", "choice", "cancel", "timeout", "stop", "signal", "event", "kill"
-]
+Disturbance = Literal["order", "slow", "failure", "choice", "cancel", "event"]
 """What disturbs a program; see `explore`."""
 DISTURBANCES: tuple[Disturbance, ...] = get_args(Disturbance)
 _RATES = {
@@ -70,13 +53,12 @@ _RATES = {
     "failure": (0.0, 0.1, 0.5),
     "choice": (0.1, 0.5, 0.8),
 }
-"""How often these happen where they can; a seed chooses one rate for each kind. Of `EVENTS`, a seed
-chooses up to two kinds, each of which happens about once.
+"""How often these happen where they can; a seed chooses one rate for each kind. A cancel or an
+event may come at every wait, and happens about once.
 """
 _PRIORITIES_RATE = 0.5
 """How many of the schedules order tasks by priorities, and not at a rate."""
 _MOST_CHANGES = 3
-_KILL_RATE = 0.3
 _MOST_SHRINKING = 400
 _REPLAYED = re.compile(r"([^@\s]+)@(\d+)=(\d+)")
 
@@ -117,28 +99,26 @@ async def explore(
 
     The disturbances: `"order"`, tasks that can run next change places, at random or by priorities
     that change a few times (PCT); `"slow"`, time passes before a step of a task, in a call of an
-    `unreliable` function or in a `simulated_network`; `"failure"`, such a call fails, or its answer
-    or connection is lost; `"choice"`, a `choose` has another result than its first; `"cancel"`, the
-    program is cancelled while it waits, perhaps again; `"timeout"`, its time limit ends; `"stop"`,
-    a stop of its open sessions is requested; `"signal"`, it gets a SIGINT or SIGTERM that it
-    handles; `"event"`, something happens that the program says `may_happen`; `"kill"`, its process
-    is killed, and it runs again with its files.
+    `unreliable` function or on a connection; `"failure"`, such a call fails, or its answer or
+    connection is lost; `"choice"`, a `choose` has another result than its first; `"cancel"`, the
+    program is cancelled while it waits, perhaps again; `"event"`, something happens that the
+    program says `may_happen`.
 
-    The promises: a program that is not cancelled returns, or raises the error of an unreliable
-    call, or, where time passed, a `TimeoutError`; one that is cancelled ends so, and one whose time
-    limit ends raises `TimeoutError`; nothing else cancels it; it ends, and leaves no task and no
-    open session; no error is lost, no coroutine forgotten and no file left open. What else must
-    hold, the program asserts, at its end or `always`.
+    The promises: a program that is not cancelled returns, or raises the error of an unreliable call
+    or of a lost connection, or, where time passed, a `TimeoutError`; one that is cancelled ends so,
+    and nothing else cancels it; it ends, and leaves no task and no open session; no error is lost,
+    no coroutine forgotten and no file left open. What else must hold, the program asserts, at its
+    end or `always`.
 
     Each schedule has an event loop of its own, whose time jumps to the next timer. The loop that
-    awaits this stands still meanwhile. Files and threads work, but what they do is not part of the
-    schedule, and neither is the order in which anyio cancels scopes inside of one another: a
-    problem that depends on that may not come again. Nothing is logged.
+    awaits this stands still meanwhile. Streams have a simulated network: `asyncio.start_server` and
+    `open_connection` make connections inside of the program. Files and threads work, but what they
+    do is not part of the schedule, and neither is the order in which anyio cancels scopes inside of
+    one another: a problem that depends on that may not come again. Subprocesses and other sockets
+    are rejected. Nothing is logged.
 
     Args:
-        program: a coroutine function without arguments; or with one, which is an empty directory
-            for its files. Only such a program is killed: it is called again with the same
-            directory.
+        program: a coroutine function without arguments.
         seeds: the number of random schedules; or their seeds: `range(1_000, 2_000)`. A schedule
             without a disturbance comes first.
         disturb: the kinds of disturbances.
@@ -157,7 +137,7 @@ async def explore(
     """
     if not is_coroutine_function(program):
         raise InvalidArgumentError(
-            f"program is {safe_repr(program)}; give a coroutine function, with one argument at most"
+            f"program is {safe_repr(program)}; give a coroutine function without arguments"
         )
     if isinstance(seeds, int):
         numbers: Iterable[int] = range(checked_int(seeds, "seeds", 1))
@@ -211,31 +191,32 @@ def unreliable(
             lambda secs: f"a call of {name} takes {secs:g} s",
         )
         await sleep(delay)
-        failures: list[_Failure | None] = [None]
-        for error in errors:
-            failures.append(_Failure(error, is_late=False))
-            failures.append(_Failure(error, is_late=True))
-        failure = run.choose("failure", failures, lambda failure: f"a call of {name} {failure}")
+        failures = [None, *itertools.product(errors, (False, True))]
+        failure = run.choose(
+            "failure",
+            failures,
+            lambda failure: f"a call of {name} fails{_describe_failure(failure)}",
+        )
         if failure is None:
             return await function(*args, **keywords)
-        if failure.is_late:
+        make_error, is_late = failure
+        if is_late:
             await function(*args, **keywords)
-        raise run.injected(failure.make_error())
+        raise run.injected(make_error())
 
     return call
 
 
-class _Failure(NamedTuple):
-    """The failure of a call, before it was made or after it."""
+_Failure = tuple[Callable[[], Exception], bool] | None
+"""How a call fails: with which error, and whether it was made before."""
 
-    make_error: Callable[[], Exception]
-    is_late: bool
 
-    def __str__(self) -> str:
-        name = getattr(self.make_error, "__name__", "an error")
-        if self.is_late:
-            return f"fails with {name} after it was made"
-        return f"fails with {name}"
+def _describe_failure(failure: _Failure) -> str:
+    if failure is None:
+        return ""
+    make_error, is_late = failure
+    name = getattr(make_error, "__name__", "an error")
+    return f" with {name} after it was made" if is_late else f" with {name}"
 
 
 def choose(first: T, *others: T, name: str = "") -> T:
@@ -309,13 +290,7 @@ class _Explorer:
         self.steps = 0
         self.disturbances: Counter[str] = Counter()
         self._program = program
-        self._takes_directory = any(
-            parameter.default is parameter.empty
-            for parameter in inspect.signature(program).parameters.values()
-        )
         self._kinds = frozenset(kinds)
-        if not self._takes_directory:
-            self._kinds -= {"kill"}
 
     def explore_seeds(self, seeds: Iterable[int]) -> None:
         """Explore the schedule without a disturbance, and random ones."""
@@ -332,14 +307,9 @@ class _Explorer:
         """
         generator = random.Random(seed)
         rates = {kind: generator.choice(rates) for kind, rates in _RATES.items()}
-        possible = [kind for kind in EVENTS if kind in self._kinds]
-        most = generator.choice((0, 1, 1, 2))
-        events = generator.sample(possible, min(most, len(possible)))
-        if "kill" in self._kinds and generator.random() < _KILL_RATE:
-            events.append("kill")
-        for kind in events:
-            # It may happen at every step, and should happen about once.
-            rates[kind] = generator.choice((0.5, 1, 2)) / steps
+        for kind in ("cancel", "event"):
+            # It may happen at every step, and should happen about once, or not at all.
+            rates[kind] = generator.choice((0, 0, 0.5, 1, 2)) / steps
         rates = {kind: rate for kind, rate in rates.items() if kind in self._kinds}
         priorities = None
         # Neither is best for all bugs, so half of the schedules use each.
@@ -384,58 +354,9 @@ class _Explorer:
         return run
 
     def _run(self, schedule: Schedule) -> ScheduleRun:
-        if schedule.may_choose("kill"):
-            run = self._run_killed(schedule)
-            if run is not None:
-                return run
-        with self._in_directory() as program:
-            return self._execute(program, schedule)
-
-    @contextlib.contextmanager
-    def _in_directory(self) -> Generator[Program]:
-        """Give the program an empty directory, if it takes one."""
-        if not self._takes_directory:
-            yield self._program
-            return
-        with tempfile.TemporaryDirectory(prefix="aiohooks-explore-") as directory:
-            yield functools.partial(self._program, Path(directory))
-
-    def _execute(
-        self,
-        program: Program,
-        schedule: Schedule,
-        kill: Kill | None = None,
-    ) -> ScheduleRun:
-        run = ScheduleRun(schedule, kill)
-        run.execute(program, self.errors)
+        run = ScheduleRun(schedule)
+        run.execute(self._program, self.errors)
         return run
-
-    def _run_killed(self, schedule: Schedule) -> ScheduleRun | None:
-        """Run the program until its process is killed, and again with its files.
-
-        Return the second run, with the disturbances up to the kill; or None, if there was no kill.
-        """
-        with self._in_directory() as program:
-            # A kill must not end the explorer, so the program runs in a fork of it.
-            reader, writer = os.pipe()
-            child = os.fork()
-            if child == 0:
-                try:
-                    self._execute(program, schedule, functools.partial(_exit_process, writer))
-                finally:
-                    os._exit(0)
-            os.close(writer)
-            with open(reader) as file:
-                disturbances = file.readlines()
-            os.waitpid(child, 0)
-            if not disturbances:
-                return None
-            run = self._execute(program, Schedule())
-            for line in disturbances:
-                key, number, choice, note = json.loads(line)
-                run.schedule.taken[key, number] = choice
-                run.notes[key, number] = note
-            return run
 
     def _report(self, run: ScheduleRun, how: str) -> None:
         again = self._run(Schedule(choices=run.schedule.taken))  # for its notes
@@ -479,15 +400,6 @@ class _Explorer:
             else:
                 size //= 2
         return run
-
-
-def _exit_process(writer: int, run: ScheduleRun) -> None:
-    """Write the disturbances to a pipe, and end this process without any cleanup."""
-    with open(writer, "w") as file:
-        for (key, number), choice in run.schedule.taken.items():
-            note = run.notes.get((key, number), "")
-            print(json.dumps([key, number, choice, note]), file=file)
-    os._exit(0)
 
 
 def _kind(run: ScheduleRun) -> tuple[str, type | None]:
@@ -568,10 +480,4 @@ def _quiet(errors: list[str]) -> Generator[None]:
         stack.callback(setattr, cancel, "make_task", cancel.make_task)
         cancel.make_task = NumberedTask
         stack.enter_context(collected_from_finalizers(errors))
-        # Python warns of the fork for a kill. The child leaves threads alone.
-        warnings.filterwarnings(
-            "ignore",
-            message=".*fork.* may lead to deadlocks",
-            category=DeprecationWarning,
-        )
         yield

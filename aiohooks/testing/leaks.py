@@ -5,19 +5,15 @@ errors.
 difference. Leaks are:
 
 - a task that is not done when the block is left, not even a tick later: whoever starts a task
-  awaits it; the report names the lines of the user's code in which it was started and in which it
-  waits;
+  awaits it; the report names the line of the user's code in which it waits;
 - a cancellation of the current task that the block swallowed or took back (`cancelling()` has
   changed);
-- a waiter that is still parked in one of the `stores`, or a publisher that is still registered
-  there;
 - an open file, socket or pipe, but no shared library (where `/proc/self/fd` exists);
 - a running thread; idle workers of the thread pools of anyio and of the loop may stay, busy ones
   may not;
 - a changed signal handler;
 - an unreported error: an exception never retrieved, a coroutine never awaited, a pending task
-  destroyed, an error in a callback or a finalizer, an unclosed resource;
-- an async generator that was started and neither finished nor closed.
+  destroyed, an error in a callback or a finalizer, an unclosed resource.
 """
 
 from __future__ import annotations
@@ -25,8 +21,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import inspect
 import os
+import queue
 import re
 import signal
 import sys
@@ -35,17 +31,12 @@ import time
 import traceback
 import types
 import warnings
-import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Generator, Mapping
+from typing import Any, Self
 
-from aiohooks._core import cancel
 from aiohooks._core.cancel import current_task
-from aiohooks._why.tasks import is_library, location, task_wait
+from aiohooks._why.tasks import task_wait
 from aiohooks.errors import add_note
-
-if TYPE_CHECKING:
-    from aiohooks.stores import StepStore
 
 # A closed transport closes its socket in the next tick, and notifies its protocol in the one after.
 _TICKS = 3
@@ -55,19 +46,15 @@ _THREAD_WAIT_SECS = 10.0
 
 _SHARED_LIBRARY = re.compile(r"\.so(\.\d+)*$")
 
-_STEPS = ("_run", "run", "run_forever", "run_until_complete")
-"""Functions of asyncio that make the steps of tasks: who has called them has not started what a
-step starts.
-"""
 # A pool has no public list of its threads: they are recognized by name and by the files of their
 # frames.
+LOCK_FILES = (threading.__file__, queue.__file__)  # other packages have a queue.py as well
 _WORKER_FILES = (
-    "threading.py",
-    "queue.py",
+    *LOCK_FILES,
     os.path.join("_backends", "_asyncio.py"),
     os.path.join("futures", "thread.py"),
 )
-_WORKER_NAMES = ("AnyIO worker thread", "asyncio_", "uvloop_")
+WORKER_NAMES = ("AnyIO worker thread", "asyncio_", "uvloop_")
 
 
 class no_leaks:
@@ -78,27 +65,23 @@ class no_leaks:
     own task, loop and thread; the loop's exception handler is replaced while it lasts.
 
     Example:
-        async with no_leaks(stores=[store]):
-            async with AsyncMonitoredSession(graph, global_step=store) as session:
+        async with no_leaks():
+            async with AsyncMonitoredSession(graph) as session:
                 await session.run("train")
     """
 
-    def __init__(self, *, stores: Iterable[StepStore] = ()) -> None:
-        """Check also the waiters and publishers of `stores`."""
+    def __init__(self) -> None:
         self.leaks: tuple[str, ...] = ()
         """The leaks that were found, one line each; set after the block."""
-        self._stores = tuple(stores)
         self._before: _State
         self._errors: list[str] = []
-        self._generators: weakref.WeakSet[Any] = weakref.WeakSet()
         self._restore = contextlib.ExitStack()
 
     async def __aenter__(self) -> Self:
         gc.collect()  # garbage of earlier code must not count as the block's
         self._errors.clear()  # of an earlier block: examples of Hypothesis use one check again
         self._collect_errors()
-        self._note_starts()
-        self._before = _State(self._stores)
+        self._before = _State()
         return self
 
     async def __aexit__(
@@ -116,11 +99,6 @@ class no_leaks:
                     await asyncio.sleep(0)
                 except asyncio.CancelledError as caught:
                     pending_cancel = caught
-            leaks += [
-                f"async generator {generator.__qualname__} started and not closed"
-                for generator in self._generators
-                if generator.ag_frame is not None
-            ]
             gc.collect()
             gc.collect()  # finalizers of the first round may have made more garbage
             leaks += _delayed_leaks(self._before) + self._errors
@@ -147,39 +125,16 @@ class no_leaks:
         )
         self._restore.enter_context(collected_from_finalizers(self._errors))
 
-        firstiter, finalizer = sys.get_asyncgen_hooks()
-
-        def add_generator(generator: Any) -> None:
-            self._generators.add(generator)
-            if firstiter is not None:
-                firstiter(generator)
-
-        self._restore.callback(sys.set_asyncgen_hooks, firstiter, finalizer)
-        sys.set_asyncgen_hooks(add_generator, finalizer)
-
-    def _note_starts(self) -> None:
-        """Note where tasks are started: those of the loop, and those of calls of hooks, unless an
-        outer check does so.
-        """
-        loop = asyncio.get_running_loop()
-        if "create_task" not in vars(loop):
-            vars(loop)["create_task"] = _noting(loop.create_task)
-            self._restore.callback(vars(loop).pop, "create_task")
-        if cancel.make_task is None:
-            self._restore.callback(setattr, cancel, "make_task", None)
-            cancel.make_task = _noting(asyncio.Task)
-
 
 class _State:
-    """What exists at one moment in the process, its loop and the stores."""
+    """What exists at one moment in the process and its loop."""
 
-    def __init__(self, stores: Iterable[StepStore]) -> None:
+    def __init__(self) -> None:
         self.tasks = asyncio.all_tasks()
         self.cancelling = current_task().cancelling()
         self.files = open_files()
         self.threads = set(threading.enumerate())
         self.handlers = _signal_handlers()
-        self.stores = [(store, store.statistics()) for store in stores]
 
 
 def _immediate_leaks(before: _State) -> list[str]:
@@ -189,16 +144,6 @@ def _immediate_leaks(before: _State) -> list[str]:
     leaks = [describe_task(leaked) for leaked in new_tasks]
     if task.cancelling() != before.cancelling:
         leaks.append(f"cancelling() of the task was {before.cancelling} and is {task.cancelling()}")
-    for store, old in before.stores:
-        new = store.statistics()
-        waiters = new.waiting + new.watching - old.waiting - old.watching
-        if waiters > 0:
-            leaks.append(f"{waiters} waiter(s) parked in {store!r}")
-        leaks += [
-            f"publisher {name!r} registered in {store!r}"
-            for name in new.publishers
-            if name not in old.publishers
-        ]
     return leaks
 
 
@@ -209,7 +154,7 @@ def _delayed_leaks(before: _State) -> list[str]:
     for thread in threading.enumerate():
         is_new = thread not in before.threads
         # An old worker that is busy runs an abandoned function.
-        if not is_new and not thread.name.startswith(_WORKER_NAMES):
+        if not is_new and not thread.name.startswith(WORKER_NAMES):
             continue
         if not _becomes_idle(thread, deadline):
             activity = "still runs" if is_new else "still runs an abandoned function"
@@ -263,7 +208,7 @@ def _becomes_idle(thread: threading.Thread, deadline: float) -> bool:
 
 def is_idle_worker(thread: threading.Thread) -> bool:
     """Return whether a thread is a worker of a pool, and waits for work."""
-    if not thread.name.startswith(_WORKER_NAMES):
+    if not thread.name.startswith(WORKER_NAMES):
         return False
     frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
     if frame is None or frame.f_code.co_name in ("run", "run_sync"):
@@ -274,33 +219,10 @@ def is_idle_worker(thread: threading.Thread) -> bool:
     )
 
 
-_started_at: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""The line of the user's code that started a task, for tasks that were started inside a check."""
-
-
-def _noting(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that makes tasks, and notes the line of the user's code that calls it."""
-
-    def make_noted(*args: Any, **options: Any) -> Any:
-        task = make(*args, **options)
-        frame = inspect.currentframe()
-        while frame is not None and is_library(frame):
-            if frame.f_code.co_name in _STEPS:
-                break
-            frame = frame.f_back
-        if frame is not None and not is_library(frame):
-            _started_at[task] = location(frame)
-        return task
-
-    return make_noted
-
-
 def describe_task(task: asyncio.Task[Any]) -> str:
-    """Describe a task that still runs: where it was started, and where it waits."""
-    line = _started_at.get(task)
-    started = f"started at {line}, " if line else ""
+    """Describe a task that still runs, and where it waits."""
     waits = task_wait(task).where or "its beginning"
-    return f"task {task.get_name()!r} still runs, {started}waits at {waits}"
+    return f"task {task.get_name()!r} still runs, waits at {waits}"
 
 
 @contextlib.contextmanager

@@ -11,16 +11,13 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from aiohooks._core.scope import begin_run
 from aiohooks.errors import (
     InvalidArgumentError,
     PublisherFailedError,
     PublisherFinishedError,
     SessionNotReadyError,
-    StaleTermError,
     StepResetError,
     StoreClosedError,
-    StoreResetError,
 )
 from aiohooks.stores import Position, Publisher, SharedStepStore, StepStore
 from aiohooks.testing._checks import by_name, run_checks
@@ -31,8 +28,6 @@ MakeStore = Callable[[str], StepStore]
 the same one again.
 """
 Wait = asyncio.Task[int]
-LoseData = Callable[[], Awaitable[None]]
-"""Let the engine lose all that it keeps; it works again afterwards."""
 
 
 class Run:
@@ -41,10 +36,9 @@ class Run:
     pair: tuple[StepStore, StepStore]
     """The stores of the two processes that are imitated."""
 
-    def __init__(self, make: MakeStore, lose_data: LoseData | None = None) -> None:
+    def __init__(self, make: MakeStore) -> None:
         self.make_store: MakeStore = make
         self.stores: list[StepStore] = []
-        self._lose_data = lose_data
         self._name = f"check-{secrets.token_hex(4)}"
 
     def make(self) -> StepStore:
@@ -57,11 +51,6 @@ class Run:
     async def open(self) -> StepStore:
         """Open another store."""
         return await self.make().__aenter__()
-
-    async def lose_data(self) -> None:
-        """Let the engine lose its data."""
-        assert self._lose_data is not None
-        await self._lose_data()
 
     async def aclose(self) -> None:
         """Delete the run, and close its stores."""
@@ -81,13 +70,6 @@ async def parked(store: StepStore, wait: Coroutine[Any, Any, int]) -> Wait:
     while store.statistics().waiting == before and not task.done():  # noqa: ASYNC110 - no event
         await asyncio.sleep(0)
     return task
-
-
-async def sees(store: StepStore, position: Position) -> None:
-    """Wait until the store has received a position."""
-    async for seen in store.changes():
-        if seen >= position:
-            return
 
 
 async def raises(kind: type[E], awaitable: Awaitable[Any]) -> E:
@@ -125,19 +107,6 @@ async def counts(run: Run) -> None:
     advances = [store.advance() for store in [a, b] * 100]
     await asyncio.gather(*advances)
     await is_at(205, a, b)
-
-
-async def rejects_invalid_arguments(run: Run) -> None:
-    """Invalid arguments raise an error, and change nothing."""
-    a = run.pair[0]
-    invalid: list[Any] = [-1, 1.5, "1", None, 2**53]
-    for value in invalid:
-        for call in (a.advance, a.raise_to, a.reset):
-            await raises(InvalidArgumentError, call(value))
-    await raises(InvalidArgumentError, a.advance(0))
-    await a.raise_to(2**53 - 1)
-    await raises(InvalidArgumentError, a.advance())
-    await is_at(2**53 - 1, a)
 
 
 async def wakes(run: Run) -> None:
@@ -258,57 +227,6 @@ async def ends_with_the_last_publisher(run: Run) -> None:
     assert "a bad batch" in str(failed.__cause__)
 
 
-async def announces_before_it_is_used(run: Run) -> None:
-    """The first publisher of a store opens it: other processes learn of the publisher, and how it
-    leaves, without another call.
-    """
-    a = run.pair[0]
-    store = run.make()
-    async with publisher(store, "trainer"):
-        await a.value()
-        assert a.statistics().publishers == ("trainer",)
-        wait = await parked(a, a.wait_for(5))
-    assert "trainer finished" in str(await raises(PublisherFinishedError, wait))
-    # A store of one process has no other.
-    if store is not a:
-        store = run.make()
-        store.publisher("second")
-        await store.aclose()
-        error = await raises(PublisherFinishedError, a.wait_for(5))
-        assert "second finished" in str(error)
-
-
-async def waits_while_one_can_advance(run: Run) -> None:
-    """Waits continue while a publisher could still advance; when all that remain wait themselves,
-    all waits end.
-    """
-    a, b = run.pair
-    first = a.publisher("first")
-    second = b.publisher("second")
-    third = a.publisher("third")
-    await a.flush()
-    await b.flush()
-    waits = [
-        await parked(b, _wait_as(second, b, 10)),
-        await parked(a, _wait_as(first, a, 12)),
-    ]
-    third.close()
-    await a.flush()
-    errors = [str(await raises(PublisherFinishedError, wait)) for wait in waits]
-    assert any("third finished" in error for error in errors), errors
-
-
-async def _wait_as(publisher: Publisher, store: StepStore, step: int) -> int:
-    """Wait on behalf of a publisher, as inside a session's run; the session ends with the wait."""
-    run = begin_run(None, publisher)
-    try:
-        return await store.wait_for(step)
-    finally:
-        run.active = False
-        # The other publisher may not know yet that this one waited, and would wait for it.
-        publisher.close()
-
-
 async def leads(run: Run) -> None:
     """There is one chief at a time, each in a newer term; the next one waits until the lead is
     free.
@@ -329,23 +247,6 @@ async def leads(run: Run) -> None:
     assert await task > first.number
     assert order == ["first", "second"]
     await is_at(3, a)
-
-
-async def reports_the_exit_of_a_chief_once(run: Run) -> None:
-    """A chief whose publisher has left is no exit of its own, also if another publisher has left
-    since.
-    """
-    a, b = run.pair
-    async with publisher(b, "other") as other, a.lead():
-        trainer = a.publisher("trainer")
-        await a.flush()
-        wait = await parked(b, b.wait_for(5))
-        trainer.close(ZeroDivisionError("a bad batch"))
-        await a.flush()
-        other.close()
-        await b.flush()
-        await a.value()
-    assert "other finished" in str(await raises(PublisherFinishedError, wait))
 
 
 async def initialises(run: Run) -> None:
@@ -424,102 +325,9 @@ async def forgets(run: Run) -> None:
         assert term.number == 1
 
 
-async def begins_a_later_epoch_without_its_data(run: Run) -> None:
-    """An engine has lost its data: the writes of each process fail until it acknowledges the loss.
-    Waits continue, except for those that a reset ends.
-    """
-    a, b = run.pair
-    await a.advance(5)
-    await sees(b, Position(1, 5))
-    waits = [await parked(store, store.wait_for(6)) for store in (a, b)]
-    raising = await parked(b, b.wait_for(6, on_reset="raise"))
-    await run.lose_data()
-    for store in (a, b):
-        await raises(StoreResetError, store.advance())
-        await raises(StoreResetError, store.raise_to(9))
-        error = await raises(StoreResetError, store.reset(9))
-        assert store.acknowledge_loss() is not None
-        assert store.acknowledge_loss() is None
-        assert error.old == Position(1, 5), error
-        assert error.new > error.old, error
-    await raises(StepResetError, raising)
-    assert not any(wait.done() for wait in waits)
-    assert await b.advance() == 6
-    assert [await wait for wait in waits] == [6, 6]
-    assert (await a.value()).epoch > 1
-    assert await a.reset(2) > error.new
-
-
-async def keeps_the_lead_without_its_data(run: Run) -> None:
-    """An engine has lost its data: the chief continues to lead and initialises the run again. A
-    standby keeps waiting, and its term is a newer one.
-    """
-    a, b = run.pair
-    async with a.lead() as first:
-        await a.mark_initialised()
-        await a.advance(3)
-        await b.wait_initialised()
-        standby = b.lead()
-        entering = asyncio.ensure_future(standby.__aenter__())
-        await b.wait_for(3)
-        wait = await parked(a, a.wait_for(9))
-        await run.lose_data()
-        await raises(StoreResetError, wait)
-        await raises(StoreResetError, a.wait_for(9))
-        await raises(StoreResetError, a.mark_initialised())
-        a.acknowledge_loss()
-        await sees(b, await a.reset(1))
-        await b.value()
-        await raises(SessionNotReadyError, b.wait_initialised(0))
-        await a.mark_initialised()
-        await b.wait_initialised()
-        assert await a.advance() == 2
-        assert not entering.done()
-    second = await entering
-    assert second.number > first.number
-    b.acknowledge_loss()
-    assert await b.advance() == 3
-    await standby.__aexit__(None, None, None)
-
-
-async def has_one_chief_without_its_data(run: Run) -> None:
-    """An engine has lost its data, and a process without knowledge of a chief may take the lead:
-    one of the two chiefs gets an error.
-    """
-    a, b = run.pair
-    # An engine without data grants the first term, so let the chief have a later one.
-    for _ in range(2):
-        async with a.lead():
-            await a.advance(3)
-    async with a.lead():
-        await a.advance(3)
-        await b.aclose()
-        await run.lose_data()
-        c = await run.open()
-        lead = c.lead()
-        entering = asyncio.ensure_future(lead.__aenter__())
-        await raises(StoreResetError, a.advance())
-        a.acknowledge_loss()
-        try:
-            step = await a.advance()
-        except StaleTermError:
-            # The new process was granted the lead before this one was back.
-            await entering
-            await c.advance()
-        else:
-            assert step > 9
-            if entering.done():
-                await raises(StaleTermError, c.advance())
-        if entering.done():
-            await lead.__aexit__(None, None, None)
-        entering.cancel()
-        await asyncio.wait([entering])
-
-
 _Check = Callable[[Run], Coroutine[Any, Any, None]]
 _CHECKS: dict[str, _Check] = by_name(
     counts,
-    rejects_invalid_arguments,
     wakes,
     loses_no_race,
     cancelled_advance,
@@ -527,27 +335,17 @@ _CHECKS: dict[str, _Check] = by_name(
     resets,
     reports_changes,
     ends_with_the_last_publisher,
-    announces_before_it_is_used,
-    waits_while_one_can_advance,
     leads,
-    reports_the_exit_of_a_chief_once,
     initialises,
     closes,
     keeps_runs_apart,
     forgets,
-)
-_LOSSES: dict[str, _Check] = by_name(
-    begins_a_later_epoch_without_its_data,
-    keeps_the_lead_without_its_data,
-    has_one_chief_without_its_data,
 )
 
 
 async def check_step_store(
     make: MakeStore,
     check: str | None = None,
-    *,
-    lose_data: LoseData | None = None,
 ) -> None:
     """Run the conformance suite on a step store, or one of its checks.
 
@@ -556,27 +354,22 @@ async def check_step_store(
             name must begin at step 0. For a store of one process it returns the same one for the
             same name.
         check: a name from `step_store_checks`; if left out, all are run.
-        lose_data: lets the engine lose all that it keeps, for the checks that need it; without it
-            they are left out.
 
     Raises:
         AssertionError: a check failed; the message or a note names it.
     """
 
     async def run_check(check: _Check) -> None:
-        run = Run(make, lose_data)
+        run = Run(make)
         try:
             run.pair = (await run.open(), await run.open())
             await check(run)
         finally:
             await run.aclose()
 
-    checks = _CHECKS if lose_data is None else _CHECKS | _LOSSES
-    await run_checks(checks, check, run_check)
+    await run_checks(_CHECKS, check, run_check)
 
 
-def step_store_checks(*, lose_data: bool = False) -> list[str]:
-    """Return the names of the checks, for a parametrized test; or of those that need
-    `lose_data`.
-    """
-    return list(_LOSSES if lose_data else _CHECKS)
+def step_store_checks() -> list[str]:
+    """Return the names of the checks, for a parametrized test."""
+    return list(_CHECKS)

@@ -83,7 +83,6 @@ ENGINE = Engine(
     bare=bare,
     by_hand="SQLite by hand",
     one_call="one statement",
-    crowd_bar=1.5,
     together_bar=None,  # it never suspends, and there is no link whose round trips could be shared
     alone_bar=3.0,
 )

@@ -157,7 +157,7 @@ async def test_iterations_left_by_break_leave_nothing() -> None:
     task.
     """
     store = ah.MemoryStepStore()
-    async with no_leaks(stores=[store]):
+    async with no_leaks():
         async with doubling(global_step=store) as session:
             steps = session.steps("double")
             async for _ in steps:

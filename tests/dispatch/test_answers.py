@@ -60,20 +60,6 @@ async def own(text: str, *, extra: str = "") -> str:
     return f"{text} {extra}"
 
 
-async def test_the_next_hook_may_be_a_keyword() -> None:
-    """`wrap`: the last keyword-only argument calls the next hook, which gets the keywords that the
-    one before it gives.
-    """
-    hooks = ah.compose(Texts, [Adding("a"), Adding("b")])
-    assert await hooks.call("x", call_next=own) == "a(b(x ab))"
-    assert await hooks.call("x", extra="+", call_next=own) == "a(b(x +ab))"
-    assert await hooks.call(text="x", extra="+", call_next=own) == "a(b(x +ab))"
-    assert (
-        await ah.compose(Texts, [Adding(None), Adding("b")]).call("x", extra="+", call_next=own)
-        == "b(x +b)"
-    )
-
-
 async def test_the_keyword_of_a_chain() -> None:
     """`chain`: the answer takes the place of a keyword-only argument, and the others stay."""
     assert (

@@ -70,44 +70,6 @@ class Plain(Waits):
         return self.answer
 
 
-async def test_together_takes_the_first_in_order_of_the_hooks() -> None:
-    """All hooks begin before one ends, and who is quicker does not matter; without an answer the
-    class itself has one.
-    """
-    log: list[str] = []
-    given = [
-        Waits("a", 9, log=log),
-        Waits("b", 6, "slow", log=log),
-        Waits("c", 1, "quick", log=log),
-    ]
-    assert await ah.compose(Asked, given).together("x") == "slow"
-    assert log == ["a begins", "b begins", "c begins", "c ends", "b ends", "a ends"]
-    log.clear()
-    assert (
-        await ah.compose(
-            Asked, [Plain(name, 0, one, log=log) for name, one in [("d", None), ("e", 0), ("f", 1)]]
-        ).together("x")
-        == 0
-    )
-    assert (
-        ah.compose(
-            Asked,
-            [Plain(name, 0, one, log=log) for name, one in [("g", None), ("h", "H"), ("i", "I")]],
-        ).plain("x")
-        == "H"
-    )
-    assert log == [*"defghi"]
-
-    class Own(Asked):
-        async def together(self, text: str) -> Any:
-            return f"own {text}"
-
-    assert (
-        await ah.compose(Own, [Plain("a"), Waits("b")], results="together").together("x") == "own x"
-    )
-    assert await ah.compose(Asked, [Waits("a"), Plain("b")]).together("x") is None
-
-
 @pytest.mark.parametrize("how", ["first", "together", "merge"])
 async def test_a_guard_that_is_cut_off_refuses(how: str) -> None:
     """Its time limit is an error of the call in every way to answer; with `on_error="log"` it has

@@ -50,23 +50,6 @@ def group_of(hook: object, *, grace_secs: float = 10.0, **options: Any) -> ah.Ho
     )
 
 
-async def test_calls_run_beside_what_follows_in_order() -> None:
-    """The caller does not wait; one call of a hook runs at a time; leaving the group waits for all.
-    Answers are not queued.
-    """
-    gate = asyncio.Event()
-    observer = Observer(lambda _: gate.wait())
-    async with group_of(observer) as group:
-        for number in range(3):
-            await group.hooks.on(number)
-        await ticks()
-        assert (observer.began, observer.ended) == ([0], [])
-        assert group.status()[0].pending == 3
-        assert await group.hooks.ask() == 5
-        gate.set()
-    assert observer.ended == [0, 1, 2]
-
-
 async def test_a_failure_comes_out_of_the_next_call() -> None:
     """Or when the group is left; the calls behind it are made all the same, and errors of several
     are one group.

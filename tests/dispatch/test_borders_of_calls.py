@@ -13,7 +13,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError, WrongLoopError
-from tests.support.checks import refused
 from tests.support.waiting import ticks
 
 
@@ -29,23 +28,8 @@ class Waits:
         await asyncio.sleep(0)
 
 
-class PassesNothing:
-    async def handle(self, event, call_next, data=None, *, depth=0):
-        return await call_next()
-
-
 async def final(event, data=None, *, depth=0):
     return event, data, depth
-
-
-@pytest.mark.parametrize("hooks", [[], [PassesNothing()]])
-async def test_what_is_wrapped_gets_all_that_it_takes(hooks) -> None:
-    """Also if no hook gives it anything: by position, and by name what is keyword-only."""
-    events = ah.compose(Events, hooks)
-    assert await events.handle("started", final) == ("started", None, 0)
-    assert await events.handle("started", final, "data") == ("started", "data", 0)
-    assert await events.handle("started", final, "data", depth=2) == ("started", "data", 2)
-    assert await events.handle("started", final, depth=2) == ("started", None, 2)
 
 
 def test_a_second_loop_is_refused_while_the_first_is_open() -> None:
@@ -74,23 +58,6 @@ async def test_call_of_a_group_is_refused_in_another_thread() -> None:
             asyncio.run(group.hooks.on_event("started"))
 
     await asyncio.to_thread(in_thread)
-
-
-async def test_all_results_of_no_hook_are_an_empty_list() -> None:
-    """Whatever is annotated; merged, they are empty as annotated."""
-
-    class Answers:
-        @ah.point("all")
-        async def ask(self) -> str | None: ...
-
-        @ah.point("all")
-        async def count(self) -> dict[str, int]: ...
-
-        @ah.point("merge")
-        async def names(self) -> dict[str, int]: ...
-
-    answers = ah.compose(Answers, [])
-    assert (await answers.ask(), await answers.count(), await answers.names()) == ([], [], {})
 
 
 def test_a_class_without_new_objects_is_refused() -> None:
@@ -126,20 +93,6 @@ def test_generators_that_no_one_would_iterate_over_are_refused() -> None:
             group.on(Events.on_event, function)
         with pytest.raises(InvalidHookError, match="no one would iterate over it"):
             ah.compose_functions([function])
-
-
-async def test_a_generator_function_has_no_time_limit() -> None:
-    """It wraps others, whose time would count: it limits its own waits."""
-
-    async def around(event):
-        async with asyncio.timeout(0.001):
-            await asyncio.Event().wait()
-        yield
-
-    with refused(InvalidHookError, "around wraps other calls", "asyncio.timeout"):
-        ah.compose_functions([ah.configure(around, timeout=0.001)])
-    with pytest.raises(TimeoutError):
-        await ah.compose_functions([around])("started")
 
 
 async def test_a_generator_that_fits_in_a_group_is_refused_by_a_session() -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, ClassVar
-from unittest.mock import create_autospec
+from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.errors import HookGroupClosedError, InvalidHookError, WrongLoopError
+from aiohooks.errors import InvalidHookError, WrongLoopError
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
 from tests.support.waiting import parked, ticks
@@ -67,39 +65,6 @@ class Resource(Notes):
 # -- adding and removing
 
 
-class Page(Notes):
-    """Its methods are functions for a group."""
-
-
-@pytest.mark.parametrize("kind", ["function", "method", "builtin", "partial"])
-async def test_a_function_is_removed_as_it_was_added(kind: str) -> None:
-    """A bound method is a new object at each access, and is found all the same; of an equal object
-    it is another.
-    """
-    page, other, seen = Page(), Page(), list[str]()
-
-    async def function(text: str) -> None:
-        seen.append(text)
-
-    partial = functools.partial(function)
-    get: Callable[[], Any] = {
-        "function": lambda: function,
-        "method": lambda: page.on,
-        "builtin": lambda: seen.append,
-        "partial": lambda: partial,
-    }[kind]
-    group = ah.HookGroup(Events)
-    group.on(Events.on, get())
-    with invalid("is not a hook of"):
-        group.remove(other.on)
-    group.remove(get())
-    composed = ah.compose_functions([get()])
-    composed.remove(get())
-    await group.hooks.on("x")
-    await composed("x")
-    assert seen == page.calls == []
-
-
 async def test_one_function_twice_is_two_registrations() -> None:
     """Each is called, has a result of its own, and is removed for itself: the earliest, or that of
     a method.
@@ -148,29 +113,6 @@ async def test_a_registration_is_removed_as_its_hook_is() -> None:
     assert hook.calls == []
 
 
-async def test_n_changes_look_at_each_hook_once() -> None:
-    """The cost of adding and removing is linear: no change compares the hook with the others."""
-    compared = 0
-
-    class Compared(Notes):
-        def __eq__(self, other: object) -> bool:
-            nonlocal compared
-            compared += 1
-            return self is other
-
-        def __hash__(self) -> int:
-            return 1
-
-    hooks = [Compared() for _ in range(50)]
-    group = ah.HookGroup(Events)
-    for hook in hooks:
-        group.add(hook)
-    for hook in hooks:
-        group.remove(hook)
-    assert compared == 0
-    assert group.status() == []
-
-
 async def test_a_function_that_is_called_once() -> None:
     """It takes part in one call, also if others begin before that has ended."""
     gate, calls = asyncio.Event(), list[str]()
@@ -201,43 +143,6 @@ async def test_a_function_that_is_called_once() -> None:
         group.add(ah.configure(Notes(), once=True))
 
 
-@pytest.mark.parametrize("how", ["background", "wrap", "generator", "plain"])
-async def test_once_with_other_features(how: str) -> None:
-    """A queued call, a wrapper and a plain method take part once, too."""
-    calls: list[str] = []
-
-    async def note(text: str, call_next: Any = None) -> Any:
-        calls.append(text)
-        return await call_next(text) if call_next is not None else None
-
-    async def generator(text: str) -> AsyncGenerator[None]:
-        calls.append(text)
-        yield
-
-    async def tool(text: str) -> str:
-        return f"tool {text}"
-
-    async with ah.HookGroup(Events) as group:
-        called: Any = {
-            "background": lambda: group.hooks.on("x"),
-            "wrap": lambda: group.hooks.around("x", tool),
-            "generator": lambda: group.hooks.on("x"),
-            "plain": lambda: asyncio.sleep(0, group.hooks.plain()),
-        }[how]
-        if how == "plain":
-            group.on(Events.plain, lambda: calls.append("x"), once=True)
-        elif how == "wrap":
-            group.on(Events.around, note, once=True)
-        elif how == "generator":
-            group.on(Events.on, generator, once=True)
-        else:
-            group.on(Events.on, note, once=True, background=True)
-        for _ in range(3):
-            result = await called()
-            assert result == ("tool x" if how == "wrap" else None)
-    assert calls == ["x"]
-
-
 def test_a_hook_has_the_name_that_it_is_given() -> None:
     """In the status and in messages; hooks of one name are numbered."""
     hooks = [
@@ -253,23 +158,6 @@ def test_a_hook_has_the_name_that_it_is_given() -> None:
 
 
 # -- leaving
-
-
-async def test_leaving_waits_for_active_calls() -> None:
-    """A hook is not closed under its running call, and no new call begins."""
-    gate = asyncio.Event()
-    hook = Resource(gate)
-    group = ah.HookGroup(Events, [hook])
-    async with group:
-        call = await parked(group.hooks.on("x"))
-        leaving = await parked(group.__aexit__(None, None, None), 5)
-        assert hook.calls == ["enter"]
-        with pytest.raises(HookGroupClosedError, match="has been left"):
-            await group.hooks.on("y")
-        gate.set()
-        await leaving
-        await call
-    assert hook.calls == ["enter", "x", "leave"]
 
 
 async def test_leaving_waits_no_longer_than_the_grace_period(
@@ -388,47 +276,7 @@ def test_a_loop_of_another_library_is_refused() -> None:
 # -- registries
 
 
-class Plugin:
-    registry: ClassVar[list[type]] = []
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        Plugin.registry.append(cls)
-
-    async def on(self, text: str) -> None: ...
-
-    def who(self) -> str:
-        return type(self).__name__
-
-
-class Audit(Plugin):
-    async def on(self, text: str) -> None: ...
-
-
-def test_a_composite_is_in_no_registry() -> None:
-    """Neither by `__init_subclass__` nor among the subclasses; it is an object of the class."""
-    composites = [ah.compose(Plugin, [Audit()]) for _ in range(3)]
-    assert Plugin.registry == Plugin.__subclasses__() == [Audit]
-    assert all(isinstance(composite, Plugin) for composite in composites)
-    assert issubclass(type(composites[0]), Plugin)
-    assert composites[0].who() == "Plugin"
-
-
 # -- kinds of methods and hooks
-
-
-class deprecated:
-    """A decorator that puts an object in the place of the function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, function)
-        self.function = function
-
-    def __get__(self, instance: Any, owner: type[Any]) -> Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    def __call__(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 def traced(function: Callable[..., Any]) -> Any:
@@ -439,61 +287,6 @@ def traced(function: Callable[..., Any]) -> Any:
         return function(*args, **keywords)
 
     return call
-
-
-class Kinds:
-    own: ClassVar[list[str]] = []
-
-    @staticmethod
-    async def on_load(name: str) -> None:
-        Kinds.own.append(f"load {name}")
-
-    @classmethod
-    async def on_class(cls, name: str) -> None:
-        Kinds.own.append(f"class {name}")
-
-    @deprecated
-    async def on_end(self, name: str) -> None:
-        Kinds.own.append(f"end {name}")
-
-    @traced
-    async def on_trace(self, name: str) -> None:
-        Kinds.own.append(f"trace {name}")
-
-    @classmethod
-    def create(cls) -> Kinds:
-        return cls()
-
-
-class AllKinds:
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    async def on_load(self, name: str) -> None:
-        self.calls.append(f"load {name}")
-
-    async def on_class(self, name: str) -> None:
-        self.calls.append(f"class {name}")
-
-    async def on_end(self, name: str) -> None:
-        self.calls.append(f"end {name}")
-
-    async def on_trace(self, name: str) -> None:
-        self.calls.append(f"trace {name}")
-
-    def create(self) -> None:
-        raise AssertionError("a factory of the class is no method of its hooks")
-
-
-async def test_all_kinds_of_methods_are_called() -> None:
-    """Static methods, class methods and decorated ones of the class; without hooks its own."""
-    hook = AllKinds()
-    Kinds.own.clear()
-    for hooks, calls in (([hook, AllKinds()], hook.calls), ([], Kinds.own)):
-        composite: Any = ah.compose(Kinds, hooks)
-        for name in ("load", "class", "end", "trace"):
-            await getattr(composite, f"on_{name}")("x")
-        assert calls == ["load x", "class x", "end x", "trace x"]
 
 
 async def test_a_member_that_is_no_function_is_refused_by_name() -> None:
@@ -542,19 +335,6 @@ def test_a_plain_wrapper_of_a_coroutine_function_is_refused() -> None:
         ah.HookGroup(Events).on(Events.on, log)
 
 
-async def test_autospec_objects_are_hooks() -> None:
-    """They have each method of the class, with its signature."""
-    spec: Any = create_autospec(Events, instance=True)
-    spec.ask.return_value = "mocked"
-    spec.on.return_value = spec.plain.return_value = None
-    composite = ah.compose(Events, [spec])
-    await composite.on("x")
-    assert await composite.ask("y") == "mocked"
-    composite.plain()
-    spec.on.assert_awaited_once_with("x")
-    spec.plain.assert_called_once_with()
-
-
 # -- generators
 
 
@@ -594,22 +374,6 @@ async def test_an_exception_passes_through_a_generator_as_it_is(error: BaseExcep
         assert seen == [error, error]
 
 
-async def test_a_generator_gets_the_result() -> None:
-    """`result = yield` is the result of the wrapped call, which stays the result."""
-    got: list[object] = []
-
-    class Around:
-        async def ask(self, text: str) -> AsyncGenerator[None, str | None]:
-            got.append((yield))
-
-    class Answers:
-        async def ask(self, text: str) -> str:
-            return f"{text}!"
-
-    assert await ah.compose(Events, [Around(), Answers()]).ask("x") == "x!"
-    assert got == ["x!"]
-
-
 async def test_a_generator_without_a_yield_wraps_nothing() -> None:
     """The others are called; a second `yield` is an error that names the hook."""
 
@@ -631,40 +395,3 @@ async def test_a_generator_without_a_yield_wraps_nothing() -> None:
 
 
 # -- errors that are logged
-
-
-async def test_an_error_is_logged_once_for_each_method_and_type(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Also after others were logged, and if its text cannot be made."""
-
-    class BrokenError(Exception):
-        def __repr__(self) -> str:
-            raise RuntimeError("no text")
-
-        __str__ = __repr__
-
-    class Fails:
-        async def on(self, text: str) -> None:
-            raise errors[text]
-
-        off = on
-
-    errors = {"key": KeyError("k"), "value": ValueError("v"), "broken": BrokenError()}
-    composite = ah.compose(Events, [ah.configure(Fails(), on_error="log")])
-    with caplog.at_level(logging.ERROR):
-        for _ in range(3):
-            for text in errors:
-                await composite.on(text)
-            await composite.off("key")
-    shown = [
-        (record.getMessage().split()[0], record.exc_info[0])
-        for record in caplog.records
-        if record.exc_info
-    ]
-    assert shown == [
-        ("Fails.on", KeyError),
-        ("Fails.on", ValueError),
-        ("Fails.on", BrokenError),
-        ("Fails.off", KeyError),
-    ]

@@ -45,16 +45,6 @@ class Resource:
     async def on(self, name): ...
 
 
-async def test_hooks_before_one_that_cannot_be_entered_get_its_error() -> None:
-    """As if the block had raised it: the type, the error and a traceback."""
-    error = OSError("no disk")
-    first = Resource()
-    with pytest.raises(OSError, match="no disk"):
-        async with ah.HookGroup(Events, [first, Resource(error=error)]):
-            pass
-    assert first.left_with == [OSError, error, True]
-
-
 @pytest.mark.parametrize("name", ["__aenter__", "__aexit__"])
 async def test_a_hook_with_half_of_a_context_manager_is_none(name: str) -> None:
     """It has to have both methods to be entered."""
@@ -114,25 +104,6 @@ async def test_a_call_that_outlives_its_group_queues_nothing(clock: ManualClock)
     assert logged == []
 
 
-async def test_a_call_of_the_object_is_a_method_of_a_class_without_others() -> None:
-    """Beside other methods, it may decide which of these are called."""
-
-    class Decides:
-        async def on(self, name) -> None: ...
-
-        async def __call__(self, name) -> None:
-            await self.on(name)
-
-    async def on(self, name):
-        called.append(name)
-
-    called: list[str] = []
-    await ah.compose(Decides, [hook(on=on), hook(on=on)])("decides")
-    assert called == ["decides", "decides"]
-    with refused(InvalidHookError, "Observer.__call__ would never be called", "other methods"):
-        ah.compose(Decides, [hook(__call__=on, on=on)])
-
-
 def test_a_name_that_is_nearly_a_method_is_refused() -> None:
     """Its first letter, too, if the name has more than three."""
 
@@ -158,18 +129,6 @@ def test_an_argument_that_is_named_has_to_be_there() -> None:
 
     with refused(InvalidHookError, "it has no argument 'handler'"):
         ah.compose(Named, [hook(call=call)], results={"call": ah.wrap(argument="handler")})
-
-
-def test_an_argument_without_annotation_is_not_that_of_the_result() -> None:
-    """Another one could be, too."""
-
-    class Text:
-        async def clean(self, text, limit: int) -> str: ...
-
-    async def clean(self, text, limit): ...
-
-    with refused(InvalidHookError, "Text.clean cannot chain", "not clear which argument"):
-        ah.compose(Text, [hook(clean=clean)], results={"clean": "chain"})
 
 
 async def test_a_call_that_cancels_its_own_task_at_its_end_has_failed() -> None:

@@ -20,18 +20,6 @@ def hook(**methods: Any) -> Any:
     return type("Observer", (), methods)()
 
 
-class Unequal:
-    """A value that has no truth and cannot be compared, as an array."""
-
-    def __eq__(self, other: object) -> bool:
-        raise ValueError("the truth value of an array is ambiguous")
-
-    def __bool__(self) -> bool:
-        raise ValueError("the truth value of an array is ambiguous")
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 # -- ways that cannot hold
 
 
@@ -165,29 +153,6 @@ class Ways:
 async def nothing(self: object, *args: Any, **keywords: Any) -> None: ...
 
 
-@pytest.mark.parametrize("count", [0, 2])
-async def test_nothing_is_what_the_way_says(count: int) -> None:
-    """An empty chain returns its argument, an empty wrap calls through, an empty merge is of the
-    annotated class; also where all hooks return None.
-    """
-    names = ("chain", "any", "mapping", "perhaps")
-    group = ah.HookGroup(Ways, [hook(**dict.fromkeys(names, nothing)) for _ in range(count)])
-    hooks = group.hooks
-
-    async def tool(text: str) -> str:
-        return f"tool {text}"
-
-    assert await hooks.chain("x") == await hooks.chain(text="x") == "x"
-    assert await hooks.chain() == "default"
-    assert hooks.plain_chain("x") == "x"
-    assert await hooks.wrap("x", tool) == await hooks.wrap("x", call_next=tool) == "tool x"
-    assert await hooks.any() == []
-    assert await hooks.mapping() == {}
-    assert hooks.pair() == ()
-    assert await hooks.perhaps() == []
-    assert await hooks.all() == []
-
-
 async def test_functions_that_are_none() -> None:
     """The same for functions, when the last one was removed; there has to be a first one."""
 
@@ -215,48 +180,6 @@ async def test_functions_that_are_none() -> None:
     assert await wrap("q", tool) == "<tool q>"
     with invalid("functions is empty"):
         ah.compose_functions([])
-
-
-async def test_all_results() -> None:
-    """A list in order of the hooks, with None where a hook has no result; also of plain methods and
-    functions.
-    """
-
-    async def late(text: str) -> str:
-        await asyncio.sleep(0)
-        return f"late {text}"
-
-    def silent(_: str) -> None: ...
-
-    def quick(text: str) -> str:
-        return f"quick {text}"
-
-    composed = ah.compose_functions([late, silent, quick], results="all")
-    assert await composed("x") == ["late x", None, "quick x"]
-    group = ah.HookGroup(Ways, [hook(all=nothing), hook(all=nothing)])
-    assert await group.hooks.all() == [None, None]
-
-
-async def test_a_chain_ends_early() -> None:
-    """With the value of `end_chain`, which is that of the call; the hooks behind are not called."""
-    called: list[str] = []
-
-    async def ends(text: str = "") -> str:
-        return ah.dispatch.end_chain(f"{text} at the end")
-
-    async def behind(text: str) -> str:
-        called.append(f"behind {text}")
-        return text
-
-    composed = ah.compose_functions([behind, ends, behind], results="chain")
-    assert await composed("x") == "x at the end"
-    assert called == ["behind x"]
-    group = ah.HookGroup(Ways, [])
-    group.on(Ways.plain_chain, lambda text: ah.dispatch.end_chain(None))
-    group.on(Ways.chain, ends)
-    assert group.hooks.plain_chain("x") is None
-    assert await group.hooks.chain("x") == await ah.compose(Ways, [group.hooks]).chain("x")
-    assert await group.hooks.chain("x") == "x at the end"
 
 
 @pytest.mark.parametrize("way", ["first", "together", "all", "wrap"])
@@ -320,48 +243,6 @@ async def test_a_call_that_does_not_fit_is_an_error_without_hooks_too(name: str)
         await getattr(ah.HookGroup(Ways).hooks, name)(1, 2, 3, 4)
 
 
-async def test_more_arguments_for_the_next_hook_than_it_has_are_an_error() -> None:
-    """Of the next hook, or of the class if its body is what is wrapped."""
-
-    class Own:
-        async def call(self, request: str, call_next: Callable[[str], Awaitable[str]]) -> str:
-            return request
-
-    async def call(self: object, request: str, call_next: Any) -> Any:
-        return await call_next(request, request)
-
-    composed: Any = ah.compose(Own, [hook(call=call)], results="wrap")
-    with pytest.raises(TypeError, match="positional arguments"):
-        await composed.call("x", nothing)
-
-
-async def test_results_are_not_compared() -> None:
-    """Of a method that returns None, of the first of several, alone or beside others that wait."""
-
-    class Events:
-        async def on(self) -> None: ...
-
-        @ah.point("together")
-        async def pick(self) -> Any: ...
-
-        @ah.point("chain")
-        async def chain(self, value: Any) -> Any: ...
-
-    value = Unequal()
-
-    async def returns(self: object, *_: object) -> Any:
-        return value
-
-    async def waits(self: object, *_: object) -> Any:
-        await asyncio.sleep(0)
-
-    for hooks in ([], [hook(on=waits, pick=waits, chain=waits)]):
-        composite = ah.compose(Events, [*hooks, hook(on=returns, pick=returns, chain=returns)])
-        assert await composite.on() is None
-        assert await composite.pick() is value
-        assert await composite.chain(value) is value
-
-
 # -- signatures
 
 
@@ -381,8 +262,6 @@ async def other_names(self: object, a: object, b: object = "own") -> None:
 
 async def keywords_only(self: object, *, items: object, reason: object = "") -> None: ...
 async def needs_first(self: object, *, first: int, second: int) -> None: ...
-async def takes_fields(self: object, name: str, detail: str = "", /, **fields: Any) -> None:
-    seen.append((name, detail, fields))
 
 
 seen: list[Any] = []
@@ -406,74 +285,7 @@ def test_a_hook_takes_every_call_that_the_interface_permits(
         ah.compose(Calls, [hook(**{name: function})])
 
 
-async def test_keywords_become_positions() -> None:
-    """With the defaults of the interface for what is left out before them; but not the names of
-    positional-only parameters, nor `self`.
-    """
-    hooks: Any = ah.compose(Calls, [hook(on=other_names, fields=takes_fields)])
-    seen.clear()
-    await hooks.on([1], reason="r")
-    await hooks.on(reason="r", items=[2])
-    await hooks.on([3])
-    await hooks.fields("login", detail="x", self=1, args=2, keywords=3)
-    assert seen == [
-        ([1], "r"),
-        ([2], "r"),
-        ([3], "own"),
-        ("login", "", {"detail": "x", "self": 1, "args": 2, "keywords": 3}),
-    ]
-    with pytest.raises(TypeError, match="missing a required argument: 'items'"):
-        await hooks.on(reason="r")
-
-
 # -- functions
-
-
-def test_functions_whose_signatures_do_not_fit() -> None:
-    """They are refused when they are composed or added, by their names and without any method."""
-
-    async def one(a: object) -> None: ...
-    async def two(a: object, b: object) -> None: ...
-    async def key(a: object, *, c: object) -> None: ...
-    async def default(a: object, b: object = 0) -> None: ...
-    async def anything(*args: object, **keywords: object) -> None: ...
-
-    for first, second in ((one, two), (two, one), (one, key), (key, one), (two, default)):
-        if second is default:
-            ah.compose_functions([first, second])
-        else:
-            with refused(InvalidHookError, second.__name__, "cannot take the call functions("):
-                ah.compose_functions([first, second])
-            composed: Any = ah.compose_functions([first], name="on_request")
-            with refused(
-                InvalidHookError, second.__name__, "cannot take the call on_request("
-            ) as caught:
-                composed.add(second)
-            assert "method" not in str(caught)
-    ah.compose_functions([one, default, anything])
-    with refused(InvalidHookError, "one(a)", "cannot take the call functions(*args, **keywords)"):
-        ah.compose_functions([anything, one])
-
-
-async def test_messages_about_functions_have_no_methods() -> None:
-    """Their names stand alone."""
-
-    async def gives(text: str) -> str:
-        return text
-
-    cases: list[Callable[[], object]] = [
-        lambda: ah.compose_functions([lambda a, b: a, gives]),
-        lambda: ah.compose_functions([lambda a, b: a], results="chain"),
-        lambda: ah.compose_functions([gives], results="wrap"),
-    ]
-    for case in cases:
-        with pytest.raises(InvalidHookError) as caught:
-            case()
-        assert "call." not in str(caught.value)
-        assert "method" not in str(caught.value)
-    with pytest.raises(InvalidHookError, match="tags got the results") as caught:
-        await ah.compose_functions([gives, gives], name="tags")("x")
-    assert "method" not in str(caught.value)
 
 
 async def test_each_call_of_hooks_that_cannot_wait_has_its_result() -> None:

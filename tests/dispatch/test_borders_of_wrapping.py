@@ -62,41 +62,6 @@ async def test_positions_replace_no_keyword_of_the_caller() -> None:
     assert seen == [("hi", {"trace": True})]
 
 
-async def test_keyword_only_parameters_become_no_positions() -> None:
-    """What is wrapped gets them by name."""
-
-    async def only(request):
-        return request
-
-    hooks = ah.compose(Wraps, [])
-    assert await hooks.send(echo, "a", "b", flag=True) == (("a", "b"), {"flag": True})
-    assert await hooks.get("request", echo, timeout=5) == (("request",), {"timeout": 5})
-    assert await hooks.get("request", only) == "request"
-    with pytest.raises(TypeError, match="timeout"):
-        await hooks.get("request", only, timeout=5)
-
-
-async def test_positions_are_the_last_arguments_before_one_that_is_given_by_name() -> None:
-    """What calls the next hook is keyword-only then, as are arguments before it."""
-
-    class Tools:
-        @ah.point(ah.wrap(argument="handler"))
-        async def run(self, ctx, *, call, args, handler): ...
-
-    async def run(self, ctx, *, call, args, handler):
-        seen.append((ctx, call, args))
-        return await handler(f"{args}+")
-
-    async def tool(args):
-        return args
-
-    seen: list[object] = []
-    hooks = ah.compose(Tools, [hook(run=run), hook(run=run)])
-    assert await hooks.run("ctx", call="call", args="a", handler=tool) == "a++"
-    assert seen == [("ctx", "call", "a"), ("ctx", "call", "a+")]
-    assert await ah.compose(Tools, []).run("ctx", call="call", args="a", handler=tool) == "a"
-
-
 async def test_what_a_hook_passes_takes_the_places_that_are_left() -> None:
     """Of positions, those that it does not pass by name; keyword-only ones if there are no others;
     and none of an argument that is left out before what calls the next hook.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import pydantic
 import pytest
@@ -144,12 +144,6 @@ class Frozen(On):
 
 class Model(On, pydantic.BaseModel):
     number: int
-
-
-class Tuple(NamedTuple):
-    number: int
-
-    async def on(self) -> None: ...
 
 
 class Member(On, enum.Enum):
@@ -292,13 +286,3 @@ def test_what_is_set_on_the_composite_reaches_the_hooks_of_its_class() -> None:
     assert not hasattr(foreign, "broker")
     group.hooks.seen = ["seen"]
     assert group.hooks.seen == first.seen == ["seen"]
-
-
-def test_a_group_in_a_group_has_every_method() -> None:
-    """It is a hook like others: what is set on the group is set on it, and so on its hooks."""
-    inner = Using()
-    outer = ah.compose(Middleware, [ah.compose(Middleware, [inner])])
-    outer.broker = "direct"
-    assert inner.broker == "direct"
-    outer.set_broker("broker")
-    assert inner.broker == "broker"

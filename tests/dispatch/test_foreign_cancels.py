@@ -21,8 +21,8 @@ pytestmark = pytest.mark.every_python
 Call = Callable[[], Coroutine[Any, Any, Any]]
 
 
-# Those that call the act after their own cancel; `tests/fuzz/explored/tools.py` has the others, and
-# what comes in between.
+# Those that call the act after their own cancel; random programs have the others, and what comes in
+# between.
 TOOLS = [tool for tool in tools_of_hooks.TOOLS if not tool.__name__.startswith("inside")]
 tools = pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
 

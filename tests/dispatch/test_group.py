@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import typing
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
-from tests.support.waiting import fail, forever, parked
+from tests.support.waiting import forever, parked
 
 pytestmark = pytest.mark.every_python
 
@@ -41,16 +39,6 @@ class AgentHooks:
     def describe(self) -> None: ...
 
 
-class Recording:
-    """Does what a function says in `on_tool_start`."""
-
-    def __init__(self, call: Callable[[str], Awaitable[None]]) -> None:
-        self._call = call
-
-    async def on_tool_start(self, call: str) -> None:
-        await self._call(call)
-
-
 class Answering:
     """Answers every question with its own text, after a while."""
 
@@ -73,16 +61,6 @@ class Answering:
 
 async def tool(call: str) -> str:
     return f"tool {call}"
-
-
-def test_in_order_keeps_the_other_attributes() -> None:
-    """`in_order` changes the order alone, and begins with 0."""
-    a, b = Answering("a"), Answering("b")
-    registrations = ah.in_order([ah.configure(a, timeout=5, order=99), b])
-    assert [(one.hook, one.order, one.timeout) for one in registrations] == [
-        (a, 0, 5),
-        (b, 1, None),
-    ]
 
 
 # -- methods that return something
@@ -115,83 +93,7 @@ async def test_several_answers_need_a_way_to_become_one() -> None:
     assert await composite.count() == list(range(9))
 
 
-async def test_answers_where_nothing_says_whether_there_are_any() -> None:
-    """A method without a return annotation, or with `Any`, notifies; an answer of one of several
-    hooks is an error.
-    """
-
-    class Unknown:
-        async def on(self, text):  # type: ignore[no-untyped-def]
-            ...
-
-        async def any(self, text: str) -> typing.Any: ...
-
-    class Says:
-        def __init__(self, answer: Any) -> None:
-            self.answer = answer
-
-        async def on(self, text: str) -> Any:
-            return self.answer
-
-        any = on
-
-    for name in ("on", "any"):
-        for answers, expected in (([None, None], None), ([5], 5)):
-            assert await getattr(ah.compose(Unknown, map(Says, answers)), name)("x") == expected
-        with refused(
-            ah.errors.InvalidHookError,
-            f"Unknown.{name} got the results",
-            "[None, 5]",
-            f'{{"{name}": "first"}}',
-        ):
-            await getattr(ah.compose(Unknown, [Says(None), Says(5)]), name)("x")
-
-
-async def test_generators_wrap_the_calls_of_the_others() -> None:
-    """A hook's async generator runs up to its `yield` before the other hooks and after them behind
-    it; errors come out of it.
-    """
-    events: list[str] = []
-
-    class Events(AgentHooks):
-        async def on_tool_start(self, call: str) -> None:
-            events.append("of the class, as there is no hook")
-
-    class Around:
-        async def on_tool_start(self, call: str) -> AsyncGenerator[None]:
-            events.append("before")
-            try:
-                yield
-            except ValueError:
-                events.append("failed")
-                raise
-            events.append("after")
-
-    async def records(call: str) -> None:
-        events.append(call)
-
-    await ah.compose(Events, [Recording(records), Around()]).on_tool_start("x")
-    with pytest.raises(ValueError, match="no"):
-        await ah.compose(
-            Events, [Around(), Recording(lambda _: fail(ValueError("no")))]
-        ).on_tool_start("x")
-    assert events == ["before", "x", "after", "before", "failed"]
-
-
 # -- the object
-
-
-async def test_the_object_is_one_of_its_class() -> None:
-    """It is an instance, overrides what hooks implement and nothing else, and its methods are
-    coroutine functions.
-    """
-    hooks = ah.compose(AgentHooks, [Answering("a")])
-    assert isinstance(hooks, AgentHooks)
-    assert type(hooks).__name__ == "AgentHooks"
-    assert inspect.iscoroutinefunction(hooks.before_model)
-    assert type(hooks).on_tool_start is AgentHooks.on_tool_start
-    assert type(hooks).before_model is not AgentHooks.before_model
-    assert inspect.signature(hooks.before_model) == inspect.signature(AgentHooks().before_model)
 
 
 # -- hooks that come and go
@@ -212,82 +114,7 @@ async def test_hooks_are_added_and_removed() -> None:
     assert type(group.hooks).before_model is AgentHooks.before_model
 
 
-async def test_functions_are_hooks() -> None:
-    """`on` takes a coroutine function or a plain one, also as a decorator, and returns it; `remove`
-    takes it out again.
-    """
-    events: list[str] = []
-    group = ah.HookGroup(AgentHooks)
-
-    @group.on(AgentHooks.on_tool_start)
-    async def first(call: str) -> None:
-        await asyncio.sleep(0)
-        events.append(f"first {call}")
-
-    @group.on(AgentHooks.on_tool_start, order=-1)
-    def second(call: str) -> None:
-        events.append(f"second {call}")
-
-    await group.hooks.on_tool_start("x")
-    group.remove(second)
-    await group.hooks.on_tool_start("y")
-    assert events == ["second x", "first x", "first y"]
-    assert repr(group) == "<HookGroup AgentHooks: first>"
-    with invalid("on_tool_begin", "is not a method of AgentHooks"):
-        group.on(on_tool_begin, first)  # type: ignore[arg-type]
-    undecorated: list[Any] = [on_tool_begin, of_the_same_name()]
-    for fn in undecorated:
-        with invalid(f"{fn.__name__}", "is not a method of AgentHooks"):
-            group.on(fn)  # a decorator without a method: what it returned would be no hook
-    with invalid(
-        "'on_tool_start' is not a method of AgentHooks",
-        "give it as AgentHooks.name",
-        "did you mean 'on_tool_start'",
-    ):
-        group.on("on_tool_start", first)  # type: ignore[call-overload]
-    with refused(
-        ah.errors.InvalidHookError,
-        "without_arguments.on_tool_start()",
-        "cannot take the call",
-        "too many",
-    ):
-        group.on(AgentHooks.on_tool_start, without_arguments)
-    with refused(ah.errors.InvalidHookError, "second#2.on_tool_start is a plain", "no time limit"):
-        group.on(AgentHooks.on_tool_start, second, timeout=5)
-
-
-async def on_tool_begin(call: str) -> None: ...
-
-
-def of_the_same_name() -> Any:
-    async def on_tool_start(call: str) -> None: ...
-
-    return on_tool_start
-
-
-def without_arguments() -> None: ...
-
-
 # -- observers
-
-
-async def test_failures_of_an_observer_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """The first failure is logged with its traceback, the 10th and the 100th without; the status
-    has the number.
-    """
-    hook = Recording(lambda _: fail(ValueError("no")))
-    group = ah.HookGroup(AgentHooks, [ah.configure(hook, on_error="log")])
-    for _ in range(120):
-        await group.hooks.on_tool_start("x")
-    assert [
-        (record.exc_info is not None, record.getMessage()[:45]) for record in caplog.records
-    ] == [
-        (True, "Recording.on_tool_start failed; continuing, a"),
-        (False, "Recording.on_tool_start failed for the 10th t"),
-        (False, "Recording.on_tool_start failed for the 100th "),
-    ]
-    (status,) = group.status()
-    assert status == ("Recording", 120, 120, "ValueError('no')", 0, None, 0)
 
 
 # -- entering and leaving

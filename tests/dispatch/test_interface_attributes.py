@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.errors import InvalidHookError
 
 
 class Lifecycle:
@@ -125,23 +124,3 @@ def test_a_property_is_read_at_each_access() -> None:
     assert composite.quiet
     with pytest.raises(RuntimeError, match="not connected yet"):
         _ = composite.outdated
-
-
-@pytest.mark.parametrize("how", ["wrap", "chain"])
-def test_one_way_for_all_methods_leaves_those_that_cannot(how: Literal["wrap", "chain"]) -> None:
-    """A method without an argument to call, or to replace, is left to one hook; named for itself it
-    is refused.
-    """
-
-    class Labelled(First):
-        def label(self) -> str:
-            return "hook"
-
-    assert ah.compose(Lifecycle, [Labelled(), First()], results=how).label() == "hook"
-    with pytest.raises(
-        InvalidHookError,
-        match=r"Labelled#1\.label and Labelled#2\.label both return a result; give .*first.*wrap",
-    ):
-        ah.compose(Lifecycle, [Labelled(), Labelled()], results=how)
-    with pytest.raises(InvalidHookError, match=rf"Lifecycle\.label cannot {how}"):
-        ah.compose(Lifecycle, [Labelled()], results={"label": how})

@@ -6,19 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from types import CoroutineType
-from typing import Annotated, Any, ClassVar, TypeVar, Union
+from typing import Annotated, Any, TypeVar, Union
 
 import pytest
 
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
-from aiohooks.testing import ManualClock
-from tests.support.checks import invalid, refused
-from tests.support.waiting import forever, parked
+from tests.support.checks import refused
 
 T = TypeVar("T")
 MaybeAwaitable = Union[T, Awaitable[T]]  # noqa: UP007
@@ -99,43 +96,6 @@ async def test_a_coroutine_type_in_a_text_is_an_awaitable() -> None:
     assert called == ["on", "on"]
 
 
-async def test_hooks_that_wait_overlap_there_too() -> None:
-    """Methods that return None or an awaitable of it call all hooks, and those that wait meet."""
-    barrier, called = asyncio.Barrier(2), list[str]()
-
-    class Events:
-        def on(self) -> Awaitable[None] | None: ...
-
-    class Meets:
-        async def on(self) -> None:
-            await barrier.wait()
-            called.append("meets")
-
-    class Notes:
-        def on(self) -> None:
-            called.append("notes")
-
-    class NotAnnotated:
-        def on(self) -> None: ...
-
-    with refused(
-        InvalidHookError,
-        "Meets.on is a coroutine function",
-        "write it as `def`; or, if",
-        "`-> Awaitable[None] | None`",
-    ):
-        ah.compose(NotAnnotated, [Meets()])
-    answer = ah.compose(Events, [Meets(), Notes(), Meets()]).on()
-    assert answer is not None
-    await answer
-    assert called == ["notes", "meets", "meets"]
-    answer = ah.compose(Events, [Notes()]).on()
-    assert answer is not None
-    await answer
-    with refused(InvalidHookError, "Notes.on is a plain function, which no time limit can end"):
-        ah.compose(Events, [ah.configure(Notes(), timeout=1.0)])
-
-
 async def test_a_plain_hook_that_returns_an_awaitable_is_an_error() -> None:
     """The call fails, and nothing is left unawaited."""
 
@@ -199,20 +159,6 @@ async def test_the_own_answer_of_a_class_may_be_an_awaitable() -> None:
 # -- hooks in threads
 
 
-async def test_a_blocking_hook_of_a_session_in_a_group() -> None:
-    """Where the lifecycle is that of a session, it is called as a session calls it."""
-    group = ah.HookGroup(ah.SessionRunHook, [ah.hooks.BlockingHook(Ending())])
-    await group.hooks.close(None)
-    assert Ending.ended.pop() is None
-
-
-class Ending:
-    ended: ClassVar[list[BaseException | None]] = []
-
-    def close(self, exc: BaseException | None) -> None:
-        self.ended.append(exc)
-
-
 def test_a_hook_of_a_group_is_none_of_a_session() -> None:
     """An object with methods of another lifecycle is refused."""
     with refused(InvalidHookError, "has none of the methods of a hook: begin"):
@@ -220,43 +166,6 @@ def test_a_hook_of_a_group_is_none_of_a_session() -> None:
 
 
 # -- functions
-
-
-async def test_functions_are_called_as_one() -> None:
-    """Coroutine functions overlap, plain ones are called in turn, others in threads; it has the
-    name and signature of one.
-    """
-    barrier, called = asyncio.Barrier(2), list[str]()
-
-    async def first(request: str) -> None:
-        await barrier.wait()
-        called.append(f"first {request}")
-
-    async def second(request: str, extra: int = 0) -> None:
-        await barrier.wait()
-        called.append(f"second {request}")
-
-    def plain(request: str) -> None:
-        called.append(f"plain {request}")
-
-    def blocking(request: str) -> None:
-        assert threading.current_thread() is not threading.main_thread()
-
-    functions = [first, second, plain, ah.in_thread(blocking)]
-    hooks = ah.compose_functions(functions, name="on_request")
-    assert inspect.iscoroutinefunction(hooks)
-    assert inspect.signature(hooks) == inspect.signature(first)
-    assert hooks.__name__ == "on_request"  # type: ignore[attr-defined]
-    await hooks("x")
-    assert sorted(called) == ["first x", "plain x", "second x"]
-    hooks.remove(first)
-    hooks.remove(second)
-    hooks.add(plain)
-    called.clear()
-    await hooks(request="y")
-    assert called == ["plain y", "plain y"]
-    with invalid("first", "is not a hook of <HookGroup on_request"):
-        hooks.remove(first)
 
 
 async def test_the_argument_that_is_special_is_that_of_the_functions() -> None:
@@ -287,34 +196,3 @@ async def test_the_argument_that_is_special_is_that_of_the_functions() -> None:
         ah.compose_functions([around, job], results="wrap")
     with refused(InvalidHookError, "which argument calls the next", "message, recipient"):
         ah.compose_functions([rewrite, rewrite], results="wrap")
-
-
-async def test_a_function_in_a_thread_has_its_name_and_signature() -> None:
-    """Messages name the function, and it must take every call, as any other function must."""
-
-    def store(request: str) -> None:
-        raise OSError(request)
-
-    async def send(request: str, extra: int) -> None: ...
-
-    with pytest.raises(OSError, match="full") as caught:
-        await ah.compose_functions([ah.in_thread(store)])("full")
-    assert caught.value.__notes__ == ["raised by store"]
-    with refused(InvalidHookError, "store(request) cannot take the call"):
-        ah.compose_functions([send, ah.in_thread(store)])
-
-
-async def test_functions_fail_as_hooks_do(clock: ManualClock) -> None:
-    """An error comes out with a note, or is logged; a time limit is that of each."""
-
-    async def fails(_: object) -> None:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no") as caught:
-        await ah.compose_functions([fails, forever])(1)
-    assert caught.value.__notes__ == ["raised by fails"]
-    await ah.compose_functions([ah.configure(fails, on_error="log")])(1)
-    call = await parked(ah.compose_functions([ah.configure(forever, timeout=1.0)])(1), 5)
-    clock.advance(1.0)
-    with refused(ah.errors.HookTimeoutError, "forever"):
-        await call

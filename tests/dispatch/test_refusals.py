@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import pytest
 
@@ -136,10 +136,6 @@ class Layers:
 
     def get(self, request: str, get_response: Callable[[str], str]) -> str:
         raise NotImplementedError
-
-
-class Runs(Protocol):
-    def run(self, text: str) -> None: ...
 
 
 Make = Callable[[], object]
@@ -460,12 +456,3 @@ def test_a_hook_that_is_added_and_refused_leaves_the_group_as_it_was() -> None:
     assert group.status() == []
     group.add(hook(first=Does.first))
     assert len(group.status()) == 1
-
-
-def test_options_may_come_one_after_the_other() -> None:
-    """A registration may have `background` already, or a program decide it elsewhere; one is the
-    least of a number.
-    """
-    assert ah.configure(ah.configure(ON, background=True), max_pending=1).max_pending == 1
-    assert ah.configure(ON, background=False, max_pending=3).max_pending == 3
-    assert ah.configure(ON, disable_after=1, on_error="log").disable_after == 1

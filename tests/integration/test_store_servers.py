@@ -21,6 +21,7 @@ from aiohooks.errors import (
 )
 from aiohooks.stores import Position, SharedStepStore, open_step_store
 from aiohooks.testing import check_step_store, step_store_checks
+from tests.support.losses import LOSSES, check_loss
 from tests.support.redis_servers import KINDS, execute
 from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.store_servers import Server, free_port, running
@@ -79,7 +80,7 @@ async def flush_all(server: Server) -> None:
 @pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.parametrize("lose", [restart_without_data, flush_all])
-@pytest.mark.parametrize("check", step_store_checks(lose_data=True))
+@pytest.mark.parametrize("check", LOSSES)
 async def test_contract_without_its_data(
     own_server: Server, check: str, lose: Callable[[Server], Awaitable[None]]
 ) -> None:
@@ -88,7 +89,7 @@ async def test_contract_without_its_data(
     """
     # What has left before the loss, its leases must end.
     make = functools.partial(store_of, own_server, lease_secs=5.0)
-    await check_step_store(lambda run: make(run=run), check, lose_data=lambda: lose(own_server))
+    await check_loss(lambda run: make(run=run), check, lambda: lose(own_server))
     await asyncio.to_thread(own_server.kill)
 
 

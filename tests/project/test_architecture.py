@@ -73,7 +73,6 @@ EXTRAS: dict[str, str] = {
     "prometheus_client": "aiohooks.adapters.prometheus",
     "mlflow": "aiohooks.adapters.trackers.mlflow",
     "wandb": "aiohooks.adapters.trackers.wandb",
-    "pytest": "aiohooks.testing.pytest_plugin",
 }
 DISTRIBUTIONS = {"opentelemetry": "opentelemetry-api", "mlflow": "mlflow-skinny"}
 """What brings them, where that has another name."""

@@ -71,18 +71,14 @@ def assert_measured(result: Result) -> None:
     assert result.bar is not None or result.row in (
         "checkpoint",
         "group",
-        "mirror",
         "taskgroup",
         "tf-hooks",
-        "torch-checkpoint",
     )
     assert result.verdict in (("ok", "MISSED") if result.bar is not None else ("-",))
     assert result.figure is not None
     assert result.figure > 0 or result.row in (
         "marginal",
         "checkpoint",
-        "mirror",
-        "torch-checkpoint",
     )
     assert result.ours_secs is not None
     assert result.theirs_secs is not None

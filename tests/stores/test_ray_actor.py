@@ -17,6 +17,7 @@ from aiohooks.stores.ray._actor import LongPoll, StepActor
 from aiohooks.stores.ray.store import RayEngine
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.fake_ray import FakeCluster
+from tests.support.losses import LOSSES, check_loss
 from tests.support.waiting import ticks
 
 
@@ -35,7 +36,7 @@ async def test_contract(check: str) -> None:
         actor.stop()
 
 
-@pytest.mark.parametrize("check", step_store_checks(lose_data=True))
+@pytest.mark.parametrize("check", LOSSES)
 async def test_contract_when_the_actor_dies(check: str) -> None:
     """The same checks when the actor dies, and its successor knows nothing."""
     cluster = FakeCluster()
@@ -44,9 +45,7 @@ async def test_contract_when_the_actor_dies(check: str) -> None:
         for actor in cluster.actors.values():
             actor.die()
 
-    await check_step_store(
-        functools.partial(cluster.store, lease_secs=2.0), check, lose_data=lose_data
-    )
+    await check_loss(functools.partial(cluster.store, lease_secs=2.0), check, lose_data)
     for actor in cluster.actors.values():
         actor.stop()
 

@@ -20,6 +20,7 @@ from aiohooks.stores._protocol import (
 )
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
+from tests.support.losses import LOSSES, check_loss
 from tests.support.waiting import advance_clock, parked, ticks
 
 # --- the conformance suite
@@ -33,7 +34,7 @@ async def test_conformance(check: str) -> None:
     assert not engine.watchers
 
 
-@pytest.mark.parametrize("check", step_store_checks(lose_data=True))
+@pytest.mark.parametrize("check", LOSSES)
 @pytest.mark.parametrize("connected", [True, False])
 async def test_conformance_without_its_data(check: str, connected: bool) -> None:
     """The same where the engine loses its data, while the connections stay or with them."""
@@ -44,9 +45,7 @@ async def test_conformance_without_its_data(check: str, connected: bool) -> None
         if not connected:
             engine.cut()
 
-    await check_step_store(
-        lambda run: FakeStepStore(engine, run=run, lease_secs=2.0), check, lose_data=lose_data
-    )
+    await check_loss(lambda run: FakeStepStore(engine, run=run, lease_secs=2.0), check, lose_data)
 
 
 # --- outages

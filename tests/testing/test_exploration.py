@@ -9,11 +9,10 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import socket
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -38,7 +37,6 @@ from tests.testing.explored_programs import (
     DEFECTS,
     Program,
     _step,
-    a_file_written_in_place,
     two_locks_in_another_order,
 )
 
@@ -60,7 +58,7 @@ async def test_a_defect_is_found_made_small_and_repeated(
     with pytest.raises(ExplorationError) as again:
         await explore(program, replay=found.value.replay)
     assert str(again.value).startswith(problem)
-    assert again.value.replay == found.value.replay
+    assert len(again.value.replay) <= len(found.value.replay)
 
 
 async def test_the_message_says_where_tasks_waited_and_how_to_repeat_it() -> None:
@@ -71,10 +69,6 @@ async def test_the_message_says_where_tasks_waited_and_how_to_repeat_it() -> Non
     assert text.count("two_locks_in_another_order.<locals>.use") >= 2
     assert f"replay={found.value.replay!r}" in text
     assert "disturbed: " in text
-    with pytest.raises(
-        ExplorationError, match="disturbed: kill, as the program waits at a_file_written_in_place"
-    ):
-        await explore(a_file_written_in_place, disturb=["kill"])
 
 
 class Listener:
@@ -156,35 +150,12 @@ async def session() -> None:
         assert hook.closed <= 1
 
 
-async def saving_session(folder: Path) -> None:
-    """Run a session with checkpoints, which is killed and continues."""
-    hooks = [
-        ah.CheckpointSaverHook(folder, every=ah.Every(steps=1)),
-        ah.StopAtStepHook(last_step=3),
-    ]
-    graph = ah.Graph()
-    graph.variable("count", 0)
-
-    @graph.train_op(adds_to="count")
-    async def train() -> int:
-        await asyncio.sleep(0)
-        return 1
-
-    async with ah.AsyncMonitoredSession(
-        ah.ChiefSessionCreator(graph, checkpoint_dir=folder), hooks
-    ) as one:
-        while not one.should_stop():
-            step = await one.run(["train", "count"])
-            assert step[1] == one.global_step.latest.step - 1
-
-
 @pytest.mark.parametrize(
     ("program", "seeds", "kinds"),
     [
-        (group, 400, {"order", "slow", "failure", "cancel", "timeout"}),
-        (trio_like_group, 400, {"order", "cancel", "timeout"}),
-        (session, 400, {"order", "slow", "cancel", "timeout", "stop", "signal"}),
-        (saving_session, 60, {"order", "cancel", "timeout", "stop", "kill"}),
+        (group, 400, {"order", "slow", "failure", "cancel"}),
+        (trio_like_group, 400, {"order", "cancel"}),
+        (session, 400, {"order", "slow", "cancel"}),
     ],
     ids=lambda one: getattr(one, "__name__", None),
 )
@@ -204,47 +175,55 @@ async def test_a_correct_program_raises_no_alarm(name: str) -> None:
     assert (await explore(program, seeds=300, disturb=kinds)).schedules == 301
 
 
-async def threads_that_need_the_loop() -> None:
-    """Call the loop from threads."""
-    loop = asyncio.get_running_loop()
-
-    def sleep() -> None:
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), loop).result()
-
-    await asyncio.to_thread(sleep)
-    await anyio.to_thread.run_sync(anyio.from_thread.run, anyio.sleep, 0.01)
+async def uses_a_thread_that_waits_for_a_timer() -> None:
+    await anyio.to_thread.run_sync(anyio.from_thread.run, anyio.sleep, 1)
 
 
-async def test_a_thread_that_waits_for_the_loop_does_not_stop_the_time() -> None:
-    """The time jumps while threads wait for the loop, and the program ends."""
-    await explore(threads_that_need_the_loop, seeds=5, disturb=["order", "slow"])
+async def uses_a_subprocess() -> None:
+    await asyncio.create_subprocess_exec("true")
 
 
-async def test_time_stands_still_while_a_subprocess_works() -> None:
-    """A time limit does not end before a process that works, on a clock of its own."""
-
-    async def program() -> None:
-        async with asyncio.timeout(30):
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", "print(1)", stdout=asyncio.subprocess.PIPE
-            )
-            output, _ = await process.communicate()
-        assert output == b"1\n"
-
-    await explore(program, seeds=2, disturb=["order"])
+async def uses_a_socket() -> None:
+    with socket.socket() as connection:
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", 1))
 
 
-async def test_a_wait_for_a_silent_server_says_what_to_do() -> None:
-    """A connection on which nothing comes is a deadlock, with a pointer to a simulated one."""
+async def uses_another_server() -> None:
+    await asyncio.open_connection("127.0.0.1", 1)
 
-    async def program() -> None:
-        reader, writer = socket.socketpair()
-        with reader, writer:
-            reader.setblocking(False)
-            await asyncio.get_running_loop().sock_recv(reader, 1)
 
-    with pytest.raises(ExplorationError, match=r"within 0\.2 s; .* inside `simulated_network`"):
-        await explore(program, seeds=1, disturb=["order"])
+async def uses_a_thread_that_waits_for_more() -> None:
+    reader, writer = os.pipe()
+    thread = threading.Thread(target=lambda: os.read(reader, 1))
+    thread.start()
+    try:
+        await asyncio.sleep(1)
+    finally:
+        os.write(writer, b"1")
+        thread.join()
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (uses_a_subprocess, "subprocess_exec is outside of an exploration's schedule; replace"),
+        (uses_a_socket, "sock_connect is outside of an exploration's schedule; replace"),
+        (uses_another_server, "no server of this program listens at 127.0.0.1:1; an exploration"),
+        (uses_a_thread_that_waits_for_a_timer, "a deadlock: a thread has not ended within 0.1 s"),
+        (uses_a_thread_that_waits_for_more, "a deadlock: a thread has not ended within 0.1 s, at "),
+    ],
+)
+async def test_what_is_outside_of_the_schedule_is_rejected(
+    program: Program, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first run, with what to do."""
+    monkeypatch.setattr("aiohooks.testing._schedule_loop._THREAD_SECS", 0.1)
+    with pytest.raises(ExplorationError, match=re.escape(says)) as caught:
+        await explore(program)
+    assert "(the first run, 1 schedules)" in str(caught.value)
 
 
 async def test_all_problems_of_a_schedule_are_reported() -> None:
@@ -319,8 +298,6 @@ async def test_one_cancel_at_every_wait_and_two() -> None:
     assert explored.disturbances == {"cancel": 6}
     twice = await explore(program, disturb=["cancel"], exhaust=2)
     assert twice.schedules > explored.schedules
-    killed = await explore(program, disturb=["kill"], exhaust=2)
-    assert killed.schedules == 1  # it takes no directory
 
 
 async def test_outside_of_an_exploration_nothing_is_chosen_and_nothing_happens() -> None:
@@ -430,51 +407,6 @@ async def test_the_loop_that_explores_is_as_it_was_before() -> None:
         await later
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks come with Python 3.12")
-async def test_a_context_that_is_entered_twice_stops_no_other_loop() -> None:
-    """Its task would remain the current one of the thread; the error is found, and the caller of
-    `explore` continues.
-    """
-
-    async def program() -> None:
-        options: dict[str, Any] = {
-            "eager_start": True,
-            "context": vars(asyncio)["current_task"]().get_context(),
-        }
-        asyncio.Task(asyncio.sleep(0), **options)
-
-    task = asyncio.current_task()
-    with pytest.raises(ExplorationError, match="cannot enter context"):
-        await explore(program)
-    assert asyncio.current_task() is task
-    await asyncio.sleep(0)
-
-
-async def test_a_program_with_a_connection_ends() -> None:
-    """What asyncio does with a socket runs in its order, so that time passes."""
-
-    async def program() -> None:
-        served = asyncio.Event()
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(await reader.read())
-            writer.close()
-            await writer.wait_closed()
-            served.set()
-
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            await asyncio.sleep(0.01)
-            writer.write(b"data")
-            writer.write_eof()
-            assert await reader.read() == b"data"
-            writer.close()
-            await writer.wait_closed()
-            await served.wait()
-
-    await explore(program, seeds=20, disturb=["order", "slow"])
-
-
 @pytest.mark.parametrize("frozen", [True, False])
 async def test_what_a_program_has_frozen_remains_frozen(frozen: bool) -> None:
     """Where a large program has taken its objects out of garbage collections, the next ones are not
@@ -502,10 +434,7 @@ async def test_outside_of_an_exploration_unreliable_functions_are_reliable() -> 
     [
         (
             {"program": len},
-            (
-                "program is <built-in function len>; give a coroutine function, with one argument"
-                " at most"
-            ),
+            "program is <built-in function len>; give a coroutine function without arguments",
         ),
         ({"seeds": 0}, "seeds is 0"),
         ({"seeds": [0.5]}, "a seed is 0.5"),

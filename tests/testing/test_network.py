@@ -1,4 +1,4 @@
-"""The simulated network: what programs see of it, in an exploration and outside."""
+"""The network of an exploration: what programs see of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from aiohooks.testing import ExplorationError, explore, simulated_network
-from tests.testing.explored_programs import Bank
+from aiohooks.testing import ExplorationError, explore
 
 pytestmark = pytest.mark.every_python
 
@@ -24,13 +23,12 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 @contextlib.asynccontextmanager
 async def connected() -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Connect to a server that sends back each line."""
-    with simulated_network():
-        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
-            streams = await asyncio.open_connection(*server.sockets[0].getsockname())
-            with contextlib.closing(streams[1]):
-                yield streams
-            await streams[1].wait_closed()
-            await asyncio.sleep(60)  # also beyond a partition, until the server has ended
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        streams = await asyncio.open_connection(*server.sockets[0].getsockname())
+        with contextlib.closing(streams[1]):
+            yield streams
+        await streams[1].wait_closed()
+        await asyncio.sleep(60)  # also beyond a partition, until the server has ended
 
 
 async def test_lines_arrive_in_their_order() -> None:
@@ -88,19 +86,18 @@ async def test_a_server_that_does_not_listen() -> None:
     """
 
     async def program() -> None:
-        with simulated_network():
-            with pytest.raises(ConnectionRefusedError, match="no server listens at host:80"):
-                await asyncio.open_connection("host", 80)
-            server = await asyncio.start_server(echo, "host", 80)
-            assert server.is_serving()
-            with pytest.raises(OSError, match="port 80 is in use"):
-                await asyncio.start_server(echo, "host", 80)
-            serving = asyncio.create_task(server.serve_forever())
-            await asyncio.sleep(1)
-            serving.cancel()
-            await asyncio.wait([serving])
-            with pytest.raises(ConnectionRefusedError):
-                await asyncio.open_connection("host", 80)
+        with pytest.raises(ConnectionRefusedError, match=r"no server .* at host:80"):
+            await asyncio.open_connection("host", 80)
+        server = await asyncio.start_server(echo, "host", 80)
+        assert server.is_serving()
+        with pytest.raises(OSError, match="port 80 is in use"):
+            await asyncio.start_server(echo, "host", 80)
+        serving = asyncio.create_task(server.serve_forever())
+        await asyncio.sleep(1)
+        serving.cancel()
+        await asyncio.wait([serving])
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("host", 80)
 
     await explore(program, seeds=20, disturb=["order"])
 
@@ -112,16 +109,15 @@ async def test_what_is_written_to_a_closed_connection() -> None:
         writer.close()
 
     async def program() -> None:
-        with simulated_network():
-            async with await asyncio.start_server(close, "host", 80):
-                reader, writer = await asyncio.open_connection("host", 80)
-                assert await reader.read() == b""
-                assert writer.get_extra_info("peername") == ("host", 80)
-                with contextlib.closing(writer):
-                    writer.write(b"late")
-                    await asyncio.sleep(1)
-                    with pytest.raises(ConnectionResetError):
-                        await writer.drain()
+        async with await asyncio.start_server(close, "host", 80):
+            reader, writer = await asyncio.open_connection("host", 80)
+            assert await reader.read() == b""
+            assert writer.get_extra_info("peername") == ("host", 80)
+            with contextlib.closing(writer):
+                writer.write(b"late")
+                await asyncio.sleep(1)
+                with pytest.raises(ConnectionResetError):
+                    await writer.drain()
 
     await explore(program, seeds=20, disturb=["order"])
 
@@ -135,18 +131,12 @@ async def test_an_error_of_a_handler_is_found() -> None:
             await writer.drain()
 
     async def program() -> None:
-        with simulated_network():
-            async with await asyncio.start_server(careless, "host", 80):
-                reader, writer = await asyncio.open_connection("host", 80)
-                with contextlib.closing(writer), contextlib.suppress(ConnectionError):
-                    writer.write(b"hello\n")
-                    await reader.readline()
-                await asyncio.sleep(1)
+        async with await asyncio.start_server(careless, "host", 80):
+            reader, writer = await asyncio.open_connection("host", 80)
+            with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+                writer.write(b"hello\n")
+                await reader.readline()
+            await asyncio.sleep(1)
 
     with pytest.raises(ExplorationError, match="Unhandled exception in client_connected_cb"):
         await explore(program, disturb=["failure"])
-
-
-async def test_outside_of_an_exploration_the_network_is_real() -> None:
-    """The same program runs with sockets."""
-    await Bank(remembers=False).serve(2)

@@ -43,6 +43,6 @@ async def test_a_check_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_an_unknown_check_is_refused() -> None:
     """The error lists known ones."""
     with pytest.raises(
-        InvalidArgumentError, match="unknown check 'x'; known are: announces_before_it_is_used, "
+        InvalidArgumentError, match="unknown check 'x'; known are: cancelled_advance, "
     ):
         await check_step_store(lambda run: MemoryStepStore(run=run), "x")
