@@ -85,6 +85,10 @@ def tracker_hook(**options: Any) -> TrackerHook:
     return TrackerHook(**{"tracker": ScriptedTracker(), **options})
 
 
+def effects_hook(**options: Any) -> ah.EffectsHook:
+    return ah.EffectsHook(**{"handlers": {"publish": evaluate}, "run": "r", **options})
+
+
 class Case(NamedTuple):
     """What is made, with which arguments, and what the message says."""
 
@@ -231,15 +235,15 @@ VALUES = [
         value(checkpoint_dir=7),
     ),
     *refusals(
-        ah.EffectsHook,
+        effects_hook,
         value(handlers=[evaluate]),
         other("handlers is empty", handlers={}),
         other("a kind of handlers is 3; give a str", handlers={3: evaluate}),
-        value(handlers={"publish": evaluate}, when="later"),
-        value(handlers={"publish": evaluate}, run=""),
-        value(handlers={"publish": evaluate}, max_pending=0),
-        value(handlers={"publish": evaluate}, drain_secs=-1),
-        value(handlers={"publish": evaluate}, backoff=1),
+        value(when="later"),
+        value(run=3),
+        value(max_pending=0),
+        value(drain_secs=-1),
+        value(backoff=1),
     ),
     *refusals(
         tracker_hook,
