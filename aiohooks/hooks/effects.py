@@ -122,8 +122,7 @@ class EffectsHook(ResettingHook):
             check_instance(kind, str, "a kind of handlers")
             if not is_coroutine_function(handler):
                 raise InvalidHookError(
-                    f"the handler of {kind!r} is {handler!r}; give a coroutine function (`async"
-                    " def`), and call blocking functions with `await asyncio.to_thread(...)`",
+                    f"the handler of {kind!r} is {handler!r}; give a coroutine function",
                 )
         if not handlers:
             raise InvalidArgumentError("handlers is empty; give {kind: coroutine function}")
@@ -193,10 +192,9 @@ class EffectsHook(ResettingHook):
             self._checkpoint_dir = saver.checkpoint_dir
         if self._checkpoint_dir is None and not self._is_at_commit:
             raise InvalidArgumentError(
-                'EffectsHook(when="checkpoint") delivers the effects of durable checkpoints, and no'
-                " hook saves this session where it is restored from. Give the session"
+                "no hook saves the session where it is restored from. Give it"
                 " ChiefSessionCreator(..., checkpoint_dir=...) and CheckpointSaverHook(), or"
-                ' deliver when="commit"',
+                ' EffectsHook(..., when="commit")',
             )
         self._coord = coord
         coord.owner.effects = self
@@ -280,8 +278,8 @@ class EffectsHook(ResettingHook):
             if not attempt.accepts_effects:
                 raise EffectError(
                     f"effect({kind!r}) was called after the effects of its run were taken or"
-                    " dropped. Record it before the run ends. In after_run, only a hook with an"
-                    f" order below {self.order} can record it",
+                    f" dropped. In after_run, only a hook with an order below {self.order} can"
+                    " record it",
                 )
             if attempt not in self._attempts:
                 self._attempts.append(attempt)
@@ -366,9 +364,8 @@ class EffectsHook(ResettingHook):
         unknown = sorted({effect.kind for effect in saved.values()} - self._handlers.keys())
         if unknown:
             raise InvalidArgumentError(
-                f"the checkpoint has effects of the kinds {unknown} that were not delivered, and"
-                " EffectsHook has no handlers for them. Add a handler for each kind; a handler"
-                " that does nothing drops its effects",
+                f"the checkpoint has effects of the kinds {unknown} that were not delivered; give"
+                " EffectsHook a handler for each kind, or one that does nothing to drop them",
             )
         if self._coord is None:
             # This is a new process, which has delivered nothing yet.

@@ -49,7 +49,6 @@ class Program:
     every: int
     kills: int
     failures: float
-    on_busy: Any
     background: bool
     max_pending: int
     waits: bool
@@ -72,7 +71,6 @@ def generate(seed: int, number: int) -> Program:
         every=rng.randint(1, 6),
         kills=rng.randint(0, MOST_KILLS),
         failures=rng.choice([0, 0.03, 0.1]),
-        on_busy=rng.choice(["wait", "skip"]),
         background=rng.random() < 0.8,
         max_pending=rng.choice([3, 20, 1000]),
         waits=rng.random() < 0.7,
@@ -258,7 +256,6 @@ class Life:
                     every=ah.Every(steps=program.every),
                     listeners=[Noted()],
                     background=program.background,
-                    on_busy=program.on_busy,
                 )
             )
         life.rng.shuffle(hooks)

@@ -467,7 +467,7 @@ async def test_without_checkpoints_it_is_refused(directory: bool, tmp_path: Path
     hooks = [effects(publish=Receiver()), *([saving(tmp_path / "other")] if directory else [])]
     with pytest.raises(
         InvalidArgumentError,
-        match=r"Give the session ChiefSessionCreator\(..., checkpoint_dir=...\) and Checkpoint",
+        match=r"Give it ChiefSessionCreator\(..., checkpoint_dir=...\) and Checkpoint",
     ):
         await train(chief(tmp_path) if directory else step, hooks, 1)
 
