@@ -89,7 +89,6 @@ if TYPE_CHECKING:
         StopAtStepHook,
         StopAtTimeHook,
         SummarySaverHook,
-        VersionGateHook,
         WatchdogHook,
         hook,
     )
@@ -167,7 +166,6 @@ __all__ = [
     "UnavailableError",
     "Variables",
     "VersionGate",
-    "VersionGateHook",
     "WatchdogHook",
     "WorkerSessionCreator",
     "chain",

@@ -157,10 +157,9 @@ async def main(options: argparse.Namespace) -> int | None:
             stopping.report(step, result, {"model": result["weights"]})
 
     evaluator = ah.EvaluatorHook(
-        examination.evaluate,
+        ah.in_thread(examination.evaluate),
         every=every,
         mode="background",
-        thread=True,
         snapshot=training.weights,
         on_result=report,
         max_results=1,

@@ -292,6 +292,10 @@ class OrderGroup:
         self.methods: Sequence[Method] = [call.method for call in self.calls]
         self.in_turn: bool = not any(call.may_wait for call in self.calls)
         """Whether no call may wait, so that they are made one after the other."""
+        self.condition: Callable[..., bool] | None = None
+        """The condition of the only call, unless a queue makes it."""
+        if len(self.calls) == 1 and not self.calls[0].queued:
+            self.condition = self.calls[0].condition
         self.keeping: Set[RegisteredHook] = frozenset()
         """The hooks that have one context for several methods, so that their tokens stay valid."""
 
@@ -303,6 +307,24 @@ class OrderGroup:
 
     def __del__(self) -> None:
         self.count_calls()
+
+    def is_idle(
+        self,
+        args: Args,
+        keywords: Keywords,
+        step: int | None,
+    ) -> bool:
+        """Return whether the only call is not made, as its condition is false.
+
+        This costs a third of `HookCalls`, which checks the conditions of several calls.
+        """
+        if self.condition is None:
+            return False
+        try:
+            return not self.condition(*args, **keywords)
+        except BaseException as error:
+            failed_in_turn(self, 0, step, error)
+            return True
 
     def kept_contexts(self, waits: RunWaits) -> Sequence[OwnContext | None]:
         """Return the context of each call that shares one with other calls of the run."""
@@ -429,6 +451,9 @@ async def call_groups(
             arguments = [args] * len(methods)
             if second_args is not None:
                 arguments = [(*args, second) for second in second_args]
+            if group.is_idle(arguments[0], keywords, step):
+                results.append(None)
+                continue
             calls = HookCalls(group, step, waits)
             calls.start_all(methods, arguments, keywords, contexts)
             await calls.wait()
@@ -537,6 +562,7 @@ class HookCalls(Calls):
             contexts: the context of each call, if it is shared with other calls.
         """
         hooks = self._group.hooks
+        is_checked = self._group.condition is not None
         for number, call in enumerate(self._group.calls):
             method = methods[number]
             try:
@@ -546,7 +572,7 @@ class HookCalls(Calls):
                     # Now: one whose error is only logged may have changed the context, too.
                     self.caller_context_changed()
                     self.results[number] = result_now(method(*call_args))
-                elif call.condition is None or call.condition(*call_args, **keywords):
+                elif is_checked or call.condition is None or call.condition(*call_args, **keywords):
                     if not call.queued:
                         hooks[number].calls += 1
                     context = None if contexts is None else contexts[number]

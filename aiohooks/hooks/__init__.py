@@ -3,7 +3,7 @@
 They use the hook interface and the coordinator, and never the session.
 
 stopping             stop at a step, at a time, or when a value no longer improves
-waiting              wait for a global step, or for published versions
+waiting              wait for a global step
 evaluator            evaluate during training, inline or in the background
 checkpoint_saver     save checkpoints
 effects              deliver messages and other actions of steps that can no longer be undone
@@ -29,7 +29,7 @@ from aiohooks.hooks.progress import ProgressHook
 from aiohooks.hooks.records import JSONLinesHook, SummarySaverHook, read_records
 from aiohooks.hooks.stopping import EarlyStoppingHook, StopAtStepHook, StopAtTimeHook
 from aiohooks.hooks.timing import Blocker, HookTimes, HookTimingHook, PhaseTime
-from aiohooks.hooks.waiting import GlobalStepWaiterHook, VersionGateHook
+from aiohooks.hooks.waiting import GlobalStepWaiterHook
 from aiohooks.hooks.watchdog import Stall, WatchdogHook
 
 __all__ = [
@@ -61,7 +61,6 @@ __all__ = [
     "StopAtStepHook",
     "StopAtTimeHook",
     "SummarySaverHook",
-    "VersionGateHook",
     "WatchdogHook",
     "hook",
     "read_records",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import Clock, current_clock
 from aiohooks._core.queue import ThreadQueue
-from aiohooks._core.validate import check_instance, checked_int
+from aiohooks._core.validate import check_instance
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, add_note
 from aiohooks.graph.graph import Node
@@ -239,13 +239,7 @@ class BackgroundWriter(ThreadQueue[T]):
         what: str,
         max_queue: int,
     ) -> None:
-        """Create a writer; `what` names its target in messages.
-
-        Raises:
-            InvalidArgumentError: `max_queue` is invalid.
-        """
-        expected = "a whole number of records, at least 1"
-        max_queue = checked_int(max_queue, "max_queue", 1, expected=expected)
+        """Create a writer; `what` names its target in messages."""
         super().__init__(f"writer of {what}", max_queue)
         self._write = write
         self._what = what
@@ -295,15 +289,11 @@ class WritingHook(FetchingHook):
     """Hands what a run that is due gives to a thread that writes it."""
 
     _timer: Sampling
+    # How many records may be unwritten before a run waits.
+    _max_queue: ClassVar[int] = 1000
 
-    def __init__(
-        self,
-        values: Values,
-        every: Every,
-        max_queue: int,
-    ) -> None:
+    def __init__(self, values: Values, every: Every) -> None:
         check_instance(every, Every, "every")
-        self._max_queue = max_queue
         self._values = checked_values(values)
         super().__init__(self._values, every)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from aiohooks._core.activity import active
 from aiohooks._core.cancel import new_task, to_thread
 from aiohooks._core.clock import quick_now
-from aiohooks._core.validate import check_choice, check_instance, check_mapping
+from aiohooks._core.validate import check_instance, check_mapping
 from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
 from aiohooks.checkpoint.saver import check_tracked, is_same
@@ -57,6 +57,9 @@ class CheckpointSaverHook(ScheduledHook):
     """Saves the session's state whenever `every` is due, and by default at the beginning and at a
     clean end.
 
+    A failed save ends the session at the next step, or at its end. With `configure(hook,
+    on_error="log")` it is logged and counted, and the next save tries again.
+
     The state consists of the graph's variables, the objects tracked by the scaffold, the hooks that
     are `Stateful`, and the global step. It is taken inside the step, after the `after_run` of the
     other hooks (this one has order 100). Values of variables are not copied, because a commit
@@ -79,7 +82,6 @@ class CheckpointSaverHook(ScheduledHook):
 
     order: ClassVar[int] = 100
     ends_last: ClassVar[bool] = True
-    watched_as: ClassVar[str] = "save"
 
     # Which checkpoints are kept is the saver's; when one is saved, and what a failure does, has
     # these independent choices.
@@ -91,11 +93,9 @@ class CheckpointSaverHook(ScheduledHook):
         listeners: Iterable[CheckpointSaverListener] = (),
         metrics: Mapping[str, Any] | None = None,
         background: bool = True,
-        on_busy: Literal["wait", "skip"] = "wait",
         save_on_begin: bool = True,
         save_on_end: bool = True,
         save_on_error: bool = False,
-        on_save_error: Literal["raise", "log"] = "raise",
     ) -> None:
         """Check the arguments; no file is touched yet.
 
@@ -108,8 +108,6 @@ class CheckpointSaverHook(ScheduledHook):
                 in the checkpoint, for `KeepBest`, as are the numbers of an `EvaluatorHook`.
             background: whether training continues during a write; if not, the step waits until the
                 checkpoint is durable.
-            on_busy: what to do when a save is due during a write: "wait" for the write inside the
-                step, or "skip", which tries again after the next run.
             save_on_begin: whether to save before the first run, unless the session was restored at
                 that step.
             save_on_end: whether to save at a clean end, after `end` of the other hooks, unless
@@ -117,13 +115,9 @@ class CheckpointSaverHook(ScheduledHook):
             save_on_error: whether to save when the session ends with an error or a cancellation.
                 Nothing is saved after a recovery that failed to restore the session, because its
                 parts may belong to two steps.
-            on_save_error: "raise": a failed save ends the session at the next step, or at its end.
-                "log": it is logged and counted, and the next save tries again.
         """
         check_instance(every, Every, "every")
         check_mapping(metrics, "metrics")
-        check_choice(on_busy, "on_busy", "wait", "skip")
-        check_choice(on_save_error, "on_save_error", "raise", "log")
         self._listeners = tuple(listeners)
         for listener in self._listeners:
             check_instance(listener, CheckpointSaverListener, "a listener")
@@ -135,11 +129,9 @@ class CheckpointSaverHook(ScheduledHook):
         self._every = every
         self._metrics = dict(metrics or {})
         self._background = background
-        self._skips_if_busy = on_busy == "skip"
         self._save_on_begin = save_on_begin
         self._save_on_end = save_on_end
         self._save_on_error = save_on_error
-        self._logs_failures = on_save_error == "log"
         self._reset()
 
     def _reset(self) -> None:
@@ -171,8 +163,6 @@ class CheckpointSaverHook(ScheduledHook):
         """How many checkpoints were written."""
         self.failed: int = 0
         """How many saves failed."""
-        self.skipped: int = 0
-        """How many saves were due during a write and skipped."""
 
     async def begin(self) -> None:
         """Reset for a new session."""
@@ -264,20 +254,14 @@ class CheckpointSaverHook(ScheduledHook):
     def _has_to_save(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
         """Keep the metrics and the step of this run, and return whether to save after it.
 
-        A save that is due while the last one is still being written may be skipped, which is
-        counted in `skipped`. Raise the error of a failed save.
+        Raise the error of a failed save.
         """
         self._raise_failure()
         self._results = run_values.results or {}
         self._seen_step = run_context.global_step
         is_due = self._timer.due(self._seen_step, self._now())
         # A request is for a change that the step and the variables need not show.
-        if not self._is_requested() and (not is_due or self._is_saved(run_context.session)):
-            return False
-        if self._skips_if_busy and self._write_task is not None:
-            self.skipped += 1
-            return False
-        return True
+        return self._is_requested() or (is_due and not self._is_saved(run_context.session))
 
     def _is_requested(self) -> bool:
         return self._coord.events.save_requests > self._served_requests
@@ -511,14 +495,7 @@ class CheckpointSaverHook(ScheduledHook):
         self.failed += 1
         if self._last_at(step) is not None:
             self._last = None
-        if self._logs_failures:
-            logger.error(
-                "saving step %d failed; continuing, because of on_save_error",
-                step,
-                exc_info=error,
-            )
-        else:
-            self._record_failure(error)
+        self._record_failure(error)
 
     def _record_failure(self, error: Exception) -> None:
         if self._failure is None:

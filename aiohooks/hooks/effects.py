@@ -13,21 +13,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import math
-import os
 import threading
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextvars import copy_context
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from aiohooks._core.activity import active, awaited_tasks
 from aiohooks._core.calls import Wait, limited
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
+from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import current_clock, sleep
-from aiohooks._core.queue import Queue
-from aiohooks._core.reports import is_logged
 from aiohooks._core.scope import leave_run
 from aiohooks._core.validate import (
     check_choice,
@@ -37,7 +32,7 @@ from aiohooks._core.validate import (
     checked_int,
     is_coroutine_function,
 )
-from aiohooks._core.waits import Backoff
+from aiohooks._core.waits import Backoff, Waiters
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     EffectError,
@@ -86,8 +81,8 @@ class EffectsHook(ResettingHook):
 
     A task for each kind delivers the effects in order, at least once, alongside the training. It
     repeats failed deliveries. The checkpoints contain the effects that are not delivered yet, and
-    the next process delivers them. If `max_pending` effects wait for a handler, runs that record
-    effects wait until they are delivered. If so many wait for a checkpoint, one is requested.
+    the next process delivers them. If `max_pending` effects wait for their handlers, runs that
+    record effects wait until there are fewer. If so many wait for a checkpoint, one is requested.
 
     When the session ends normally, the last checkpoint is saved, this hook delivers its effects for
     at most `drain_secs`, and a checkpoint without them is saved. A warning counts the remaining
@@ -101,24 +96,22 @@ class EffectsHook(ResettingHook):
         self,
         handlers: Mapping[str, Handler],
         *,
+        run: str,
         when: Literal["checkpoint", "commit"] = "checkpoint",
-        run: str | None = None,
         max_pending: int = 1000,
         backoff: Backoff = Backoff(),
-        drain_secs: float | None = 10.0,
+        drain_secs: float = 10.0,
     ) -> None:
         """Check the arguments.
 
         Args:
             handlers: a coroutine function for each kind.
+            run: the name of the training in the keys, the same in each process. The receiver must
+                get each name from one training only, and from one worker of it.
             when: when an effect is delivered.
-            run: the name of the training in the keys. The receiver must get each name from one
-                training only, and from one worker of it. By default the name is random and kept in
-                the checkpoints. Name the run if effects are delivered at the commit, because the
-                next process chooses another random name if no checkpoint was saved.
-            max_pending: how many effects may wait for a handler, and for a checkpoint.
+            max_pending: how many effects may wait for their handlers, and for a checkpoint.
             backoff: the pauses before a delivery is repeated.
-            drain_secs: how long the end of the session waits for deliveries. None sets no limit.
+            drain_secs: how long the end of the session waits for deliveries.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -129,47 +122,43 @@ class EffectsHook(ResettingHook):
             check_instance(kind, str, "a kind of handlers")
             if not is_coroutine_function(handler):
                 raise InvalidHookError(
-                    f"the handler of {kind!r} is {handler!r}; give a coroutine function (`async"
-                    " def`), and call blocking functions with `await asyncio.to_thread(...)`",
+                    f"the handler of {kind!r} is {handler!r}; give a coroutine function",
                 )
         if not handlers:
             raise InvalidArgumentError("handlers is empty; give {kind: coroutine function}")
+        check_instance(run, str, "run")
         check_choice(when, "when", "checkpoint", "commit")
-        if run is not None and (not isinstance(run, str) or not run):
-            raise InvalidArgumentError(f"run is {run!r}; give a non-empty str, or leave it out")
         check_instance(backoff, Backoff, "backoff")
-        check_secs(drain_secs, "drain_secs", optional=True)
+        check_secs(drain_secs, "drain_secs")
         self._handlers = dict(handlers)
+        self._run = run
         self._is_at_commit = when == "commit"
-        self._given_run = run
-        self._max_pending = checked_int(max_pending, "max_pending", 1)
+        self._max_pending: int = checked_int(max_pending, "max_pending", 1)
         self._backoff = backoff
-        self._drain_secs = math.inf if drain_secs is None else drain_secs
+        self._drain_secs = drain_secs
         self._lock = threading.Lock()
         self._reset()
 
     def _reset(self) -> None:
-        """Set the attributes of a new session, with an empty outbox."""
-        self._run: str = self._given_run or os.urandom(6).hex()
-        # The step of the latest effects in the outbox, and their number by recorder.
-        self._step = 0
-        self._numbers: Counter[str] = Counter()
         # The attempts whose recorded effects are neither in the outbox nor dropped. These are the
         # current attempt, and attempts that failed before `after_run` of this hook.
         self._attempts: list[SessionRunContext] = []
-        # The outbox: the effects that wait for a checkpoint, and those of each kind that are ready.
-        self._unsaved: deque[Effect] = deque()
-        self._deliveries = {
-            kind: _Delivery(kind, handler, self._backoff, self._max_pending)
-            for kind, handler in self._handlers.items()
-        }
-        # The directory of the checkpoints that the session is restored from, if a hook saves the
-        # outbox there.
-        self._checkpoint_dir: Path | None = None
-        # The step of the latest save, and how many unsaved and undelivered effects are in it.
+        # The undelivered effects by key, and the keys of those that wait for a checkpoint.
+        self._outbox: dict[str, Effect] = {}
+        self._unsaved: set[str] = set()
+        # The step of the latest save, and the keys of the effects in it.
         self._saving_step = 0
-        self._saving_unsaved = 0
-        self._saving_pending = 0
+        self._saving: set[str] = set()
+        # For the next keys: the latest step with effects, their number by recorder, and how often
+        # the step has been reset.
+        self._step = 0
+        self._numbers: Counter[str] = Counter()
+        self._resets = 0
+        # The tasks that deliver, by kind, and the waiters for their progress.
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._progress = Waiters()
+        # The directory of the checkpoints that the session is restored from, if a hook saves there.
+        self._checkpoint_dir: Path | None = None
         # Whether the checkpoint of the raw session that is created has an outbox.
         self._was_loaded = False
         # The time until which the end of the session waits for deliveries; None before the end.
@@ -193,45 +182,39 @@ class EffectsHook(ResettingHook):
                 restored from.
             InvalidHookError: the session has another `EffectsHook`.
         """
-        owner = coord.owner
-        if owner.effects not in (None, self):
+        if coord.owner.effects not in (None, self):
             raise InvalidHookError(
                 "the session has two EffectsHooks; give one of them the handlers of all kinds",
             )
-        saver = getattr(session, "saver", None)
+        saver = session.saver
         # None is the directory of the creator, in which the session's own saver saves.
         if saver is not None and {None, saver.checkpoint_dir} & {*coord.events.checkpoint_dirs}:
             self._checkpoint_dir = saver.checkpoint_dir
         if self._checkpoint_dir is None and not self._is_at_commit:
             raise InvalidArgumentError(
-                'EffectsHook(when="checkpoint") delivers the effects of durable checkpoints, and no'
-                " hook saves this session where it is restored from. Give the session"
+                "no hook saves the session where it is restored from. Give it"
                 " ChiefSessionCreator(..., checkpoint_dir=...) and CheckpointSaverHook(), or"
-                ' deliver when="commit"',
+                ' EffectsHook(..., when="commit")',
             )
         self._coord = coord
-        owner.effects = self
-        for delivery in self._deliveries.values():
-            delivery.grace_secs = owner.grace_secs
-        if getattr(session, "restored", None) is not None:
+        coord.owner.effects = self
+        if session.restored is not None:
             if not self._was_loaded:
                 # The checkpoint is older than this hook, so the recovery undoes all effects.
                 self.load_state_dict({"pending": ()})
             self._was_loaded = False
-            # The restored checkpoint has all of them.
-            self._release(len(self._unsaved))
+        self._release(set())
 
     @only_if("_lacks_room")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Wait until all effects of full kinds are delivered, or until a stop.
+        """Wait until fewer than `max_pending` effects wait for their handlers, or until a stop.
 
         `_lacks_room` has moved the effects of the run to the outbox. A drain does not end the wait,
         because its runs need room as well.
         """
         assert self._coord is not None
-        full = [delivery for delivery in self._deliveries.values() if delivery.is_full]
         with contextlib.suppress(StopRequestedError):
-            await self._coord.until(_delivered(full))
+            await self._coord.until(self._wait_for_deliveries(self._max_pending))
 
     def _lacks_room(self, run_context: SessionRunContext, run_values: object) -> bool:
         """Move the effects of the run to the outbox; return whether `after_run` must wait for room.
@@ -242,12 +225,11 @@ class EffectsHook(ResettingHook):
         if not self._attempts:
             return False
         self._move_to_outbox()
-        return any(delivery.is_full for delivery in self._deliveries.values())
+        return len(self._ready()) >= self._max_pending
 
     async def end(self, session: Session) -> None:
         """Deliver the remaining effects, except those that wait for the last checkpoint."""
-        self._drains_until = current_clock().now() + self._drain_secs
-        await self._drain()
+        await self._drain(self._drain_secs)
 
     async def close(self, exc: BaseException | None) -> None:
         """Cancel the deliveries, and log how many effects remain.
@@ -257,19 +239,18 @@ class EffectsHook(ResettingHook):
         """
         self._move_to_outbox()
         if self._checkpoint_dir is None and self._coord is not None and exc is not None:
-            self._drains_until = current_clock().now() + self._coord.owner.grace_secs / 3
-            await self._drain()
-        tasks = [delivery.task for delivery in self._deliveries.values() if delivery.task]
+            await self._drain(self._coord.owner.grace_secs / 3)
+        self._coord = None
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         # No time limit here, because each delivery has one.
         await wait_done(tasks, None)
-        self._coord = None
-        if remaining := self._pending():
+        if self._outbox:
             outcome = "they are lost, as no checkpoint has them"
             if self._checkpoint_dir is not None:
                 outcome = "the next process delivers them, or repeats their steps"
-            counts = _counts_by_kind(remaining)
+            counts = dict(Counter(effect.kind for effect in self._outbox.values()))
             logger.warning("effects that were not delivered: %s; %s", counts, outcome)
 
     # -- the outbox
@@ -297,8 +278,8 @@ class EffectsHook(ResettingHook):
             if not attempt.accepts_effects:
                 raise EffectError(
                     f"effect({kind!r}) was called after the effects of its run were taken or"
-                    " dropped. Record it before the run ends. In after_run, only a hook with an"
-                    f" order below {self.order} can record it",
+                    f" dropped. In after_run, only a hook with an order below {self.order} can"
+                    " record it",
                 )
             if attempt not in self._attempts:
                 self._attempts.append(attempt)
@@ -309,59 +290,37 @@ class EffectsHook(ResettingHook):
 
         With `when="commit"`, the effects are delivered. Otherwise a save is requested if many wait.
         """
-        # Threads only record. The outbox itself belongs to the event loop, and needs no lock.
         with self._lock:
             attempts = self._attempts
             self._attempts = [attempt for attempt in attempts if attempt.accepts_effects]
-            recorded = [
-                (attempt.global_step, attempt.take_effects())
-                for attempt in attempts
-                if attempt.committed
-            ]
-        for step, effects in recorded:
-            self._add_to_outbox(step, effects)
+            for attempt in attempts:
+                if attempt.committed:
+                    self._add(attempt.global_step, attempt.take_effects())
         if self._is_at_commit:
-            self._release(len(self._unsaved))
-        elif self._coord is not None and len(self._unsaved) >= self._max_pending:
+            self._release(self._unsaved)
+        elif len(self._unsaved) >= self._max_pending and self._coord is not None:
             self._coord.events.request_save()
 
-    def _add_to_outbox(
-        self,
-        step: int,
-        recorded: list[tuple[str, Any, str]],
-    ) -> None:
+    def _add(self, step: int, recorded: list[tuple[str, Any, str]]) -> None:
         if step < self._step:
             # No checkpoint was restored, so this step is not a repetition and needs new keys.
-            self._run += "+"
+            self._resets += 1
         if step != self._step:
             self._numbers.clear()
         self._step = step
+        run = self._run + "+" * self._resets
         for kind, payload, recorder in recorded:
             self._numbers[recorder] += 1
-            key = f"{self._run}/{step}/{recorder}/{self._numbers[recorder]}"
-            self._unsaved.append(Effect(kind, payload, key, step))
-
-    def _pending(self) -> list[Effect]:
-        """Return the undelivered effects. Effects of one kind keep their order."""
-        pending: list[Effect] = []
-        for delivery in self._deliveries.values():
-            pending += delivery.items
-        return [*pending, *self._unsaved]
-
-    def status(self) -> tuple[EffectStatus, ...]:
-        """Return the counts of each kind, as in `session.status().effects`."""
-        unsaved = Counter(effect.kind for effect in self._unsaved)
-        return tuple(delivery.status(unsaved[kind]) for kind, delivery in self._deliveries.items())
-
-    # -- saves
+            key = f"{run}/{step}/{recorder}/{self._numbers[recorder]}"
+            self._outbox[key] = Effect(kind, payload, key, step)
+            self._unsaved.add(key)
 
     def _note_saving(self, step: int, checkpoint_dir: Path) -> None:
         """Note which effects the checkpoint will contain."""
         if checkpoint_dir == self._checkpoint_dir:
             self._move_to_outbox()
             self._saving_step = step
-            self._saving_unsaved = len(self._unsaved)
-            self._saving_pending = len(self._pending())
+            self._saving = {*self._outbox}
 
     async def _note_saved(self, step: int, path: Path) -> None:
         """Release the effects that the checkpoint contains; at the end, wait for their delivery."""
@@ -369,18 +328,11 @@ class EffectsHook(ResettingHook):
         # lacks some of the effects.
         if path.parent != self._checkpoint_dir or step < self._saving_step:
             return
-        self._release(self._saving_unsaved)
+        self._release(self._saving)
         if self._drains_until is not None and self._coord is not None:
-            await self._drain()
-            if len(self._pending()) < self._saving_pending:
+            await self._drain(self._drain_secs)
+            if self._saving - self._outbox.keys():
                 self._coord.events.request_save()
-
-    def _release(self, count: int) -> None:
-        """Deliver the first effects that wait for a checkpoint."""
-        self._saving_unsaved = 0
-        for _ in range(count):
-            effect = self._unsaved.popleft()
-            self._deliveries[effect.kind].add(effect)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the undelivered effects, and the counters for the next keys.
@@ -391,10 +343,10 @@ class EffectsHook(ResettingHook):
         # belong to the state all the same.
         self._move_to_outbox()
         return {
-            "run": self._run,
             "step": self._step,
             "counts": dict(self._numbers),
-            "pending": [list(effect) for effect in self._pending()],
+            "resets": self._resets,
+            "pending": [list(effect) for effect in self._outbox.values()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -408,157 +360,94 @@ class EffectsHook(ResettingHook):
         """
         check_mapping(state, "state", optional=False)
         self._move_to_outbox()
-        effects = [Effect(*fields) for fields in state["pending"]]
-        saved = {effect.key: effect for effect in effects}
+        saved = {effect.key: effect for effect in (Effect(*fields) for fields in state["pending"])}
         unknown = sorted({effect.kind for effect in saved.values()} - self._handlers.keys())
         if unknown:
             raise InvalidArgumentError(
-                f"the checkpoint has effects of the kinds {unknown} that were not delivered, and"
-                " EffectsHook has no handlers for them. Add a handler for each kind; a handler"
-                " that does nothing drops its effects",
+                f"the checkpoint has effects of the kinds {unknown} that were not delivered; give"
+                " EffectsHook a handler for each kind, or one that does nothing to drop them",
             )
         if self._coord is None:
             # This is a new process, which has delivered nothing yet.
-            self._unsaved = deque(saved.values())
-        else:
-            self._drop_undone(saved)
-        # The name that the program gives now takes precedence over the name in the checkpoint,
-        # which may have a sign for each reset of the step.
-        run: str = state.get("run", self._run)
-        if self._given_run in (None, run.rstrip("+")):
-            self._run = run
+            self._outbox = saved
+        for key in self._outbox.keys() - saved.keys():
+            del self._outbox[key]
+        self._unsaved = set()
+        self._saving = set()
         self._step = state.get("step", 0)
         self._numbers = Counter(state.get("counts", {}))
+        self._resets = state.get("resets", self._resets)
         self._was_loaded = True
 
-    def _drop_undone(self, saved: Mapping[str, Effect]) -> None:
-        """Drop the effects that are not in the restored checkpoint: their steps are undone."""
-        undone = [effect for effect in self._pending() if effect.key not in saved]
-        self._unsaved = deque(effect for effect in self._unsaved if effect.key in saved)
-        for delivery in self._deliveries.values():
-            delivery.items = deque(effect for effect in delivery.items if effect.key in saved)
-        if undone:
-            counts = _counts_by_kind(undone)
-            logger.warning("effects of steps that are undone are dropped: %s", counts)
+    # -- deliveries
 
-    # -- waiting for deliveries
+    def _ready(self) -> list[Effect]:
+        """Return the effects that wait for their handlers."""
+        return [effect for key, effect in self._outbox.items() if key not in self._unsaved]
 
-    async def _drain(self) -> None:
-        """Wait until all ready effects are delivered, but no longer than `_drains_until`."""
-        assert self._drains_until is not None
+    def _release(self, keys: set[str]) -> None:
+        """Deliver effects that have waited for a checkpoint: start a task for each kind."""
+        self._unsaved = self._unsaved - keys
+        # After `close`, a write that ends then delivers nothing.
+        if self._coord is None:
+            return
+        for kind in {effect.kind for effect in self._ready()} - self._tasks.keys():
+            delivering = self._deliver(kind, self._coord.owner.grace_secs)
+            self._tasks[kind] = new_task(delivering, f"delivery of {kind}")
+
+    async def _deliver(self, kind: str, grace_secs: float) -> None:
+        """Deliver the effects of a kind one after another, until there are no more."""
+        leave_run()
+        failures = 0
+        try:
+            while ready := [effect for effect in self._ready() if effect.kind == kind]:
+                effect = ready[0]
+                # A handler that changes the payload changes neither a repetition nor a checkpoint.
+                copied = effect._replace(payload=copy.deepcopy(effect.payload))
+                # A cancelled handler gets half of the grace period, because `close` waits for it
+                # and must itself end within the whole period.
+                wait = Wait[object](f"delivery of {effect.key}", grace_secs / 2)
+                try:
+                    await wait.result_of(self._handlers[kind](copied))
+                except Exception as error:
+                    failures += 1
+                    message = "delivery of %s failed, in attempt %d; it is repeated: %s"
+                    logger.warning(message, effect.key, failures, printable(safe_repr(error)))
+                    await sleep(self._backoff.pause_secs(failures))
+                    continue
+                failures = 0
+                # A recovery during the delivery may have dropped it. Its step is then repeated,
+                # under the same key.
+                if self._outbox.get(effect.key) is effect:
+                    del self._outbox[effect.key]
+                    self._progress.wake()
+        finally:
+            del self._tasks[kind]
+
+    async def _drain(self, secs: float) -> None:
+        """Wait until all ready effects are delivered, at most for `secs` after the first call."""
         self._move_to_outbox()
-        secs: float | None = max(0.0, self._drains_until - current_clock().now())
-        if secs == math.inf:
-            secs = None
-        if secs != 0:
+        now = current_clock().now()
+        if self._drains_until is None:
+            self._drains_until = now + secs
+        if now < self._drains_until:
+            delivered = self._wait_for_deliveries(1)
             with contextlib.suppress(TimeoutError):
-                delivered = _delivered(self._deliveries.values())
-                await limited(delivered, secs, "the delivery of effects")
+                await limited(delivered, self._drains_until - now, "the delivery of effects")
+
+    async def _wait_for_deliveries(self, count: int) -> None:
+        """Wait until fewer effects than `count` wait for their handlers."""
+        tasks = self._tasks.values()
+        with active("wait", "the deliveries of effects", lambda: awaited_tasks(*tasks)):
+            while len(self._ready()) >= count:
+                await self._progress.wait()
+
+    def status(self) -> tuple[EffectStatus, ...]:
+        """Return the counts of each kind, as in `session.status().effects`."""
+        pending = Counter(effect.kind for effect in self._outbox.values())
+        unsaved = Counter(self._outbox[key].kind for key in self._unsaved)
+        return tuple(EffectStatus(kind, pending[kind], unsaved[kind]) for kind in self._handlers)
 
     def __repr__(self) -> str:
         when = "commit" if self._is_at_commit else "checkpoint"
         return f"EffectsHook({list(self._handlers)}, when={when!r})"
-
-
-class _Delivery(Queue[Effect]):
-    """The effects of one kind that are ready for their handler, and the task that delivers them."""
-
-    def __init__(
-        self,
-        kind: str,
-        handler: Handler,
-        backoff: Backoff,
-        max_pending: int,
-    ) -> None:
-        super().__init__(max_pending)
-        self.kind = kind
-        self.task: asyncio.Task[None] | None = None
-        """Delivers the effects; None while there are none."""
-        self.grace_secs = DEFAULT_GRACE_SECS
-        self._handler = handler
-        self._backoff = backoff
-        # Handlers are part of no run, and see the context variables of the session alone.
-        self._context = copy_context()
-        self._context.run(leave_run)
-        self._delivered_count = 0
-        self._failure_count = 0
-        self._last_error: str | None = None
-        # How many deliveries of the first effect have failed.
-        self._attempts = 0
-
-    def status(self, unsaved: int) -> EffectStatus:
-        """Return the counts; `unsaved` more effects wait for a checkpoint."""
-        return EffectStatus(
-            self.kind,
-            pending=len(self.items) + unsaved,
-            unsaved=unsaved,
-            delivered=self._delivered_count,
-            failures=self._failure_count,
-            last_error=self._last_error,
-        )
-
-    def begin(self, item: Effect) -> None:
-        """Start the task, if there is none."""
-        if self.task is None:
-            name = f"delivery of {self.kind}"
-            self.task = new_task(self._deliver_all(), name, self._context.copy())
-
-    async def _deliver_all(self) -> None:
-        """Deliver the effects one after another, until there are no more."""
-        try:
-            while self.items:
-                await self._deliver(self.items[0])
-        finally:
-            self.task = None
-
-    async def _deliver(self, effect: Effect) -> None:
-        """Call the handler; remove the effect, or pause after a failure."""
-        # A handler that changes the payload changes neither a repetition nor a checkpoint.
-        copied = effect._replace(payload=copy.deepcopy(effect.payload))
-        # A cancelled handler gets half of the grace period, because `close` waits for it and must
-        # itself end within the whole period.
-        wait = Wait[object](f"delivery of {effect.key}", self.grace_secs / 2)
-        try:
-            await wait.result_of(self._handler(copied))
-        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:
-            # Errors such as a panic of Rust code derive from BaseException. They must not end the
-            # task, because the later effects would stay undelivered.
-            self._note_failure(effect, error)
-            await sleep(self._backoff.pause_secs(self._attempts))
-            return
-        self._attempts = 0
-        self._delivered_count += 1
-        # A recovery during the delivery may have removed the effect already.
-        if self.items and self.items[0] is effect:
-            self.ended([effect], None)
-
-    def _note_failure(self, effect: Effect, error: BaseException) -> None:
-        """Count a failed delivery. Log the first, the tenth, the hundredth, ... of its kind."""
-        self._attempts += 1
-        self._failure_count += 1
-        self._last_error = printable(safe_repr(error))
-        if is_logged(self._failure_count):
-            logger.warning(
-                "delivery of %s failed, in attempt %d; %d of %r wait behind it: %s",
-                effect.key,
-                self._attempts,
-                len(self.items) - 1,
-                self.kind,
-                self._last_error,
-                exc_info=error if self._failure_count == 1 else None,
-            )
-
-
-async def _delivered(deliveries: Iterable[_Delivery]) -> None:
-    """Wait until all ready effects of some kinds are delivered."""
-    tasks = [delivery.task for delivery in deliveries if delivery.task is not None]
-    with active("wait", "the deliveries of effects", lambda: awaited_tasks(*tasks)):
-        await wait_done(tasks, None)
-
-
-def _counts_by_kind(effects: Iterable[Effect]) -> str:
-    """Return the number of effects of each kind, such as "2 of 'charge', 1 of 'mail'"."""
-    counts = Counter(effect.kind for effect in effects)
-    return ", ".join(f"{count} of {kind!r}" for kind, count in counts.items())

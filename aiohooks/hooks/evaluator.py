@@ -5,16 +5,16 @@ step.
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 from aiohooks._core.calls import Wait
-from aiohooks._core.cancel import to_thread, wait_done
+from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import Clock, current_clock
+from aiohooks._core.queue import Queue
 from aiohooks._core.scope import RunScope, begin_run, current_run
 from aiohooks._core.validate import (
     check_callable,
@@ -24,12 +24,14 @@ from aiohooks._core.validate import (
     checked_int,
     is_coroutine_function,
 )
+from aiohooks._core.waits import Waiters
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     AiohooksError,
     FetchError,
     InvalidHookError,
     StopRequestedError,
+    add_note,
     is_clean_end,
     safe_repr,
 )
@@ -102,7 +104,7 @@ class Evaluation:
         return await self.session.run(fetches, feed_dict=feeds)
 
 
-EvalFn = Callable[[Evaluation], Awaitable[Any]] | Callable[[Evaluation], Any]
+EvalFn = Callable[[Evaluation], Awaitable[Any]]
 OnResult = Callable[[int, Any], Any]
 """Called with a step and the result of its evaluation; plain, or a coroutine function."""
 
@@ -125,8 +127,6 @@ class EvaluatorHook(SessionRunHook):
     evaluation that was due and unfinished when it was saved is repeated before the first run.
     """
 
-    watched_as: ClassVar[str] = "evaluation"
-
     # When, how, on what, and where the result goes: each is independent of the others, and most
     # programs give two.
     def __init__(
@@ -141,7 +141,6 @@ class EvaluatorHook(SessionRunHook):
         snapshot: Callable[[], Any] | None = None,
         on_result: OnResult | None = None,
         max_results: int = 1000,
-        thread: bool = False,
         name: str | None = None,
     ) -> None:
         """Create the hook.
@@ -160,23 +159,19 @@ class EvaluatorHook(SessionRunHook):
             on_result: called with each step and its result, such as `stopping.report`. An error of
                 it is an error of the evaluation.
             max_results: how many results to keep, the newest ones.
-            thread: call `eval_fn`, a plain function, in a worker thread, because it blocks.
             name: the name of its state in checkpoints; needed if a session has several of these
                 hooks.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
-            InvalidHookError: `eval_fn` is not a coroutine function, or with `thread` it is one.
+            InvalidHookError: `eval_fn` is not a coroutine function.
         """
         check_callable(eval_fn, "eval_fn")
-        if is_coroutine_function(eval_fn) == bool(thread):
-            hint = "a coroutine function, which cannot run in a thread; leave out thread=True"
-            if not thread:
-                hint = (
-                    "not a coroutine function; write it as `async def`, or give thread=True for one"
-                    " that blocks"
-                )
-            raise InvalidHookError(f"eval_fn is {eval_fn!r}, {hint}")
+        if not is_coroutine_function(eval_fn):
+            raise InvalidHookError(
+                f"eval_fn is {eval_fn!r}, not a coroutine function; write it as `async def`, or"
+                " give aiohooks.in_thread(fn) for a function that blocks",
+            )
         check_instance(every, Every, "every")
         check_choice(mode, "mode", "inline", "background")
         check_callable(snapshot, "snapshot", optional=True)
@@ -190,7 +185,6 @@ class EvaluatorHook(SessionRunHook):
         self._snapshot = snapshot
         self._on_result = on_result
         self._max_results = checked_int(max_results, "max_results", 1)
-        self._thread = thread
         self.name: str = name or ""
         self._reset()
 
@@ -199,24 +193,18 @@ class EvaluatorHook(SessionRunHook):
         """The results by step, in the order in which the evaluations ended."""
         self._clock: Clock = current_clock()
         self._timer: EveryTimer = self._every.timer()
-        self._coord: Coordinator | None = None
         # The last step that was evaluated, and the step of an evaluation at the end that was not
         # due.
         self._evaluated_step: int | None = None
         self._extra_step: int | None = None
         # Whether a restored state has an unfinished evaluation.
         self._was_unfinished = False
-        self._pending: deque[Evaluation] = deque()
-        self._worker: asyncio.Task[None] | None = None
-        self._progressed = asyncio.Event()
-        self._error: tuple[Evaluation, Exception] | None = None
-        # The evaluation whose error was raised. A session that recovers from it evaluates again.
-        self._failed: Evaluation | None = None
+        self._queue = _Evaluations(self._evaluate, self._max_pending, self._background)
 
     @property
     def pending(self) -> tuple[int, ...]:
         """The steps whose evaluation has not ended yet."""
-        return tuple(evaluation.step for evaluation in self._pending)
+        return tuple(evaluation.step for evaluation in self._queue.items)
 
     async def begin(self) -> None:
         """Clear the results of an earlier session."""
@@ -227,37 +215,27 @@ class EvaluatorHook(SessionRunHook):
         """Evaluate before the first run, with `at_begin`; after a recovery or a restart, repeat the
         unfinished ones.
         """
-        is_first = self._coord is None
-        self._coord = coord
-        self._worker = None
+        is_first = self._queue.coord is None
         step = session.global_step.latest.step
         now = self._clock.now()
-        if self._failed is not None:
-            self._pending.appendleft(self._failed)
-            self._failed = None
-        # Later steps are lost, and will be run again.
-        self._pending = deque(
-            replace(evaluation, session=session)
-            for evaluation in self._pending
-            if evaluation.step <= step
-        )
+        self._queue.reopen(session, coord)
         self._timer.resume(step, now)
-        is_repeated = self._was_unfinished and not self._pending
+        is_repeated = self._was_unfinished and not self._queue.items
         self._was_unfinished = False
         is_beginning = self._at_begin and is_first and self._evaluated_step is None
         if is_repeated or is_beginning or self._timer.due(step, now):
             self._schedule(session, step)
         # In the background it starts with a run, and must not be waited for here.
         if not self._background:
-            await self._finish_all()
+            await self._queue.drain()
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise the error of an evaluation in the background, if there is one."""
-        # A recovery from its error would have called `after_create_session` first.
-        self._failed = None
-        self._raise_error()
+        self._queue.check()
+        # A recovery from their errors would have called `after_create_session` first.
+        self._queue.failed_items.clear()
         if self._background:
-            self._ensure_worker()
+            self._queue.start()
         return None
 
     @only_if("_schedule_if_due")
@@ -266,11 +244,11 @@ class EvaluatorHook(SessionRunHook):
         if not self._schedule_if_due(run_context, run_values):
             return
         if not self._background:
-            await self._finish_all()
-        while len(self._pending) > self._max_pending:
-            await self._wait_for_worker()
-            self._raise_error()
-        self._ensure_worker()
+            await self._queue.drain()
+        while self._queue.is_full:
+            await self._queue.wait_for_end()
+            self._queue.check()
+        self._queue.start()
 
     def _schedule_if_due(
         self,
@@ -288,27 +266,26 @@ class EvaluatorHook(SessionRunHook):
     async def end(self, session: Session) -> None:
         """Wait for the unfinished evaluations, and evaluate the last step."""
         try:
-            await self._finish_all()
-        except Exception:
-            await self._evaluate_last(session)
-            raise
-        await self._evaluate_last(session)
+            await self._queue.drain()
+        finally:
+            step = session.global_step.latest.step
+            if self._at_end and self._evaluated_step != step:
+                self._extra_step = step
+                self._schedule(session, step)
+            await self._queue.drain()
 
     async def close(self, exc: BaseException | None) -> None:
         """Log the evaluations that were not made, and an error that was not raised."""
-        if self._error is not None:
-            evaluation, error = self._error
-            logger.error("the evaluation at step %d had failed", evaluation.step, exc_info=error)
-        if self._pending:
+        for error in self._queue.take_failures():
+            logger.error("an evaluation had failed", exc_info=error)
+        if self._queue.items:
             logger.warning(
                 "not evaluated, because the session ended with %s: steps %s",
                 safe_repr(exc),
                 list(self.pending),
             )
-        self._pending.clear()
-        self._coord = None
-        self._worker = None
-        self._error = None
+        self._queue.items.clear()
+        self._queue.coord = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last evaluated step, when it was last due, and whether an evaluation is
@@ -317,7 +294,7 @@ class EvaluatorHook(SessionRunHook):
         return {
             "evaluated_step": self._evaluated_step,
             "timer": self._timer.state_dict(),
-            "unfinished": bool(self._pending) or self._error is not None,
+            "unfinished": self._queue.is_unfinished,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -334,8 +311,8 @@ class EvaluatorHook(SessionRunHook):
         """
         if not self._background:
             return
-        while self._error is None and self._pending and self._pending[0].step < step:
-            await self._wait_for_worker()
+        while self._queue.items and self._queue.items[0].step < step and not self._queue.has_failed:
+            await self._queue.wait_for_end()
 
     def _schedule(self, session: Session, step: int) -> None:
         """Queue the evaluation of this step, with its values."""
@@ -344,104 +321,25 @@ class EvaluatorHook(SessionRunHook):
         snapshot = None
         if self._snapshot is not None:
             snapshot = self._snapshot()
-        self._pending.append(Evaluation(step, session.variables.snapshot(), snapshot, session))
+        self._queue.add(Evaluation(step, session.variables.snapshot(), snapshot, session))
 
-    async def _evaluate_last(self, session: Session) -> None:
-        step = session.global_step.latest.step
-        if self._at_end and self._evaluated_step != step:
-            self._extra_step = step
-            self._schedule(session, step)
-        await self._finish_all()
+    async def _evaluate(self, evaluation: Evaluation) -> None:
+        """Make an evaluation; no error of the function may be taken for the end of the training.
 
-    async def _finish_all(self) -> None:
-        """Make all pending evaluations, or wait until they are made."""
-        while self._pending:
-            if self._background:
-                await self._wait_for_worker()
-            else:
-                await self._evaluate_first()
-            self._raise_error()
-        if self._worker is not None:
-            await wait_done([self._worker], None)
-        self._raise_error()
-
-    # -- the worker in the background
-
-    async def _wait_for_worker(self) -> None:
-        """Wait until one more evaluation in the background has ended."""
-        self._progressed.clear()
-        self._ensure_worker()
-        await self._progressed.wait()
-
-    def _ensure_worker(self) -> None:
-        """Start the worker if evaluations are pending, and it has ended or was cancelled."""
-        if not self._pending or self._coord is None:
-            return
-        if self._worker is None or self._worker.done():
-            self._worker = self._coord.start_soon(self._work, current_run(), name="evaluation")
-            # The callback is also called if the task is cancelled.
-            self._worker.add_done_callback(lambda _: self._progressed.set())
-
-    async def _work(self, run: RunScope | None) -> None:
-        if run is not None:
-            # Reject monitored runs in here, as inline: they could wait for a run that waits for
-            # this task.
-            begin_run(run.session, None)
-        while self._pending and self._error is None:
-            await self._evaluate_first()
-            self._progressed.set()
-
-    # -- one evaluation
-
-    async def _evaluate_first(self) -> None:
-        """Make the oldest pending evaluation. It stays pending if cancelled; an error is kept in
-        `_error`.
+        A cancellation of something in it that is not one of the caller raises `HookCancelledError`,
+        and an error that means the end of input `AiohooksError`.
         """
-        evaluation = self._pending[0]
         step = evaluation.step
+        what = f"the evaluation at step {step}"
         began = self._clock.now()
         try:
-            result = await self._call_eval_fn(evaluation)
+            wait = Wait[Any](what, evaluation.session.grace_secs)
+            result = await wait.result_of(self._eval_fn(evaluation))
             secs = self._clock.now() - began
             logger.info("evaluation at step %d: %s (%.3f sec)", step, result, secs)
             await self._keep_result(step, result)
         except StopRequestedError as stop:
-            logger.warning("the evaluation at step %d was ended by the stop: %s", step, stop)
-        except Exception as error:
-            self._error = evaluation, error
-        self._pending.popleft()
-
-    async def _keep_result(self, step: int, result: Any) -> None:
-        """Keep a result, and pass it to the other hooks and to `on_result`."""
-        self._evaluated_step = step
-        self.results.pop(step, None)
-        self.results[step] = result
-        if len(self.results) > self._max_results:
-            del self.results[next(iter(self.results))]
-        if self._coord is not None:
-            is_extra = step == self._extra_step
-            await self._coord.events.evaluated.emit(step, _numbers_of(result), is_extra)
-        if self._on_result is not None:
-            answer = self._on_result(step, result)
-            if inspect.isawaitable(answer):
-                await answer
-
-    async def _call_eval_fn(self, evaluation: Evaluation) -> Any:
-        """Return the result; no error of the function may be taken for the end of the training.
-
-        A cancellation of something in it that is not one of the caller raises `HookCancelledError`,
-        and an error that means the end of input `AiohooksError`; `StopRequestedError` from a wait
-        inside it passes.
-        """
-        what = f"the evaluation at step {evaluation.step}"
-        grace_secs = evaluation.session.grace_secs
-        call: Callable[[Evaluation], Any] = self._eval_fn
-        if self._thread:
-            call = functools.partial(to_thread, self._eval_fn, grace_secs=grace_secs)
-        try:
-            return await Wait[Any](what, grace_secs).result_of(call(evaluation))
-        except StopRequestedError:
-            raise
+            logger.warning("%s was ended by the stop: %s", what, stop)
         except Exception as error:
             if not is_clean_end(error):
                 raise
@@ -450,11 +348,20 @@ class EvaluatorHook(SessionRunHook):
                 "catch that in eval_fn and return the result so far",
             ) from error
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            self._failed, error = self._error
-            self._error = None
-            raise error
+    async def _keep_result(self, step: int, result: Any) -> None:
+        """Keep a result, and pass it to the other hooks and to `on_result`."""
+        self._evaluated_step = step
+        self.results.pop(step, None)
+        self.results[step] = result
+        if len(self.results) > self._max_results:
+            del self.results[next(iter(self.results))]
+        if self._queue.coord is not None:
+            is_extra = step == self._extra_step
+            await self._queue.coord.events.evaluated.emit(step, _numbers_of(result), is_extra)
+        if self._on_result is not None:
+            answer = self._on_result(step, result)
+            if inspect.isawaitable(answer):
+                await answer
 
     def __repr__(self) -> str:
         mode = "background" if self._background else "inline"
@@ -462,6 +369,97 @@ class EvaluatorHook(SessionRunHook):
             f"EvaluatorHook({self._eval_fn!r}, {self._every}, {mode!r}, evaluated step"
             f" {self._evaluated_step})"
         )
+
+
+class _Evaluations(Queue[Evaluation]):
+    """The evaluations that have not ended. A task makes them, or `drain`."""
+
+    def __init__(
+        self,
+        make: Callable[[Evaluation], Awaitable[None]],
+        max_pending: int,
+        background: bool,
+    ) -> None:
+        # An evaluation that is due is added before its run waits for a place.
+        super().__init__(max_pending + 1)
+        self.coord: Coordinator | None = None
+        """The coordinator of the session; None before the first and after `close`."""
+        self.failed_items: list[Evaluation] = []
+        """The evaluations that have failed since the last run began. A recovery repeats them."""
+        self._make = make
+        self._background = background
+        self._task: asyncio.Task[None] | None = None
+        self._progress = Waiters()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an evaluation has failed, and its error has not been raised."""
+        return bool(self._failures)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a resumed run has to repeat an evaluation."""
+        return bool(self.items) or self.has_failed
+
+    def reopen(self, session: Session, coord: Coordinator) -> None:
+        """Use a new session, which makes the evaluations that have not ended or have failed."""
+        self.coord = coord
+        self._task = None
+        # Later steps are lost, and will be run again.
+        step = session.global_step.latest.step
+        repeated = [item for item in (*self.failed_items, *self.items) if item.step <= step]
+        self.items = deque(replace(item, session=session) for item in repeated)
+        self.failed_items = []
+        self.take_failures()
+
+    def begin(self, item: Evaluation) -> None:
+        """Do nothing: the task starts in a run, or at the end."""
+
+    def start(self) -> None:
+        """Start the task if there are evaluations, and it has ended or was cancelled."""
+        is_active = self._task is not None and not self._task.done()
+        if self.items and self.coord is not None and not is_active:
+            self._task = self.coord.start_soon(self._work, current_run(), name="evaluation")
+            # The callback is also called if the task is cancelled.
+            self._task.add_done_callback(lambda _: self._progress.wake())
+
+    async def _work(self, run: RunScope | None) -> None:
+        if run is not None:
+            # Reject monitored runs in here, as inline: they could wait for a run that waits for
+            # this task.
+            begin_run(run.session, None)
+        while self.items and not self.has_failed:
+            await self._make_first()
+
+    async def _make_first(self) -> None:
+        """Make the oldest evaluation. It stays in the queue if cancelled."""
+        item = self.items[0]
+        error: Exception | None = None
+        try:
+            await self._make(item)
+        except Exception as raised:
+            error = raised
+            self.failed_items.append(item)
+            add_note(error, f"raised by the evaluation at step {item.step}")
+        self.ended([item], error)
+        self._progress.wake()
+
+    async def wait_for_end(self) -> None:
+        """Wait until an evaluation of the task has ended."""
+        self.start()
+        await self._progress.wait()
+
+    async def drain(self) -> None:
+        """Make all evaluations, or wait until the task has made them; raise the error of one."""
+        while self.items:
+            if self._background:
+                await self.wait_for_end()
+            else:
+                await self._make_first()
+            self.check()
+        if self._task is not None:
+            await wait_done([self._task], None)
+        self.check()
 
 
 def _numbers_of(result: Any) -> dict[str, float]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 from aiohooks._core.clock import Clock, current_clock
-from aiohooks._core.validate import check_callable, check_choice, check_instance
+from aiohooks._core.validate import check_callable, check_instance
 from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError, safe_repr
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import FetchingHook, Values, checked_values, logger, scalar
@@ -101,24 +102,20 @@ class NanHook(SessionRunHook):
         value: Any,
         *,
         fail_on_nan_loss: bool = True,
-        check: Literal["nan", "non-finite"] = "non-finite",
     ) -> None:
         """Create the hook.
 
         Args:
             value: a node or name.
             fail_on_nan_loss: raise an error; otherwise log a warning and request a stop.
-            check: `"nan"` accepts infinities.
 
         Raises:
-            InvalidArgumentError: no value, or another `check`.
+            InvalidArgumentError: no value.
         """
         if value is None:
             raise InvalidArgumentError("value is None; give the node or name to watch")
-        check_choice(check, "check", "nan", "non-finite")
         self._value = value
         self._fail = fail_on_nan_loss
-        self._accepts_infinities = check == "nan"
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the value."""
@@ -134,25 +131,20 @@ class NanHook(SessionRunHook):
         try:
             # A list, so that values behind a bad number are checked as well. The text of the error
             # of `_numbers` is the end of a sentence.
-            bad_numbers = list(filter(self._is_bad, _numbers(run_values.results)))
+            numbers = list(_numbers(run_values.results))
         except TypeError as error:
             raise InvalidArgumentError(
                 f"{self._value!r} {error} at step {run_context.global_step}, and NanHook checks"
                 " numbers; give what returns one",
             ) from None
-        if not bad_numbers:
+        bad = next(itertools.filterfalse(math.isfinite, numbers), None)
+        if bad is None:
             return
-        bad = bad_numbers[0]
         message = f"model diverged with {self._value!r} = {bad} at step {run_context.global_step}"
         if self._fail:
             raise NanLossDuringTrainingError(message)
         logger.warning("%s", message)
         run_context.request_stop(message)
-
-    def _is_bad(self, number: float) -> bool:
-        if self._accepts_infinities:
-            return math.isnan(number)
-        return not math.isfinite(number)
 
 
 def _numbers(value: Any) -> Iterable[float]:

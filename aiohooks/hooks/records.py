@@ -51,8 +51,6 @@ class JSONLinesHook(WritingHook):
         values: Values,
         *,
         every: Every = Every(steps=1),
-        max_queue: int = 1000,
-        fsync: bool = False,
     ) -> None:
         """Create the hook.
 
@@ -61,20 +59,16 @@ class JSONLinesHook(WritingHook):
             values: a mapping from a tag to a fetch, or several nodes or names, whose names are the
                 tags.
             every: when to write.
-            max_queue: how many lines may be unwritten before the run waits.
-            fsync: sync the file after each write, so that a power failure loses no line; a crash of
-                the process loses none anyway.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
         """
         self.path: str = checked_path(path, "path")
-        self._fsync = fsync
-        super().__init__(values, every, max_queue)
+        super().__init__(values, every)
         _check_tags(self._values)
 
     def _new_sink(self) -> tuple[_RecordFile, str]:
-        return _RecordFile(self.path, fsync=self._fsync), self.path
+        return _RecordFile(self.path), self.path
 
     def _checked(self, record: Record) -> Record:
         _check_tags(record.values)
@@ -105,7 +99,6 @@ class SummarySaverHook(WritingHook):
         values: Values,
         *,
         every: Every = Every(steps=100),
-        max_queue: int = 1000,
     ) -> None:
         """Create the hook.
 
@@ -114,7 +107,6 @@ class SummarySaverHook(WritingHook):
             values: a mapping from a tag to a fetch, or several nodes or names, whose names are the
                 tags.
             every: when to write.
-            max_queue: how many records may be unwritten before the run waits.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -125,7 +117,7 @@ class SummarySaverHook(WritingHook):
 
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._tensorboard = _tensorboard
-        super().__init__(values, every, max_queue)
+        super().__init__(values, every)
 
     def _new_sink(self) -> tuple[RecordSink, str]:
         return self._tensorboard.EventFile(self.output_dir), f"the summaries in {self.output_dir}"
@@ -205,14 +197,8 @@ class _RecordFile:
     Only a crash leaves a part of a line, and only at the end. The next line does not continue it.
     """
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        fsync: bool = False,
-    ) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self._fsync = fsync
         self._file: BinaryIO | None = None
 
     def open(self) -> BinaryIO:
@@ -267,8 +253,6 @@ class _RecordFile:
         try:
             while unwritten:
                 unwritten = unwritten[file.write(unwritten) :]
-            if self._fsync:
-                os.fsync(file.fileno())
         except OSError:
             file.truncate(size)
             raise

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import math
-import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -108,54 +106,31 @@ def _reached(step: int, last: int) -> str:
 
 
 class StopAtTimeHook(SessionRunHook):
-    """Requests a stop after some time, or at a point in time.
+    """Requests a stop after some time.
 
     No run begins after that point. A run that is active then finishes, but a wait inside it (for a
     step, for the next feed) ends immediately. Seconds are counted from `begin` by the current
     clock; a recovery does not restart them, and a run that is resumed has the whole time again.
     """
 
-    def __init__(
-        self,
-        *,
-        secs: float | None = None,
-        deadline: datetime.datetime | None = None,
-    ) -> None:
-        """Create the hook with exactly one of the two.
+    def __init__(self, secs: float) -> None:
+        """Create the hook.
 
         Args:
             secs: how long to run.
-            deadline: when to stop, with a time zone. The wall time is read once, in `begin`; from
-                then on the clock counts the remaining seconds.
 
         Raises:
-            InvalidArgumentError: neither or both are given, or an argument is invalid.
+            InvalidArgumentError: not a number of seconds.
         """
-        if (secs is None) == (deadline is None):
-            raise InvalidArgumentError(
-                f"secs is {secs!r} and deadline is {deadline!r}; give one of them",
-            )
-        check_secs(secs, "secs", optional=True)
-        check_instance(deadline, datetime.datetime, "deadline", optional=True)
-        self._reason = f"the time is up: {secs} s"
-        if deadline is not None:
-            if deadline.utcoffset() is None:
-                raise InvalidArgumentError(
-                    f"deadline is {deadline!r}, which has no time zone; give one:"
-                    " deadline.astimezone(), or tzinfo=timezone.utc",
-                )
-            self._reason = f"the deadline is reached: {deadline.isoformat(' ', 'seconds')}"
+        check_secs(secs, "secs")
         self._secs = secs
-        self._deadline = deadline
+        self._reason = f"the time is up: {secs} s"
         self._timer = NO_TIMER
 
     async def begin(self) -> None:
         """Start counting."""
         self._clock: Clock = current_clock()
-        secs = self._secs
-        if self._deadline is not None:
-            secs = self._deadline.timestamp() - time.time()
-        self._ends_at = self._clock.now() + (secs or 0.0)
+        self._ends_at = self._clock.now() + self._secs
         self._timer = NO_TIMER
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
@@ -190,7 +165,7 @@ class StopAtTimeHook(SessionRunHook):
         return self._clock.now() >= self._ends_at
 
     def __repr__(self) -> str:
-        return f"StopAtTimeHook(secs={self._secs}, deadline={self._deadline})"
+        return f"StopAtTimeHook({self._secs})"
 
 
 class EarlyStoppingHook(FetchingHook):

@@ -29,7 +29,7 @@ class Stall(NamedTuple):
     """A stall that a `WatchdogHook` has found.
 
     Attributes:
-        phase: "first step", "step", "save", "evaluation" or "wait".
+        phase: "first step", "step" or "wait".
         what: the activity that took too long: a hook's method, an operation, the session's block.
         secs: for how long.
         step: the current step, or the last one.
@@ -48,12 +48,11 @@ class WatchdogHook(SessionRunHook):
     wait for at that time.
 
     Each call of a hook, and the operations of a run, have the limit of their phase. A wait for a
-    step of a store is a "wait", and so is the session's block between two runs. A
-    `CheckpointSaverHook` is a "save" and an `EvaluatorHook` an "evaluation", whatever they wait
-    for. All else is a "first step", from `begin` to the end of the first run of each created
-    session, or a "step". Each stall is reported once: the status of the session, which names the
-    hook and what it waits for, and what all tasks of the loop wait for, as `session.why()` shows
-    it.
+    step of a store is a "wait", and so is the session's block between two runs. All else is a
+    "first step", from `begin` to the end of the first run of each created session, or a "step": a
+    save or an evaluation for which the run waits, too. Each stall is reported once: the status of
+    the session, which names the hook and what it waits for, and what all tasks of the loop wait
+    for, as `session.why()` shows it.
 
     A hook that blocks the event loop blocks this one too; `HookTimingHook` reports that, from a
     thread.
@@ -61,14 +60,11 @@ class WatchdogHook(SessionRunHook):
 
     order: ClassVar[int] = -1_000_000
 
-    # A parameter for each phase that has a limit of its own.
     def __init__(
         self,
         step_secs: float,
         *,
         first_step_secs: float | None = None,
-        save_secs: float | None = None,
-        evaluation_secs: float | None = None,
         wait_secs: float | None = None,
         on_stall: OnStall = "report",
     ) -> None:
@@ -76,10 +72,8 @@ class WatchdogHook(SessionRunHook):
 
         Args:
             step_secs: how long one call of a hook, or the operations of a run, may take.
-            first_step_secs: the same until the first run has ended; by default `step_secs`. This
-                and the next two may be `math.inf`.
-            save_secs: how long a `CheckpointSaverHook` may hold up a step; by default `step_secs`.
-            evaluation_secs: how long an `EvaluatorHook` may hold up a step; by default `step_secs`.
+            first_step_secs: the same until the first run has ended; by default `step_secs`. It may
+                be `math.inf`.
             wait_secs: how long a wait for a step, or the session's block between two runs, may
                 take; None for no limit.
             on_stall: "report" logs the stall as an error. "stop" also requests a stop, which ends
@@ -90,18 +84,13 @@ class WatchdogHook(SessionRunHook):
         check_secs(step_secs, "step_secs", positive=True)
         check_secs(wait_secs, "wait_secs", optional=True, positive=True)
         check_choice(on_stall, "on_stall", "report", "stop", "raise")
-        own_limits = {
-            "first step": first_step_secs,
-            "save": save_secs,
-            "evaluation": evaluation_secs,
+        if first_step_secs != math.inf:
+            check_secs(first_step_secs, "first_step_secs", optional=True, positive=True)
+        self._limits: dict[str, float] = {
+            "step": step_secs,
+            "first step": first_step_secs or step_secs,
+            "wait": wait_secs or math.inf,
         }
-        self._limits: dict[str, float] = {"step": step_secs, "wait": math.inf}
-        if wait_secs is not None:
-            self._limits["wait"] = wait_secs
-        for phase, secs in own_limits.items():
-            if secs != math.inf:
-                check_secs(secs, f"{phase.replace(' ', '_')}_secs", optional=True, positive=True)
-            self._limits[phase] = secs or step_secs
         self._on_stall = on_stall
         self.stalls: deque[Stall] = deque(maxlen=_MAX_STALLS)
         """The stalls of this session, the latest last."""
@@ -188,9 +177,6 @@ class WatchdogHook(SessionRunHook):
         return (activity_of("creating the session", self._owner),)
 
     def _phase(self, activity: Activity) -> str:
-        watched_as = getattr(activity.hook, "watched_as", None)
-        if watched_as in self._limits:
-            return str(watched_as)
         if activity.kind in ("step", "block"):
             return "wait"
         return "first step" if self._runs <= 1 else "step"

@@ -125,7 +125,7 @@ class SessionRunContext:
         if self.effect_recorder is None:
             raise EffectError(
                 f"effect({kind!r}) was called in a session that delivers none; add"
-                " EffectsHook({kind: handler}) to its hooks"
+                " EffectsHook({kind: handler}, run=...) to its hooks"
             )
         self.effect_recorder.record(self, kind, payload, recorder)
 

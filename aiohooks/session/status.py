@@ -40,17 +40,11 @@ class EffectStatus(NamedTuple):
         kind: the kind.
         pending: how many are not delivered yet.
         unsaved: how many of these wait for a durable checkpoint.
-        delivered: how many were delivered since the session began.
-        failures: how many calls of the handler have failed since then.
-        last_error: the last failure, as text.
     """
 
     kind: str
     pending: int
     unsaved: int
-    delivered: int
-    failures: int
-    last_error: str | None
 
 
 class EffectRecorder(Protocol):
@@ -124,8 +118,7 @@ class SessionStatus:
         mirror: what the session's `Saver` has copied to its mirror; None without one.
         hooks: what has become of the calls of each hook: failures, what was dropped, whether it is
             disabled.
-        effects: what an `EffectsHook` delivers, by kind: how many are pending, delivered, and
-            failed.
+        effects: how many effects an `EffectsHook` has not delivered yet, by kind.
     """
 
     state: str
@@ -173,7 +166,7 @@ class SessionStatus:
         }
         lines += [f"{label}: {value}" for label, value in further.items() if value]
         lines += [_hook_text(hook) for hook in self.hooks if hook.failures or hook.dropped]
-        lines += [_effects_text(kind) for kind in self.effects if kind.pending or kind.failures]
+        lines += [_effects_text(kind) for kind in self.effects if kind.pending]
         return "\n  ".join(map(str, lines))
 
 
@@ -205,13 +198,10 @@ def _hook_text(hook: HookStatus) -> str:
 
 
 def _effects_text(effects: EffectStatus) -> str:
-    text = (
+    return (
         f"effects of {effects.kind!r}: {effects.pending} not delivered, of which {effects.unsaved}"
         " wait for a checkpoint"
     )
-    if effects.last_error is not None:
-        text += f"; {effects.failures} failures, the last with {effects.last_error}"
-    return text
 
 
 def status_of(session: AnySession) -> SessionStatus:

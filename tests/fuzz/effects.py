@@ -32,7 +32,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.checkpoint import KeepNewest
-from aiohooks.hooks.effects import EffectsHook, _Delivery
+from aiohooks.hooks.effects import EffectsHook
 from tests.fuzz._harness import command, log_disabled, replaced, scratch
 
 KINDS = ("publish", "charge", "notify")
@@ -49,7 +49,6 @@ class Program:
     every: int
     kills: int
     failures: float
-    on_busy: Any
     background: bool
     max_pending: int
     waits: bool
@@ -72,7 +71,6 @@ def generate(seed: int, number: int) -> Program:
         every=rng.randint(1, 6),
         kills=rng.randint(0, MOST_KILLS),
         failures=rng.choice([0, 0.03, 0.1]),
-        on_busy=rng.choice(["wait", "skip"]),
         background=rng.random() < 0.8,
         max_pending=rng.choice([3, 20, 1000]),
         waits=rng.random() < 0.7,
@@ -246,7 +244,7 @@ class Life:
                 when=program.when,
                 backoff=ah.Backoff(0.0005, 0.002),
                 max_pending=program.max_pending,
-                drain_secs=None,
+                drain_secs=1e6,
             ),
             ah.StopAtStepHook(last_step=program.steps),
         ]
@@ -258,7 +256,6 @@ class Life:
                     every=ah.Every(steps=program.every),
                     listeners=[Noted()],
                     background=program.background,
-                    on_busy=program.on_busy,
                 )
             )
         life.rng.shuffle(hooks)
@@ -406,20 +403,23 @@ def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Co
 # -- bugs that must be found
 
 
-def _release_when_taken(original: Any, self: Any) -> None:
+def _release_when_moved(original: Any, self: Any) -> None:
     original(self)
-    self._release(len(self._unsaved))
+    self._release(self._unsaved)
 
 
-def _release_late(original: Any, self: Any, mark: int) -> None:
-    original(self, len(self._unsaved))
+def _release_all(original: Any, self: Any, keys: Any) -> None:
+    original(self, self._unsaved if keys else keys)
 
 
 def _forget_pending(original: Any, self: Any) -> Any:
     return {**original(self), "pending": []}
 
 
-def _drop_nothing(original: Any, self: Any, saved: Any) -> None: ...
+def _keep_undone(original: Any, self: Any, state: Any) -> None:
+    outbox = {**self._outbox}
+    original(self, state)
+    self._outbox = {**self._outbox, **outbox}
 
 
 def _take_all(original: Any, self: Any) -> None:
@@ -433,9 +433,15 @@ def _drop_failed(original: Any, self: Any, *values: Any) -> Any:
     return original(self, *values)
 
 
-def _ignore_failure(original: Any, self: Any, effect: Any, error: Exception) -> None:
-    original(self, effect, error)
-    self.items.popleft()
+def _ignore_failures(original: Any, self: Any, handlers: Any, **options: Any) -> None:
+    def ignoring(handler: Any) -> Any:
+        async def deliver(effect: Any) -> None:
+            with contextlib.suppress(ConnectionError):
+                await handler(effect)
+
+        return deliver
+
+    original(self, {kind: ignoring(handler) for kind, handler in handlers.items()}, **options)
 
 
 def _load_all(original: Any, self: Any, state: Any) -> None:
@@ -444,7 +450,7 @@ def _load_all(original: Any, self: Any, state: Any) -> None:
     self._coord = coord
 
 
-def _one_recorder(original: Any, self: Any, attempt: Any, kind: str, data: Any, _: Any) -> None:
+def _same_recorder(original: Any, self: Any, attempt: Any, kind: str, data: Any, _: Any) -> None:
     original(self, attempt, kind, data, "step")
 
 
@@ -454,15 +460,15 @@ def _name_by_process(original: Any, self: Any, state: Any) -> None:
 
 
 BUGS: dict[str, tuple[type, str, Any]] = {
-    "delivered at the commit": (EffectsHook, "_move_to_outbox", _release_when_taken),
-    "a save releases what came after it": (EffectsHook, "_release", _release_late),
+    "delivered at the commit": (EffectsHook, "_move_to_outbox", _release_when_moved),
+    "a save releases what came after it": (EffectsHook, "_release", _release_all),
     "the outbox is not saved": (EffectsHook, "state_dict", _forget_pending),
-    "undone effects stay": (EffectsHook, "_drop_undone", _drop_nothing),
+    "undone effects stay": (EffectsHook, "load_state_dict", _keep_undone),
     "a failed attempt leaves its effects": (EffectsHook, "_move_to_outbox", _take_all),
     "a committed run loses its effects": (EffectsHook, "_lacks_room", _drop_failed),
-    "a failed delivery is not repeated": (_Delivery, "_note_failure", _ignore_failure),
+    "a failed delivery is not repeated": (EffectsHook, "__init__", _ignore_failures),
     "a recovery delivers again": (EffectsHook, "load_state_dict", _load_all),
-    "all have one numbering": (EffectsHook, "record", _one_recorder),
+    "all have one numbering": (EffectsHook, "record", _same_recorder),
     "keys depend on the process": (EffectsHook, "load_state_dict", _name_by_process),
 }
 

@@ -56,7 +56,7 @@ async def test_which_steps_are_saved(
     hook = saving(tmp_path / "here", every=ah.Every(steps=2), background=background, **options)
     await train(array_graph(), [hook], runs)
     assert await on_disk(tmp_path / "here") == steps
-    assert (hook.saved, hook.failed, hook.skipped) == (len(steps), 0, 0)
+    assert (hook.saved, hook.failed) == (len(steps), 0)
     assert (hook.latest is None) == (not steps)
     assert hook.latest is None or hook.latest.step == steps[-1]
 
@@ -240,28 +240,6 @@ async def test_one_is_written_at_a_time(tmp_path: Path, background: bool) -> Non
     assert await on_disk(tmp_path) == [1, 2][: 1 + background]
 
 
-async def test_a_busy_writer_may_be_skipped(tmp_path: Path) -> None:
-    """With "skip" no run waits; the save is tried again after each run until there is no write."""
-    saver, listener = HeldSaver(tmp_path), Listener()
-    hook = saving(
-        saver,
-        every=ah.Every(steps=3),
-        listeners=[listener],
-        on_busy="skip",
-        save_on_begin=False,
-        save_on_end=False,
-    )
-    async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
-        await make_runs(session, 7, "train")
-        assert (saver.began, hook.skipped) == ([3], 2)  # after 6 and after 7
-        saver.let()
-        await listener.wait_saved(3)
-        await session.run("train")
-        assert (saver.began, hook.skipped) == ([3, 8], 2)
-        saver.let()
-    assert await on_disk(tmp_path) == [3, 8]
-
-
 async def test_a_run_during_a_write_does_not_suspend(tmp_path: Path) -> None:
     """Where steps never wait, a step during a write costs what any other step does: no turn of the
     event loop.
@@ -356,9 +334,8 @@ async def test_a_session_that_begins_without_what_is_there(
     await train(array_graph(), [saving(tmp_path)], 3)
     assert caplog.messages == []
     faults = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-    await train(
-        array_graph(), [faults, saving(tmp_path, on_save_error="log")], 2, recovery=NO_BACKOFF
-    )
+    hook = ah.configure(saving(tmp_path), on_error="log")
+    await train(array_graph(), [faults, hook], 2, recovery=NO_BACKOFF)
     (warning,) = [message for message in caplog.messages if "checkpoint" in message]
     assert (
         f"{tmp_path} has a checkpoint of step 3, and this session begins at step 0 without it"

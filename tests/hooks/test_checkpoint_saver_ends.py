@@ -85,27 +85,23 @@ async def test_a_failed_save_is_raised_or_logged(
     outcome: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """With "raise" the first one ends the session; with "log" none does, and the next one tries
-    again.
+    """With `on_error="raise"` the first one ends the session; with "log" none does, and the next
+    one tries again.
     """
     saver = HeldSaver(tmp_path, *(disk_full_error() if one else None for one in full), held=False)
-    hook = saving(saver, background=False, on_save_error=tolerated)
+    hook = saving(saver, background=False)
     ends = tolerated == "raise"
     with (
         pytest.raises(ah.errors.CheckpointError, match="the disk is full")
         if ends
         else contextlib.nullcontext() as caught
     ):
-        await train(array_graph(), [hook], runs)
+        await train(array_graph(), [ah.configure(hook, on_error=tolerated)], runs)
     assert caught is None or not any(
         "and then" in note for note in caught.value.__notes__
     )  # it is raised once
     assert (await on_disk(tmp_path), hook.saved, hook.failed) == outcome
-    failed = [step for step, one in enumerate(full) if one][: outcome[2] - ends]
-    assert [(record.getMessage(), record.exc_info is not None) for record in caplog.records] == [
-        (f"saving step {step} failed; continuing, because of on_save_error", True)
-        for step in failed
-    ]
+    assert ("CheckpointSaverHook.after_run" in caplog.text) != ends
     await saver.aclose()
 
 

@@ -91,10 +91,8 @@ class Failing(ah.CheckpointSaverListener):
 async def test_an_error_of_a_listener_is_raised(
     tmp_path: Path, listener: ah.CheckpointSaverListener, says: str, steps: list[int]
 ) -> None:
-    """Before a save in that run, which is not saved; after one in the next at the latest, whatever
-    `on_save_error`.
-    """
-    hook = saving(tmp_path, listeners=[listener], on_save_error="log")
+    """Before a save in that run, which is not saved; after one in the next at the latest."""
+    hook = saving(tmp_path, listeners=[listener])
     session = ah.AsyncMonitoredSession(array_graph(), [hook])
 
     async def body(session: ah.AsyncMonitoredSession) -> None:

@@ -113,7 +113,7 @@ async def test_training_continues_during_a_write(tmp_path: Path) -> None:
         weights.step, scaffold=ah.Scaffold(tracked={"weights": weights})
     )
     hook = ah.CheckpointSaverHook(
-        saver, every=ah.Every(steps=2), save_on_begin=False, save_on_end=False, on_busy="skip"
+        saver, every=ah.Every(at=(2,)), save_on_begin=False, save_on_end=False
     )
     async with saver, ah.AsyncMonitoredSession(creator, [hook]) as session:
         await make_runs(session, 5, "step")
@@ -218,7 +218,7 @@ async def test_shards_are_refused_when_the_session_is_made(
     creator = ah.ChiefSessionCreator(
         step, scaffold=ah.Scaffold(tracked={"model": make()}), checkpoint_dir=tmp_path
     )
-    hook = ah.CheckpointSaverHook(save_on_begin=False, on_save_error="log")
+    hook = ah.CheckpointSaverHook(save_on_begin=False)
     with pytest.raises(InvalidArgumentError, match=message + ".*torch.distributed.checkpoint"):
         await run_session(ah.AsyncMonitoredSession(creator, [hook]), 1, "step")
     assert steps == 0

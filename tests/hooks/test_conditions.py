@@ -37,7 +37,6 @@ def seldom_waiting(folder: Path, made_of: Any = lambda cls: cls) -> list[ah.Sess
         made_of(EvaluatorHook)(evaluate, every=TENTH),
         made_of(ah.JSONLinesHook)(folder / "losses.jsonl", ["loss"]),
         made_of(ah.GlobalStepWaiterHook)(0),
-        made_of(ah.VersionGateHook)(ah.MemoryStepStore(), max_lag=1000),
         made_of(ah.LambdaHook)(after_run=notify, every=TENTH),
         made_of(ah.LoggingHook)(["loss"], every=TENTH),
         made_of(ah.StopAtStepHook)(last_step=25),
@@ -102,12 +101,12 @@ async def test_a_condition_changes_nothing_else(tmp_path: Path) -> None:
                 while not session.should_stop():
                     await session.run("train")
                     assert hooks[1].pending == ()
-        saver, evaluator, _, waiter, gate, *_ = hooks
+        saver, evaluator, _, waiter, *_ = hooks
         records = without_time(folder / "losses.jsonl")
-        attributes = saver.saved, evaluator.results, waiter.started_at, gate.ahead, gate.lag
+        attributes = saver.saved, evaluator.results, waiter.started_at
         return attributes, records
 
     asked, called = await outcome("asked", lambda cls: cls), await outcome("called", called_always)
     assert asked == called
-    assert asked[0] == (3, {10: 0, 20: 0, 25: 0}, 0, 24, 0)
+    assert asked[0] == (3, {10: 0, 20: 0, 25: 0}, 0)
     assert len(asked[1]) == 25

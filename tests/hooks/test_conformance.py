@@ -69,7 +69,6 @@ HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
     "StopAtStepHook": lambda _: ah.StopAtStepHook(num_steps=2),
     "StopAtTimeHook": lambda _: ah.StopAtTimeHook(secs=3600),
     "SummarySaverHook": lambda folder: ah.SummarySaverHook(folder, ["loss"], every=EVERY_RUN),
-    "VersionGateHook": lambda _: ah.VersionGateHook(versions(), max_lag=10),
     "WatchdogHook": lambda _: ah.WatchdogHook(3600),
 }
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,11 @@ pytestmark = pytest.mark.every_python
     [
         ({}, [4, 8, 10]),
         ({"at_begin": True}, [0, 4, 8, 10]),
+        ({"every": ah.Every(steps=1), "max_results": 3}, [8, 9, 10]),
         ({"at_end": False}, [4, 8]),
         ({"every": ah.Every(steps=5)}, [5, 10]),
         ({"every": ah.Every(steps=100)}, [10]),
         ({"every": ah.Every(at=(3, 7)), "at_end": False}, [3, 7]),
-        ({"every": ah.Every(steps=1), "max_results": 3}, [8, 9, 10]),
     ],
 )
 async def test_which_steps_are_evaluated(
@@ -128,21 +127,6 @@ async def test_snapshot(mode: Any) -> None:
         for _ in range(5):
             await session.run("step")
     assert hook.results == {2: {"weight": 2}, 4: {"weight": 4}}
-
-
-@both_modes
-async def test_a_blocking_function_in_a_thread(mode: Any) -> None:
-    """With `thread` a plain function is called in a worker thread."""
-    threads: set[int] = set()
-
-    def evaluate(evaluation: Evaluation) -> Any:
-        threads.add(threading.get_ident())
-        return evaluation.variables["total"]
-
-    hook = EvaluatorHook(evaluate, every=ah.Every(steps=2), mode=mode, thread=True)
-    assert await results_of(hook, 4) == {2: 2, 4: 4}
-    assert threads
-    assert threading.get_ident() not in threads
 
 
 # -- none is skipped, and their number is bounded
@@ -272,14 +256,10 @@ async def test_results_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     ] == ["evaluation at step 1: {'accuracy': 0.125, 'count': 5} (2.000 sec)"]
 
 
-def test_a_function_of_the_other_kind_is_refused() -> None:
-    """A plain function is for a thread, and a coroutine function is not."""
-    with refused(
-        ah.errors.InvalidHookError, "not a coroutine function; write it as `async def`, or give"
-    ):
-        EvaluatorHook(lambda evaluation: 1, every=ah.Every(steps=1))
-    with refused(ah.errors.InvalidHookError, "cannot run in a thread; leave out thread=True"):
-        EvaluatorHook(total, every=ah.Every(steps=1), thread=True)
+def test_a_plain_function_is_refused() -> None:
+    """A function that blocks is called in a thread by its caller."""
+    with refused(ah.errors.InvalidHookError, "not a coroutine function; write it as `async def`"):
+        EvaluatorHook(lambda evaluation: 1, every=ah.Every(steps=1))  # type: ignore[arg-type, return-value]
     assert repr(EvaluatorHook(total, every=ah.Every(steps=1))).endswith(
         "at=(), after=0), 'inline', evaluated step None)"
     )

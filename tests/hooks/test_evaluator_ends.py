@@ -183,7 +183,7 @@ async def test_an_error_that_is_not_raised_is_logged(caplog: pytest.LogCaptureFi
 
     with pytest.raises(KeyError, match="body"):
         await run_block(counting(hook), body)
-    assert "the evaluation at step 1 had failed" in caplog.text
+    assert "raised by the evaluation at step 1" in caplog.text
     assert "KeyError: 'mine'" in caplog.text
 
 

@@ -166,7 +166,7 @@ class Full:
 
 def test_a_failed_write_leaves_no_part_of_a_line(path: Path) -> None:
     """A partial line on a full disk is removed, so that the next one is a line of its own."""
-    file = _RecordFile(str(path), fsync=True)
+    file = _RecordFile(str(path))
     file.append([{"step": 1}])
     real = file._file
     file._file = Full(real, 5)  # type: ignore[assignment]
@@ -178,14 +178,13 @@ def test_a_failed_write_leaves_no_part_of_a_line(path: Path) -> None:
     assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
 
 
-@pytest.mark.parametrize(("fsync", "count"), [(True, 4), (False, 1)])
-async def test_fsync(path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool, count: int) -> None:
-    """With `fsync` the file is synced after each write; without it at the end."""
+async def test_the_file_is_synced_at_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and not after each write."""
     synced: list[int] = []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda number: (synced.append(number), real(number))[1])
-    await train(JSONLinesHook(path, ["loss"], fsync=fsync, max_queue=1), runs=3)
-    assert len(synced) == count
+    await train(JSONLinesHook(path, ["loss"]), runs=3)
+    assert len(synced) == 1
 
 
 async def test_two_writers_of_one_file(path: Path) -> None:

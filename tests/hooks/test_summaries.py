@@ -206,11 +206,10 @@ def test_nothing_is_written_after_a_torn_record(tmp_path: Path) -> None:
     assert scalars(tmp_path, "loss")[-1] == (3, 3.0)
 
 
-async def test_the_queue_is_bounded(tmp_path: Path) -> None:
+async def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for one record, each run waits for the previous record, and all are written."""
-    await run(
-        SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1), max_queue=1), "train", 20
-    )
+    monkeypatch.setattr(SummarySaverHook, "_max_queue", 1)
+    await run(SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1)), "train", 20)
     assert scalars(tmp_path, "total") == [(step, step - 1) for step in range(1, 21)]
 
 

@@ -149,13 +149,13 @@ def other(gate: Gate, folder: Path) -> ah.SessionRunHook:
 @pytest.mark.parametrize(
     ("make", "limits", "phase", "secs"),
     [
-        (saving, {"save_secs": 60}, "save", 60),
-        (evaluating, {"evaluation_secs": 300}, "evaluation", 300),
-        (evaluating, {"evaluation_secs": math.inf}, None, 1000),
+        (saving, {}, "first step", 10),
+        (evaluating, {"first_step_secs": 300}, "first step", 300),
+        (evaluating, {"first_step_secs": math.inf}, None, 1000),
         (other, {}, "first step", 10),
     ],
 )
-async def test_hooks_with_limits_of_their_own(
+async def test_hooks_that_hold_up_a_step(
     make: Any,
     limits: dict[str, Any],
     phase: str | None,
@@ -163,9 +163,7 @@ async def test_hooks_with_limits_of_their_own(
     clock: ManualClock,
     tmp_path: Path,
 ) -> None:
-    """A step that is held up by a save or an evaluation has that limit, and none if it is
-    infinite.
-    """
+    """A save or an evaluation has the limit of its step, and none if that is infinite."""
     gate = Gate()
     watchdog = WatchdogHook(10, **limits)
     async with doubling(watchdog, make(gate, tmp_path)) as session:

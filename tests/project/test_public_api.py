@@ -93,8 +93,7 @@ SIGNATURES: dict[str, str | None] = {
     "checkpoint.Checkpoint": None,
     "CheckpointSaverHook": (
         "(checkpoint_dir=None, *, every=<Every>, listeners=(), metrics=None, background=True,"
-        " on_busy='wait', save_on_begin=True, save_on_end=True, save_on_error=False,"
-        " on_save_error='raise')"
+        " save_on_begin=True, save_on_end=True, save_on_error=False)"
     ),
     "CheckpointSaverListener": "()",
     "CheckpointSaverListener.begin": "async (self)",
@@ -145,14 +144,14 @@ SIGNATURES: dict[str, str | None] = {
     "effect": "(kind, payload=None, *, recorder=None)",
     "session.EffectStatus": None,
     "EffectsHook": (
-        "(handlers, *, when='checkpoint', run=None, max_pending=1000, backoff=<Backoff>,"
+        "(handlers, *, run, when='checkpoint', max_pending=1000, backoff=<Backoff>,"
         " drain_secs=10.0)"
     ),
     "hooks.Evaluation": None,
     "hooks.Evaluation.run": "async (self, fetches, feed_dict=None)",
     "EvaluatorHook": (
         "(eval_fn, *, every, mode='inline', at_begin=False, at_end=True,"
-        " max_pending=1, snapshot=None, on_result=None, max_results=1000, thread=False, name=None)"
+        " max_pending=1, snapshot=None, on_result=None, max_results=1000, name=None)"
     ),
     "Every": "(*, steps=None, secs=None, at=(), after=0)",
     "Every.timer": "(self)",
@@ -182,7 +181,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.HookTimingHook": "(*, warn_secs=0.1)",
     "hooks.HookTimingHook.statistics": "(self)",
     "hooks.HookTimingHook.report": "(self)",
-    "JSONLinesHook": ("(path, values, *, every=<Every>, max_queue=1000, fsync=False)"),
+    "JSONLinesHook": ("(path, values, *, every=<Every>)"),
     "checkpoint.KeepBest": "(k, metric, mode='min')",
     "checkpoint.KeepEvery": "(steps)",
     "checkpoint.KeepNewest": "(n=5)",
@@ -259,10 +258,7 @@ SIGNATURES: dict[str, str | None] = {
     "session.SessionStatus": None,
     "SignalPolicy": ("(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None)"),
     "hooks.Stall": None,
-    "WatchdogHook": (
-        "(step_secs, *, first_step_secs=None, save_secs=None, evaluation_secs=None,"
-        " wait_secs=None, on_stall='report')"
-    ),
+    "WatchdogHook": ("(step_secs, *, first_step_secs=None, wait_secs=None, on_stall='report')"),
     "checkpoint.Stateful": None,
     "checkpoint.Stateful.state_dict": "(self)",
     "checkpoint.Stateful.load_state_dict": "(self, state, /)",
@@ -293,8 +289,8 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.wait_initialised": "async (self, timeout=None)",
     "StepStore.flush": "async (self, timeout=None)",
     "StopAtStepHook": "(*, num_steps=None, last_step=None)",
-    "StopAtTimeHook": "(*, secs=None, deadline=None)",
-    "SummarySaverHook": ("(output_dir, values, *, every=<Every>, max_queue=1000)"),
+    "StopAtTimeHook": "(secs)",
+    "SummarySaverHook": ("(output_dir, values, *, every=<Every>)"),
     "graph.Variable": None,
     "version_gate.Ticket": None,
     "version_gate.Ticket.drop": "(self)",
@@ -309,7 +305,6 @@ SIGNATURES: dict[str, str | None] = {
     "VersionGate.admit_nowait": "(self)",
     "VersionGate.lag_of": "(self, position)",
     "VersionGate.statistics": "(self)",
-    "VersionGateHook": "(versions, *, max_lag, timeout=None)",
     "Variables": "()",
     "Variables.ready": "property",
     "Variables.wait_ready": "async (self, timeout=None)",

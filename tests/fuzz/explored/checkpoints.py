@@ -162,12 +162,6 @@ async def saved_on_error(fixture: CheckpointFixture) -> None:
     await fixture.train(fixture.session(hook))
 
 
-@checkpoint_scenario("checkpoints that are skipped while one is written", hooks=0)
-async def skipped(fixture: CheckpointFixture) -> None:
-    hook = ah.CheckpointSaverHook(every=EVERY_STEP, on_busy="skip", save_on_begin=False)
-    await fixture.train(fixture.session(hook), runs=4)
-
-
 @checkpoint_scenario("continues from a checkpoint", hooks=0)
 async def resumed(fixture: CheckpointFixture) -> None:
     await fixture.train(

@@ -1,4 +1,4 @@
-"""Scenarios with evaluations, inline, in the background and in threads; and with a watchdog over a
+"""Scenarios with evaluations, inline and in the background; and with a watchdog over a
 session that stalls.
 """
 
@@ -22,8 +22,14 @@ class WatchedEvaluator(ah.EvaluatorHook):
 
     probe: Probe
 
-    async def _work(self, *args: Any) -> None:
-        await self.probe.watch("worker", super()._work, *args)
+    def _reset(self) -> None:
+        super()._reset()
+        work = self._queue._work
+
+        async def watched_work(*args: Any) -> None:
+            await self.probe.watch("worker", work, *args)
+
+        self._queue._work = watched_work  # type: ignore[method-assign]
 
 
 def evaluator(fixture: Fixture, **options: Any) -> WatchedEvaluator:
@@ -74,18 +80,6 @@ async def background(fixture: Fixture) -> None:
 async def failing(fixture: Fixture) -> None:
     fixture.actions["evaluate"] = fixture.actions["evaluation"] = fails(Broken)
     await train(fixture, evaluator(fixture, mode="background" if fixture.seed % 2 else "inline"))
-
-
-@scenario("an evaluation in a thread", hooks=1)
-async def to_thread(fixture: Fixture) -> None:
-    def evaluate(evaluation: ah.hooks.Evaluation) -> int:
-        return evaluation.step
-
-    hook = ah.EvaluatorHook(
-        evaluate, every=EVERY_STEP, thread=True, mode="background" if fixture.seed % 2 else "inline"
-    )
-    await train(fixture, hook)
-    check_every_step_evaluated(fixture, hook)
 
 
 @scenario("an evaluation continues after a recovery", hooks=1, creator=True, vanishing=True)

@@ -566,11 +566,11 @@ async def place_at_the_gate_is_lost(fixture: Fixture) -> None:
 
 
 class EvaluationDroppingHook(WatchedEvaluator):
-    async def _evaluate_first(self) -> None:
+    async def _evaluate(self, evaluation: ah.hooks.Evaluation) -> None:
         try:
-            await super()._evaluate_first()
+            await super()._evaluate(evaluation)
         except asyncio.CancelledError:
-            self._pending.popleft()
+            self._queue.items.popleft()
             raise
 
 

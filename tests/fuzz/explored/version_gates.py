@@ -196,28 +196,6 @@ async def until_stop(fixture: Fixture) -> None:
             await fixture.run(session)
 
 
-@scenario("a hook bounds the lag", hooks=1, parallel=True)
-async def gate_hook(fixture: Fixture) -> None:
-    versions = ah.MemoryStepStore()
-
-    async def publish() -> None:
-        with versions.publisher("trainer"):
-            for _ in range(3):
-                await fixture.pause("publish", 1)
-                await versions.advance()
-
-    async def train() -> None:
-        async with fixture.open(
-            hooks=[ah.VersionGateHook(versions, max_lag=0), *fixture.hooks]
-        ) as session:
-            for _ in range(3):
-                await fixture.run(session)
-
-    await fixture.run_together(session=train, helper_trainer=publish)
-    if versions.statistics().waiting:
-        fixture.add_violation("leak: the versions are still waited for")
-
-
 @store_scenario("a gate between processes", parallel=True)
 async def between_processes(fixture: StoreFixture) -> None:
     """The trainer is in another process than the producers."""
