@@ -16,7 +16,6 @@ from aiohooks import checkpoint
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
-    check_callable,
     check_choice,
     check_instance,
     check_mapping,
@@ -203,7 +202,6 @@ class Scaffold:
         tracked: objects that change themselves, such as a torch module, its optimizer, a data
             loader or a `RandomState`, by name; their `state_dict` is saved in checkpoints, and
             given to their `load_state_dict` when a session is restored.
-        copy_from_scaffold: another scaffold, whose functions replace missing ones of this one.
     """
 
     init_fn: SessionFn | None = None
@@ -211,16 +209,11 @@ class Scaffold:
     local_init_fn: SessionFn | None = None
     ready_fn: SessionFn | None = None
     tracked: Mapping[str, Stateful] | None = None
-    copy_from_scaffold: dataclasses.InitVar[Scaffold | None] = None
 
-    def __post_init__(self, copy_from_scaffold: Scaffold | None) -> None:
-        check_instance(copy_from_scaffold, Scaffold, "copy_from_scaffold", optional=True)
-        for part in dataclasses.fields(self):
-            name = part.name
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, getattr(copy_from_scaffold, name, None))
+    def __post_init__(self) -> None:
+        for name in ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn"):
             value = getattr(self, name)
-            if name != "tracked" and value is not None and not is_coroutine_function(value):
+            if value is not None and not is_coroutine_function(value):
                 raise InvalidArgumentError(
                     f"{name} is {value!r}; give a coroutine function (`async def`) that takes the"
                     " session"
@@ -259,15 +252,8 @@ class _Creator:
         scaffold: Scaffold | None,
         global_step: StepStore | None,
         variables: Variables | None,
-        session_factory: Callable[..., Session],
     ) -> None:
         """Check the arguments of a creator; parts that are None are made."""
-        check_callable(session_factory, "session_factory")
-        if is_coroutine_function(session_factory):
-            raise InvalidArgumentError(
-                f"session_factory is {session_factory!r}, a coroutine function; give a subclass of"
-                " Session or a plain function, and await in the functions of a Scaffold"
-            )
         check_instance(scaffold, Scaffold, "scaffold", optional=True)
         check_instance(global_step, StepStore, "global_step", optional=True)
         check_instance(variables, Variables, "variables", optional=True)
@@ -275,7 +261,6 @@ class _Creator:
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
         self._scaffold = scaffold or Scaffold()
         self._variables = Variables() if variables is None else variables
-        self._session_factory = session_factory
 
     async def _new_session(
         self, what: str, initialize: Callable[[Session], Awaitable[None]] | None = None
@@ -283,26 +268,8 @@ class _Creator:
         """Make a session, let it be initialized, and check that it is ready after `what`; close it
         again if that fails.
         """
-        factory = self._session_factory
-        session: object = factory(
-            self.graph, global_step=self.global_step, variables=self._variables
-        )
-        if not isinstance(session, Session):
-            raise InvalidArgumentError(
-                f"session_factory={factory!r} returned {session!r}; return a Session, or give a"
-                " subclass of it"
-            )
+        session = Session(self.graph, global_step=self.global_step, variables=self._variables)
         try:
-            has_parts = (
-                session.graph is self.graph
-                and session.global_step is self.global_step
-                and session.variables is self._variables
-            )
-            if not has_parts:
-                raise InvalidArgumentError(
-                    f"session_factory={factory!r} returned a session of another graph, step store"
-                    " or variables than it was given; pass them to Session"
-                )
             if initialize is not None:
                 await initialize(session)
             scaffold = self._scaffold
@@ -341,7 +308,6 @@ class ChiefSessionCreator(_Creator):
         global_step: StepStore | None = None,
         variables: Variables | None = None,
         lead: bool = True,
-        session_factory: Callable[..., Session] = Session,
     ) -> None:
         """Create no session yet.
 
@@ -355,10 +321,8 @@ class ChiefSessionCreator(_Creator):
             variables: the values of the variables; likewise.
             lead: whether to lead the run in a step store for several processes. False for peers
                 without a chief.
-            session_factory: a subclass of `Session`, or a plain function that returns a session,
-                called once for each: `session_factory(graph, global_step=..., variables=...)`.
         """
-        super().__init__(graph, scaffold, global_step, variables, session_factory)
+        super().__init__(graph, scaffold, global_step, variables)
         saver = checkpoint_dir
         if saver is not None and not isinstance(saver, checkpoint.Saver):
             saver = checkpoint.Saver(saver)
@@ -381,8 +345,6 @@ class ChiefSessionCreator(_Creator):
             CheckpointError: the checkpoints cannot be read, or another process writes there
                 (`CheckpointBusyError`).
             StoreUnavailableError: the engine of the step store cannot be reached.
-            InvalidArgumentError: the `session_factory` returned something else than a session of
-                this graph, store and variables.
         """
         values = values_of(self._variables)
         if self._needs_lead and not self._has_lead:
@@ -460,18 +422,16 @@ class WorkerSessionCreator(_Creator):
         global_step: StepStore | None = None,
         variables: Variables | None = None,
         max_wait_secs: float | None = 1800.0,
-        session_factory: Callable[..., Session] = Session,
     ) -> None:
         """Create no session yet. `max_wait_secs` limits the wait (None: no limit).
 
-        `graph`, `scaffold`, `global_step`, `variables` and `session_factory` are those of
-        `ChiefSessionCreator`.
+        `graph`, `scaffold`, `global_step` and `variables` are those of `ChiefSessionCreator`.
 
         Raises:
             InvalidArgumentError: there are neither shared variables nor a store for several
                 processes.
         """
-        super().__init__(graph, scaffold, global_step, variables, session_factory)
+        super().__init__(graph, scaffold, global_step, variables)
         if variables is None and (global_step is None or global_step.inline):
             raise InvalidArgumentError(
                 "a worker waits for a chief's variables: give both the same Variables(); or, in"
@@ -490,8 +450,6 @@ class WorkerSessionCreator(_Creator):
             SessionNotReadyError: they were not ready within `max_wait_secs`.
             PublisherFailedError: the chief gave up.
             NotReadyError: the scaffold says that something is missing in the end.
-            InvalidArgumentError: the `session_factory` returned something else than a session of
-                this graph, store and variables.
         """
         finished = None
         if self._shares_variables:
@@ -590,10 +548,9 @@ class RecoveryPolicy:
 
     Args:
         on: types of errors after which the session is replaced and the run repeated.
-        max_attempts: recoveries in a row without a completed run between them.
+        max_attempts: recoveries without progress: until the step that failed, or a later one, is
+            completed.
         backoff: the pauses before them.
-        no_progress_limit: how often the same step may fail, also with earlier steps completed
-            between.
         on_lost_feeds: what to do when going back has undone steps with feeds that do not come
             again: those that are not tracked in the `Scaffold`, or have no state. "log", the
             default: a warning says how many steps are gone. "raise": `FeedsLostError` ends the
@@ -603,13 +560,10 @@ class RecoveryPolicy:
     on: tuple[type[BaseException], ...] = (AbortedError, UnavailableError)
     max_attempts: int = dataclasses.field(default=10, kw_only=True)
     backoff: Backoff = dataclasses.field(default=Backoff(), kw_only=True)
-    no_progress_limit: int = dataclasses.field(default=3, kw_only=True)
     on_lost_feeds: Literal["log", "raise"] = dataclasses.field(default="log", kw_only=True)
 
     def __post_init__(self) -> None:
-        for name in ("max_attempts", "no_progress_limit"):
-            number = checked_int(getattr(self, name), name, expected="a whole number, 0 for never")
-            object.__setattr__(self, name, number)
+        checked_int(self.max_attempts, "max_attempts", expected="a whole number, 0 for never")
         check_instance(self.backoff, Backoff, "backoff")
         check_choice(self.on_lost_feeds, "on_lost_feeds", "log", "raise")
         check_error_types(self.on, "on", Exception)
@@ -638,42 +592,37 @@ class RecoveryHistory:
 
     def __init__(self, policy: RecoveryPolicy) -> None:
         self._policy = policy
-        self._in_a_row: list[str] = []
-        self._failed_steps: list[int] = []
-        """The steps whose runs failed, since the first of them, or a later one, was completed."""
+        self._failures: list[str] = []
+        self._failed_step = 0
+        """The last step of those that have failed."""
 
     def failed(self, description: str, step: int | None) -> str | None:
         """Record a failure of the run of `step` (None: of a creation); return why to give up, or
         None to continue.
         """
-        where = "creating a session" if step is None else f"the run of step {step}"
-        self._in_a_row.append(f"{where}: {description}")
+        where = "creating a session"
         if step is not None:
-            failed = self._failed_steps
-            if failed and step > failed[0]:
-                failed.clear()
-            failed.append(step)
-            if len(failed) > (limit := self._policy.no_progress_limit):
-                return f"step {failed[0]} failed {len(failed)} times (no_progress_limit={limit})"
-        if len(self._in_a_row) > self._policy.max_attempts:
+            where = f"the run of step {step}"
+            self._failed_step = max(step, self._failed_step)
+        self._failures.append(f"{where}: {description}")
+        if len(self._failures) > self._policy.max_attempts:
             return f"{self._policy.max_attempts} attempts are used up"
         return None
 
     def completed(self, step: int) -> None:
         """Record a completed run of `step`."""
-        if self._in_a_row:
-            self._in_a_row.clear()
-        if self._failed_steps and step >= self._failed_steps[0]:
-            self._failed_steps.clear()
+        if step >= self._failed_step:
+            self._failures.clear()
+            self._failed_step = 0
 
     def pause_secs(self) -> float:
         """Return the pause before the next attempt."""
-        return self._policy.backoff.pause_secs(len(self._in_a_row))
+        return self._policy.backoff.pause_secs(len(self._failures))
 
     @property
     def failures(self) -> list[str]:
-        """The last failures since a run was completed, oldest first."""
-        return self._in_a_row[-20:]
+        """The last failures without progress, oldest first."""
+        return self._failures[-20:]
 
     def notes(self, why: str) -> list[str]:
         """Return the history, for the error that is raised."""

@@ -186,7 +186,6 @@ VALUES = [
         value("give a coroutine function", ready_for_local_init_fn="x"),
         value("give a mapping", tracked=["model"]),
         other("tracked['model'] is 5", "state_dict()", tracked={"model": 5}),
-        value("give a Scaffold", copy_from_scaffold=3),
     ),
     *refusals(
         ah.Backoff,
@@ -196,7 +195,6 @@ VALUES = [
     *refusals(
         ah.RecoveryPolicy,
         value("give a whole number, 0 for never", max_attempts=-1),
-        value("give a whole number", no_progress_limit=-1),
         value("Backoff", backoff=3),
         value("give a tuple of exception classes", on=OSError),
         value("give a tuple of exception classes", on=(OSError("x"),)),

@@ -162,7 +162,7 @@ async def test_each_element_makes_one_step_of_what_is_kept(
 
     feed, policy = (
         kind(),
-        recovery_policy(no_progress_limit=9, on_lost_feeds="raise"),
+        recovery_policy(on_lost_feeds="raise"),
     )
     behind = ah.configure(calling(fail, "after_run", "behind"), order=200)
     before, after = (
@@ -272,9 +272,7 @@ async def train_beside_requests(folder: Path) -> None:
                 async with asyncio.timeout(choose(None, 0.01, 0.015)):
                     await session.run("look")
 
-    policy = recovery_policy(
-        max_attempts=1000, no_progress_limit=1000, backoff=ah.Backoff(0.01, jitter=False)
-    )
+    policy = recovery_policy(max_attempts=1000, backoff=ah.Backoff(0.01, jitter=False))
     creator = ah.ChiefSessionCreator(
         graph, checkpoint_dir=folder, scaffold=ah.Scaffold(tracked={"feed": feed})
     )
