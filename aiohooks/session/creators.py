@@ -563,7 +563,9 @@ class RecoveryPolicy:
     on_lost_feeds: Literal["log", "raise"] = dataclasses.field(default="log", kw_only=True)
 
     def __post_init__(self) -> None:
-        checked_int(self.max_attempts, "max_attempts", expected="a whole number, 0 for never")
+        expected = "a whole number, 0 for never"
+        number = checked_int(self.max_attempts, "max_attempts", expected=expected)
+        object.__setattr__(self, "max_attempts", number)
         check_instance(self.backoff, Backoff, "backoff")
         check_choice(self.on_lost_feeds, "on_lost_feeds", "log", "raise")
         check_error_types(self.on, "on", Exception)

@@ -32,7 +32,6 @@ from aiohooks._core.activity import ENTRIES, Awaited, active, enter
 from aiohooks._core.calls import RunWaits, Wait, limited
 from aiohooks._core.cancel import current_task, running_loop, shielded, shielded_task
 from aiohooks._core.clock import (
-    LoopClock,
     current_clock,
     monotonic_now,
     quick_now,
@@ -42,7 +41,6 @@ from aiohooks._core.clock import (
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, assigned, begin_run, current_run, current_scope
 from aiohooks._core.waits import opening_until
-from aiohooks._why.blocked_loop import warn_if_blocked
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
     InvalidArgumentError,
@@ -172,8 +170,6 @@ class Lifecycle(TasksOwner):
         self._at_end = contextlib.ExitStack()
         self._closing_part: str | None = None
         """The part of the session that is being closed."""
-        self.end_watch: Callable[[], None] = lambda: None
-        """Ends the watch for a blocked loop."""
 
     def _enter_phase(self, phase: str) -> None:
         self.phase = phase
@@ -218,10 +214,6 @@ class Lifecycle(TasksOwner):
         except BaseException as error:
             await self._close_unopened(error)
         self._enter_phase("open")
-        if isinstance(current_clock(), LoopClock):
-            # The time of other clocks says nothing of how long code takes.
-            self.end_watch = warn_if_blocked()
-            self._at_end.callback(self.end_watch)
         self.turns.watch_loop()
 
     def _register_publisher(self, store: StepStore | None) -> None:

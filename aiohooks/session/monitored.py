@@ -414,9 +414,9 @@ class AsyncMonitoredSession(RequestMethods):
                 cleanly.
         """
         if WHY_VARIABLE in os.environ:
-            from aiohooks.session.why import enable_if_asked  # seldom needed
+            from aiohooks.session.why import enable_why  # seldom needed
 
-            enable_if_asked()
+            enable_why()
         await self._lifecycle.open(self._signals)
         return self
 
@@ -540,7 +540,6 @@ class AsyncMonitoredSession(RequestMethods):
     def __del__(self) -> None:
         lifecycle = getattr(self, "_lifecycle", None)
         if lifecycle is not None and lifecycle.phase in ("open", "opening"):
-            lifecycle.end_watch()
             warnings.warn(
                 f"{self!r} was never closed; use `async with`",
                 ResourceWarning,

@@ -211,7 +211,7 @@ SIGNATURES: dict[str, str | None] = {
         " on_lost_feeds='log')"
     ),
     "checkpoint.Restored": None,
-    "run": "(main, *args, why=False)",
+    "run": "(main, *args)",
     "checkpoint.Mirror": ("(url, storage_options=None, timeout_secs=60.0, backoff=<Backoff>)"),
     "checkpoint.MirrorStatus": None,
     "Saver": ("(checkpoint_dir, *, keep=<KeepNewest>, read_only=False, mirror=None)"),
