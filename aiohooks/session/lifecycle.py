@@ -82,9 +82,9 @@ from aiohooks.session.signals import StopOnSignal
 from aiohooks.session.status import (
     CLOSING,
     SessionStatus,
-    descriptions_of,
     opening_events,
     status_of,
+    summary_of,
 )
 from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
@@ -154,9 +154,9 @@ class Lifecycle(TasksOwner):
         self._has_hurried = False
         """Whether an attempt was made without a pause, after a stop."""
         self.gave_up: BaseException | None = None
-        """The error with which recovery gave up; no run can begin any more."""
-        self.failed_with: Exception | None = None
-        """The error with which the session has ended; None if it ended cleanly."""
+        """The error with which recovery gave up, or the session has ended; no run can begin any
+        more.
+        """
         self.history: RecoveryHistory = RecoveryHistory(policy)
         self._creator = creator
         self._monitor = Monitor(
@@ -661,7 +661,7 @@ class Lifecycle(TasksOwner):
     def _note_outcome(self, outcome: BaseException | None) -> None:
         """Keep the error with which the session has failed, for its status."""
         if isinstance(outcome, Exception) and not is_clean_end(outcome):
-            self.failed_with = outcome
+            self.gave_up = outcome
 
     async def _wait_until_closed(self, error: BaseException | None) -> None:
         """Wait until another task has ended the session.
@@ -967,7 +967,7 @@ class Lifecycle(TasksOwner):
         return Awaited(
             "session",
             self.requests.label,
-            ", ".join(descriptions_of(self)),
+            summary_of(self),
             lambda: tasks,
             self if self._publisher is None else self._publisher.key,
             needs="any" if runner is None else "all",  # other tasks may run it
