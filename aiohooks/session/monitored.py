@@ -46,7 +46,6 @@ from aiohooks._core.validate import (
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
-    FetchError,
     InvalidArgumentError,
     SessionClosedError,
     StopRequestedError,
@@ -287,12 +286,8 @@ class AsyncMonitoredSession(RequestMethods):
         merged = hooks.merger.merge(request, requests)
         if context.effects:
             context.effects_before_run = len(context.effects)
-        try:
-            # All or nothing: it commits at its end.
-            values = await lifecycle.run_raw(waits, merged)
-        except FetchError as error:
-            hooks.merger.note_owners(error, requests)
-            raise
+        # All or nothing: it commits at its end.
+        values = await lifecycle.run_raw(waits, merged)
         scope.committed = context.committed = True
         result, answers = hooks.merger.split(merged, values)
         context.global_step = session.committed_step
@@ -409,7 +404,6 @@ class AsyncMonitoredSession(RequestMethods):
         """Call the hooks' `begin`, create the raw session, and pass it to the hooks.
 
         Raises:
-            InvalidHookError: a hook is used in another session, which is open.
             BaseException: the error of a hook or of the creation, also one that would end the block
                 cleanly.
         """

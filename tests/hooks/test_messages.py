@@ -28,11 +28,6 @@ class Plain:
             ah.errors.InvalidArgumentError,
             ("Every(steps=100)", "Every(secs=100)"),
         ),
-        (
-            lambda: counting(Plain()),
-            ah.errors.InvalidHookError,
-            ("Plain object>, which is not a SessionRunHook",),
-        ),
     ],
 )
 def test_the_cure_is_named(make: Callable[[], Any], error: Any, parts: tuple[str, ...]) -> None:

@@ -384,20 +384,6 @@ async def test_lost_feeds_may_end_the_session(tmp_path: Path, kind: str) -> None
     assert isinstance(caught.value.__cause__, ah.UnavailableError)
 
 
-async def test_tracked_objects_in_memory_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    """What changes itself may be changed in part when a run fails; the feeds of a loop are not."""
-    feed = Feed()
-    creator, policy = (
-        training(fails_once(("step", 3)), None, feed=feed, model=Feed()),
-        recovery_policy(),
-    )
-    async with ah.AsyncMonitoredSession(creator, recovery=policy) as session:
-        await use_up(session.steps("train", feeds=feed, prefetch=2))
-        assert await session.run("seen") == ALL
-    (message,) = [one for one in caplog.messages if "recovering from" not in one]
-    assert "continues with the tracked objects 'model' as the failed run has left them" in message
-
-
 @pytest.mark.parametrize(
     ("failing", "undone"), [(7, "2 steps are undone"), (6, "1 step is undone")]
 )
