@@ -16,7 +16,7 @@ import contextvars
 import copy
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -731,12 +731,12 @@ class Coordinator(RequestMethods):
             )
         await self._wait_for(lambda: not self.tasks or self.should_stop())
         try:
-            await self.end_tasks(
-                stop_grace_period_secs,
-                stop_grace_period_secs,
-                f"a stop was requested: {self.stop_reason}",
-                "joining",
-            )
+            with long_wait_log(f"{self.requests.label}, joining", self.descriptions):
+                await self.end_tasks(
+                    stop_grace_period_secs,
+                    stop_grace_period_secs,
+                    f"a stop was requested: {self.stop_reason}",
+                )
         finally:
             if not (self._whole.closed or self._has_no_caller):
                 self._ending = None
@@ -745,29 +745,26 @@ class Coordinator(RequestMethods):
         self.raise_requested_exception()
 
     async def end_tasks(
-        self, stop_grace_secs: float, cancel_grace_secs: float, reason: str, occasion: str
+        self, stop_grace_secs: float, cancel_grace_secs: float, reason: str
     ) -> None:
         """Wait `stop_grace_secs`, if not 0, for all tasks, cancel them, wait `cancel_grace_secs`,
-        then warn; a wait of more than a second is logged.
+        then warn.
 
         Tasks that they start meanwhile are part of it. `reason` is the message of the cancellation.
         """
         if not self.all_tasks:
             return
-        label = f"{self.requests.label}, {occasion}"
-        with long_wait_log(label, self.descriptions):
-            await self._wait_for_tasks(stop_grace_secs, label)
-            self.cancel_tasks(reason)
-            has_ended = await self._wait_for(self._is_idle, cancel_grace_secs)
-        if not has_ended:
+        await self._wait_for_tasks(stop_grace_secs)
+        self.cancel_tasks(reason)
+        if not await self._wait_for(self._is_idle, cancel_grace_secs):
             logger.warning(
                 "%s: still active %s s after their cancellation: %s",
-                label,
+                self.requests.label,
                 cancel_grace_secs,
-                "; ".join(self.descriptions().values()),
+                self.descriptions(),
             )
 
-    async def _wait_for_tasks(self, secs: float, label: str) -> None:
+    async def _wait_for_tasks(self, secs: float) -> None:
         """Wait `secs` for all tasks, or until all that remain wait for queues, and have done so
         since the look before: none of them can wake another, and no other code has.
         """
@@ -785,8 +782,8 @@ class Coordinator(RequestMethods):
             if None not in waits.values() and waits == waits_before:
                 logger.info(
                     "%s: cancelled early, as no other task is left that uses their queues: %s",
-                    label,
-                    "; ".join(self.descriptions().values()),
+                    self.requests.label,
+                    self.descriptions(),
                 )
                 return
             waits_before = waits
@@ -794,9 +791,9 @@ class Coordinator(RequestMethods):
     def _is_idle(self) -> bool:
         return not self.all_tasks
 
-    def descriptions(self) -> dict[object, str]:
-        """Return what each task does."""
-        return {activity.task: str(activity) for activity in background_activities(self.all_tasks)}
+    def descriptions(self) -> str:
+        """Return what the tasks do."""
+        return "; ".join(map(str, background_activities(self.all_tasks)))
 
     def cancel_tasks(self, reason: str) -> None:
         """Cancel all tasks, each once; no other can be started from now on."""
@@ -1117,20 +1114,19 @@ def _queue_wait(task: Task) -> object:
     return waiter if is_waiting else None
 
 
-def long_wait_log(waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> WaitLog:
-    """Return a block whose wait is logged after a second, and again when it waits for other things.
+def long_wait_log(waiter: str, describe: Callable[[], object]) -> WaitLog:
+    """Return a block whose wait is logged after 1, 2, 4 and so on seconds.
 
     Args:
         waiter: the beginning of the message: the waiter and the occasion.
-        waits_for: returns the awaited things, with a description of each.
+        describe: returns what is awaited.
     """
-    logged: set[object] = set()
+    due_secs = _NOTICE_SECS
 
-    def log_if_new(secs: float) -> None:
-        awaited = waits_for()
-        if not logged.issuperset(awaited):
-            logged.update(awaited)
-            descriptions = "; ".join(awaited.values())
-            logger.warning("%s: has waited %s for %s", waiter, secs_text(secs), descriptions)
+    def report(secs: float) -> None:
+        nonlocal due_secs
+        if secs >= due_secs:
+            due_secs *= 2
+            logger.warning("%s: has waited %s for %s", waiter, secs_text(secs), describe())
 
-    return WaitLog(_NOTICE_SECS, log_if_new)
+    return WaitLog(_NOTICE_SECS, report)

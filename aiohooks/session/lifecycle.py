@@ -80,7 +80,6 @@ from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.hook_set import HookSet
 from aiohooks.session.signals import StopOnSignal
 from aiohooks.session.status import (
-    CLOSING,
     SessionStatus,
     opening_events,
     status_of,
@@ -168,8 +167,6 @@ class Lifecycle(TasksOwner):
         self.phase_began_at: float | None = None
         self._is_closed = asyncio.Event()
         self._at_end = contextlib.ExitStack()
-        self._closing_part: str | None = None
-        """The part of the session that is being closed."""
 
     def _enter_phase(self, phase: str) -> None:
         self.phase = phase
@@ -595,7 +592,8 @@ class Lifecycle(TasksOwner):
             await self.hooks.background.finish(self.grace_secs)
         await self.feeds.stop_reading()
         coordinator.disown("its session was replaced")
-        await coordinator.end_tasks(0, self.grace_secs, reason, "recovering")
+        with long_wait_log(f"{label}, recovering", coordinator.descriptions):
+            await coordinator.end_tasks(0, self.grace_secs, reason)
         try:
             await session.aclose()
         except Exception as error:
@@ -691,7 +689,7 @@ class Lifecycle(TasksOwner):
         # A hook that closes the session would deadlock.
         scope = begin_run(self, None if outer is None else outer.publisher)
         try:
-            with long_wait_log(f"{self.requests.label}, closing", self._awaited_at_end):
+            with long_wait_log(f"{self.requests.label}, closing", self.status):
                 yield
         finally:
             scope.active = False
@@ -796,23 +794,23 @@ class Lifecycle(TasksOwner):
         publisher = self._publisher
         self._publisher = None
         # First, as other sessions wait for steps that this one does not make any more.
-        with self._part("its publisher", errors):
+        with _part(errors):
             if publisher is not None:
                 publisher.close(errors.primary or self.gave_up)
         # Tasks use the raw session, and hooks use tasks, session and store until their `close`.
-        with self._part(None, errors):
+        with _part(errors):
             await self._end_tasks(errors)
         session = self.session
         self.session = None
-        with self._part("the raw session", errors):
+        with _part(errors):
             if session is not None:
                 await session.aclose()
-        with self._part("the hooks", errors):
+        with _part(errors):
             await self.hooks.close(errors.primary or self.gave_up, errors.others)
-        with self._part("its creator", errors):
+        with _part(errors):
             if isinstance(self._creator, ChiefSessionCreator):
                 await self._creator.aclose(grace_secs=self.grace_secs)
-        with self._part("its step store", errors):
+        with _part(errors):
             if self.store is not None:
                 await self.store.flush(_FLUSH_SECS)
         # It took longer than the grace period after a cancellation.
@@ -820,19 +818,6 @@ class Lifecycle(TasksOwner):
             errors.log_late()
         if errors.cancel is not None:
             raise errors.cancel
-
-    @contextlib.contextmanager
-    def _part(self, name: str | None, errors: EndErrors) -> Generator[None]:
-        """Close a part of the session in this block, and keep its error for the end."""
-        self._closing_part = name
-        try:
-            yield
-        except asyncio.CancelledError as cancel:
-            errors.cancel = cancel
-        except BaseException as error:
-            errors.others.append(error)
-        finally:
-            self._closing_part = None
 
     async def _end_tasks(self, errors: EndErrors) -> None:
         """End the background tasks: after an error immediately, else within the grace period."""
@@ -850,31 +835,13 @@ class Lifecycle(TasksOwner):
                 self._creator.fail_waiters(error)
             coordinator.close(reason)
         try:
-            await coordinator.end_tasks(grace_secs, self.grace_secs, reason, "closing")
+            await coordinator.end_tasks(grace_secs, self.grace_secs, reason)
         finally:
             errors.primary = self._take_task_failure(errors.primary)
             coordinator.disown("the session has ended")
 
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
-
-    def _awaited_at_end(self) -> dict[object, str]:
-        """Return descriptions of what the end waits for: calls of hooks, or else a part of the
-        session; tasks are logged where they are ended.
-        """
-        calls: dict[object, str] = {
-            activity.what: str(activity)
-            for activity in self.status().doing
-            if activity.what != CLOSING
-        }
-        background = self.hooks.background
-        for hook in self.hooks.registered:
-            pending = background.pending(hook)
-            if pending:
-                calls[hook] = f"{pending} background calls of {hook.name}"
-        if not calls and self._closing_part is not None:
-            calls[self._closing_part] = self._closing_part
-        return calls
 
     # -- what the session can be used for
 
@@ -1159,6 +1126,17 @@ class EndErrors:
         for error in self.others:
             what = "%s: closing failed, after the session had ended"
             logger.error(what, self._label, exc_info=error)
+
+
+@contextlib.contextmanager
+def _part(errors: EndErrors) -> Generator[None]:
+    """Close a part of the session in this block, and keep its error for the end."""
+    try:
+        yield
+    except asyncio.CancelledError as cancel:
+        errors.cancel = cancel
+    except BaseException as error:
+        errors.others.append(error)
 
 
 def _reason(error: BaseException) -> str:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 AnySession: TypeAlias = Any
 """A `Lifecycle`, which imports this module."""
-CLOSING = "closing the session"
-"""The activity of a session that ends while no hook and no run is active."""
 _PHASE_ACTIVITIES = {"opening": "creating the session", "open": "the session's block"}
 
 
@@ -153,7 +151,7 @@ class SessionStatus:
             "failed": self.failure,
         }
         lines += [f"{label}: {value}" for label, value in further.items() if value]
-        lines += [hook for hook in self.hooks if hook.failures or hook.dropped]
+        lines += [hook for hook in self.hooks if hook.failures or hook.dropped or hook.pending]
         lines += [kind for kind in self.effects if kind.pending or kind.failures]
         return "\n  ".join(map(str, lines))
 
@@ -205,7 +203,7 @@ def _activities(session: AnySession) -> list[Activity]:
         return [
             activity_of(f"run {turns.runs}", turns.runner, _since(session, session.waits.began))
         ]
-    what = _PHASE_ACTIVITIES.get(session.phase, CLOSING)
+    what = _PHASE_ACTIVITIES.get(session.phase, "closing the session")
     kind = "block" if session.phase == "open" else "session"
     return [activity_of(what, session.entered_by, kind=kind)]
 
