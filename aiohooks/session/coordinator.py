@@ -24,8 +24,6 @@ from aiohooks._core.activity import Awaited, Observer, active
 from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop
 from aiohooks._core.clock import (
-    NO_TIMER,
-    TimerHandle,
     current_clock,
     secs_text,
     wait_woken,
@@ -99,8 +97,6 @@ class Requests:
         self.waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
         """The waiters for a change of a request, or of the tasks, each with its condition."""
         self._is_draining = False
-        self._drain_secs: float | None = None
-        self._drain_timer: TimerHandle = NO_TIMER
 
     # -- the stop
 
@@ -130,7 +126,6 @@ class Requests:
 
     def end_waits(self) -> None:
         """End the waits because of the stop."""
-        self.forget_drain_limit()
         self.wake_waiters()
         for wait in tuple(self.waits):
             wait.end(self.stop_error())
@@ -140,18 +135,12 @@ class Requests:
 
     # -- the drain
 
-    def request_drain(self, reason: str | None, secs: float | None) -> None:
-        """Request a drain of at most `secs`, from any thread; the first reason is kept, and the
-        first time limit.
-        """
+    def request_drain(self, reason: str | None) -> None:
+        """Request a drain, from any thread; the first reason is kept."""
         check_instance(reason, str, "reason", optional=True)
-        check_secs(secs, "secs", optional=True)
-        if self.stopped:
-            return
-        if self._drain_secs is None:
-            self._drain_secs = secs
-        self.record_drain(reason)
-        self.call_in_loop(self.begin_drain)
+        if not self.stopped:
+            self.record_drain(reason)
+            self.call_in_loop(self.begin_drain)
 
     def record_drain(self, reason: str | None) -> None:
         """Record a drain, from any thread or signal handler; the waits continue until `begin_drain`
@@ -160,15 +149,8 @@ class Requests:
         self.drain_reason = self.drain_reason or reason or "a drain was requested"
 
     def begin_drain(self) -> None:
-        """End the waits that a drain ends, and a pause; start the timer of its limit."""
-        if self.drain_reason is None or self.stopped:
-            return
-        secs = self._drain_secs
-        if secs is not None and self._drain_timer is NO_TIMER:
-            reason = f"{self.drain_reason}, and the drain took longer than {secs} s"
-            stop_session = functools.partial(self.request_stop, reason)
-            self._drain_timer = current_clock().call_later(secs, stop_session)
-        if self._is_draining:
+        """End the waits that a drain ends, and a pause."""
+        if self.drain_reason is None or self.stopped or self._is_draining:
             return
         self._is_draining = True
         logger.info("%s: draining: %s", self.label, self.drain_reason)
@@ -177,12 +159,6 @@ class Requests:
         for wait in tuple(self.waits):
             if wait.ends_at_drain:
                 wait.end(self.stop_error())
-
-    def forget_drain_limit(self) -> None:
-        """Cancel the stop at the end of the time for a drain."""
-        self._drain_secs = None
-        self._drain_timer.cancel()
-        self._drain_timer = NO_TIMER
 
     # -- the pause
 
@@ -250,7 +226,7 @@ class RequestMethods(abc.ABC):
         """
         return self.requests.stop_reason
 
-    def request_drain(self, reason: str | None = None, *, secs: float | None = None) -> None:
+    def request_drain(self, reason: str | None = None) -> None:
         """Request that nothing new is begun and what is under way is finished, and then a stop;
         from any thread.
 
@@ -258,15 +234,10 @@ class RequestMethods(abc.ABC):
         and take no others; when all of them have ended, a stop is requested. Producers that do not
         look for a drain are cancelled, with a warning. A loop of yours looks at `should_drain()`.
         Waits in `until(..., drain=True)` end. A background task that ends cleanly stops no other. A
-        pause ends. The first reason and the first time limit are kept; after a stop nothing
-        changes.
-
-        Args:
-            reason: a text, which is the reason of the stop as well.
-            secs: how long the drain may take; then a stop is requested. In a session that is not
-                open yet, from its opening on.
+        pause ends. The first reason is kept, which is the reason of the stop as well; after a stop
+        nothing changes.
         """
-        self.requests.request_drain(reason, secs)
+        self.requests.request_drain(reason)
 
     def should_drain(self) -> bool:
         """Return whether nothing new is to be begun: a drain or a stop was requested. Never waits,
@@ -419,16 +390,6 @@ class Coordinator(RequestMethods):
         return await self._wait_for(self.should_stop, timeout)
 
     # -- the drain
-
-    async def wait_for_drain(self, timeout: float | None = None) -> bool:
-        """Wait until a drain or a stop is requested, at most `timeout` seconds; return whether it
-        was.
-        """
-        note_own_end_in_drain()
-        # Not `should_drain`, which is about the task that calls it.
-        return await self._wait_for(
-            lambda: self.drain_reason is not None or self.should_stop(), timeout
-        )
 
     def end_producers(self, producers: Producers) -> None:
         """Cancel these producers, and those of all waits in `until`, that do not end by themselves
@@ -741,7 +702,6 @@ class Coordinator(RequestMethods):
             if not (self._whole.closed or self._has_no_caller):
                 self._ending = None
         self.joined = True
-        self.requests.forget_drain_limit()
         self.raise_requested_exception()
 
     async def end_tasks(

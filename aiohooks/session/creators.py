@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
-import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -24,7 +22,7 @@ from aiohooks._core.validate import (
     is_coroutine_function,
 )
 from aiohooks._core.waits import Backoff
-from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
+from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import (
     AbortedError,
     CheckpointMismatchError,
@@ -95,23 +93,17 @@ async def restore_session(session: Session, restored: Restored) -> None:
 
 
 def restore_hooks(session: Session, restored: Restored) -> None:
-    """Load the saved states of the hooks; a hook without a saved state keeps its own, and this is
-    logged.
-    """
+    """Load the saved states of the hooks; a hook without a saved state keeps its own."""
     what = f"checkpoint {restored.checkpoint.path}"
     states = _saved_part(restored, "hooks")
     hooks = session.stateful_hooks()
     for name, hook in hooks.items():
         if name in states:
             _load_state(hook, states[name], what, f"hook {name}")
-        else:
-            level = logging.INFO if is_numbered(hook) else logging.WARNING
-            logger.log(level, "%s has no state of the hook %s, which starts anew", what, name)
-    # A session that is saved forgets these states with its next checkpoint.
-    is_saved = session.saver is not None and not session.saver.read_only
-    level = logging.WARNING if is_saved else logging.INFO
-    for name in sorted(states.keys() - hooks.keys()):
-        logger.log(level, "%s has the state of a hook %s, which is not in this session", what, name)
+    different = sorted(states.keys() ^ hooks.keys())
+    # The next checkpoint forgets the states of other hooks.
+    if different and session.saver is not None and not session.saver.read_only:
+        logger.warning("%s and the session have different hooks with a state: %s", what, different)
 
 
 def warn_if_not_saved(session: Session, graph: Graph) -> None:
@@ -485,20 +477,11 @@ def creator_of(
 ) -> SessionCreator:
     """Return the creator of the raw sessions of a source."""
     if hasattr(source, "create_session") and not isinstance(source, type):
-        creator: Any = source
-        if not is_coroutine_function(creator.create_session):
-            raise InvalidArgumentError(
-                f"create_session of {source!r} is not a coroutine function; write it as `async def`"
-            )
-        if not isinstance(getattr(creator, "graph", None), Graph):
-            raise InvalidArgumentError(
-                f"{source!r} has no `graph`; a SessionCreator names the Graph that its sessions run"
-            )
         if global_step is not None or variables is not None:
             raise InvalidArgumentError(
                 "a SessionCreator has its own step store and variables; give them to it instead"
             )
-        return cast("SessionCreator", creator)
+        return cast("SessionCreator", source)
     graph = graph_of(source, "a Graph, a SessionCreator,")
     return ChiefSessionCreator(
         graph, global_step=global_step, variables=variables, lead=False
@@ -511,30 +494,12 @@ def graph_of(source: object, wanted: str = "a Graph") -> Graph:
         return source
     if callable(source) and not isinstance(source, type):
         return graph_of_step(source)
-    if isinstance(source, type):
-        raise InvalidArgumentError(
-            f"the class {source.__name__} cannot be run; give an object of it:"
-            f" {source.__name__}(...)"
-        )
-    if inspect.iscoroutine(source):
-        name = source.__qualname__
-        source.close()  # or Python warns that it was never awaited
-        raise InvalidArgumentError(f"the step is {name}(...), a call; give the function: {name}")
     raise InvalidArgumentError(
         f"{source!r} cannot be run; give {wanted} or an `async def` that is the step"
     )
 
 
 # -- recovery, as far as it is a decision
-
-
-def check_error_types(types: Any, name: str, base: type[BaseException]) -> None:
-    """Raise unless `types`, an argument, is a tuple of subclasses of `base`."""
-    kinds = cast("tuple[object, ...]", types if isinstance(types, tuple) else (None,))
-    if not all(isinstance(kind, type) and issubclass(kind, base) for kind in kinds):
-        raise InvalidArgumentError(
-            f"{name} is {types!r}; give a tuple of exception classes, subclasses of {base.__name__}"
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -568,7 +533,7 @@ class RecoveryPolicy:
         object.__setattr__(self, "max_attempts", number)
         check_instance(self.backoff, Backoff, "backoff")
         check_choice(self.on_lost_feeds, "on_lost_feeds", "log", "raise")
-        check_error_types(self.on, "on", Exception)
+        issubclass(Exception, self.on)  # raises unless these are types
 
     def recovers(self, error: BaseException) -> bool:
         """Return whether a session recovers from `error`.
@@ -582,7 +547,9 @@ class RecoveryPolicy:
             if not any(map(self.recovers, members)):
                 return False
             return all(self.recovers(member) or is_clean_end(member) for member in members)
-        return isinstance(error, self.on) and not isinstance(error, FeedsLostError)
+        if not isinstance(error, Exception) or isinstance(error, FeedsLostError):
+            return False
+        return isinstance(error, self.on)
 
 
 NEVER = RecoveryPolicy((), max_attempts=0)

@@ -21,12 +21,12 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Collection,
-    Generator,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakSet
 
@@ -344,10 +344,9 @@ def _may_give_elements(tracked: Any) -> bool:
     return isinstance(tracked, (AsyncIterable, Iterable)) and not is_model
 
 
-def _check_options(
-    feeds: Feeds | None, producer: Producer | None, prefetch: int, *, thread: bool
-) -> None:
+def _check_options(feeds: Any, producer: Any, prefetch: int, *, thread: bool) -> None:
     """Raise `InvalidArgumentError` for feeds, or options, that make no sense."""
+    shown = safe_repr(feeds)
     is_queue = isinstance(feeds, asyncio.Queue)
     # A mapping is one element.
     is_element = isinstance(feeds, (Mapping, str, bytes))
@@ -355,13 +354,13 @@ def _check_options(
     if not (is_iterable or is_queue or feeds is None):
         close_unawaited(feeds)
         raise InvalidArgumentError(
-            f"feeds is {safe_repr(feeds)}; give something to iterate over, sync or async, that has"
+            f"feeds is {shown}; give something to iterate over, sync or async, that has"
             " an element for each step, or an asyncio.Queue"
         )
     # The end of a generator's wait from here could interrupt its work on an element.
     if (producer is not None and not is_queue) or ((prefetch or thread) and not is_iterable):
         raise InvalidArgumentError(
-            f"feeds is {safe_repr(feeds)}; producer is for an asyncio.Queue, prefetch and thread"
+            f"feeds is {shown}; producer is for an asyncio.Queue, prefetch and thread"
             " are for feeds to iterate over, of which an async generator waits with `await"
             " session.until(queue.get(), producer=...)`"
         )
@@ -476,12 +475,10 @@ class Source:
         self.has_ended = False
         self.elements.clear()
 
-    def _is_draining(self) -> bool:
-        if self._coordinator.requests.drain_reason is None:
-            return False
-        text = "%s: draining: no other element is taken of %s"
-        logger.info(text, self._coordinator.requests.label, safe_repr(self.feeds))
-        return True
+    @property
+    def is_draining(self) -> bool:
+        """Whether no other element is taken, as the session drains."""
+        return self._coordinator.requests.drain_reason is not None
 
     def log_after_stop(self, error: Exception) -> None:
         """Log an error of the feeds if a stop was requested before, and otherwise raise it.
@@ -508,7 +505,7 @@ class QueueSource(Source):
     """In a drain, how many elements may have been put, or waited for room, when it began."""
 
     def _read_now(self, producers: Producers | None) -> Element | None:
-        if self._coordinator.requests.drain_reason is not None:
+        if self.is_draining:
             self._end_producers(producers)
         if self.has_ended:
             raise StopAsyncIteration
@@ -541,7 +538,7 @@ class QueueSource(Source):
             return
         self._coordinator.end_producers(producers or ())
         if producers is None and not self.feeds.empty():
-            self.has_ended = self._is_draining()
+            self.has_ended = True
 
     async def wait(self) -> None:
         try:
@@ -601,7 +598,7 @@ class IterableSource(Source):
         if self.stateful is not None and not self._can_begin:
             return None
         coordinator = self._coordinator
-        if coordinator.requests.drain_reason is not None and self._is_draining():
+        if self.is_draining:
             raise StopAsyncIteration
         element = Element(self)
         if coordinator.observers:
@@ -695,7 +692,7 @@ class IterableSource(Source):
         """Read the next element when there is room for it; return whether there was one."""
         while len(self.unused) >= max(self._ahead, bool(self._asking)):
             await self.changes.wait()
-        if self._is_draining():
+        if self.is_draining:
             return False
         element = Element(self)
         self.elements.append(element)
@@ -745,7 +742,7 @@ class IterableSource(Source):
         try:
             if isinstance(iterator, AsyncGenerator):
                 await iterator.aclose()
-            elif isinstance(iterator, Generator) and not iterator.gi_running:
+            elif isinstance(iterator, GeneratorType) and not iterator.gi_running:
                 await self._call(iterator.close)
         except Exception:
             # Raised here, it would replace the cancellation that ends the task.

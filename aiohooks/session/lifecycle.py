@@ -43,7 +43,6 @@ from aiohooks._core.scope import RunScope, assigned, begin_run, current_run, cur
 from aiohooks._core.waits import opening_until
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
-    InvalidArgumentError,
     NestedRunError,
     RecoveryExhaustedError,
     SessionClosedError,
@@ -209,7 +208,7 @@ class Lifecycle(TasksOwner):
         except BaseException as error:
             await self._close_unopened(error)
         self._enter_phase("open")
-        self.turns.watch_loop()
+        self.turns.set_loop_turn_due()
 
     def _register_publisher(self, store: StepStore | None) -> None:
         """Register as a publisher of steps: before the session is created, if its store is known,
@@ -252,7 +251,6 @@ class Lifecycle(TasksOwner):
         """
         with opening_until(functools.partial(self.coordinator.until, drain=ends_at_drain)):
             session = await self._creator.create_session()
-        _check_session(session, self._creator)
         self.session = session
         self.run_raw = monitored_run(session, self._monitor)
         if self.coordinator.closed:
@@ -328,8 +326,7 @@ class Lifecycle(TasksOwner):
         return self.requests.pause_reason is not None or turns.now() > turns.loop_turn_due
 
     async def give_loop_turn(self) -> None:
-        """Wait for the end of a pause, and let the loop have a turn if it had none since the last
-        one.
+        """Let the loop have a turn, if it is due, and wait for the end of a pause.
 
         Call it before a run begins: at its end a cancellation that arrives here would lose the
         result of a committed run. It raises a stop that was requested meanwhile, and the error of a
@@ -344,7 +341,6 @@ class Lifecycle(TasksOwner):
             return
         await self.turns.let_loop_turn()
         await self.coordinator.wait_for_resume()
-        self.turns.watch_loop()
 
     async def session_for_run(self) -> Session:
         """Return the raw session for a run; after a recovery that was cancelled, another one. Raise
@@ -974,8 +970,6 @@ class Turns:
         self._waiters: deque[asyncio.Future[None]] = deque()
         # With None or 0 the loop gets no turns between runs.
         self._yield_secs = yield_secs or math.inf
-        # Whether the loop has had a turn since `watch_loop`.
-        self._loop_turned = True
 
     async def wait(self) -> None:
         """Wait for the turn, and have it then."""
@@ -1036,22 +1030,16 @@ class Turns:
 
     # -- the turns of the event loop
 
-    def watch_loop(self) -> None:
-        """Notice whether the loop has a turn from now on."""
-        self.loop_turn_due = math.inf
-        if self._yield_secs < math.inf:
-            self._loop_turned = False
-            self.loop_turn_due = self.now() + self._yield_secs
-            asyncio.get_running_loop().call_soon(self._note_loop_turn)
-
-    def _note_loop_turn(self) -> None:
-        self._loop_turned = True
-
     async def let_loop_turn(self) -> None:
-        """Let the loop have a turn, if it had none since `watch_loop`."""
-        if not self._loop_turned:
+        """Let the loop have a turn, if it is due."""
+        if self.now() > self.loop_turn_due:
             for _ in range(_TURN_PASSES):
                 await asyncio.sleep(0)
+            self.set_loop_turn_due()
+
+    def set_loop_turn_due(self) -> None:
+        """Let the next turn be due when the time for it is over."""
+        self.loop_turn_due = self.now() + self._yield_secs
 
 
 class EndErrors:
@@ -1144,15 +1132,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, asyncio.CancelledError):
         return "the session was cancelled"
     return f"the session failed: {safe_repr(error)}"
-
-
-def _check_session(created: object, creator: SessionCreator) -> None:
-    """Raise unless a creator has created a session of its graph."""
-    if not isinstance(created, Session):
-        raise InvalidArgumentError(
-            f"{creator!r} created {created!r}; a SessionCreator returns a Session"
-        )
-    if created.graph is not creator.graph:
-        raise InvalidArgumentError(
-            f"{creator!r} created a session of another graph than its own `graph`"
-        )

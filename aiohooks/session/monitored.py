@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import inspect
 import itertools
 import os
 import warnings
@@ -37,7 +36,6 @@ from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope
 from aiohooks._core.validate import (
-    call_error,
     check_callable,
     check_instance,
     check_mapping,
@@ -316,13 +314,14 @@ class AsyncMonitoredSession(RequestMethods):
         Returns:
             What `fn` returns. Raises like `run`.
         """
+        check_callable(fn, "the step function")
         lifecycle = self._lifecycle
         attempts = itertools.count(1)
 
         async def call(scope: RunScope) -> T:
             run = functools.partial(self._run_in_step_fn, scope, next(attempts))
             await lifecycle.session_for_run()
-            step = call_step_fn(fn, StepContext(lifecycle, run))
+            step = fn(StepContext(lifecycle, run))
             return await Wait[T]("a step function", waits=lifecycle.waits).result_of(step)
 
         return await lifecycle.repeat(call)
@@ -610,23 +609,6 @@ class StepContext:
         requests = self._lifecycle.requests
         requests.request_stop(reason or "the step function requested a stop")
         raise StopRequestedError(requests.stop_reason)
-
-
-async def call_step_fn(fn: StepFn[T], context: StepContext) -> T:
-    """Call a step function."""
-    check_callable(fn, "the step function")
-    if (error := call_error(fn, context)) is not None:
-        raise InvalidArgumentError(
-            f"the step function {fn!r} cannot be called with one argument, the step context:"
-            f" {error}; write it as `async def step_fn(step_context):`"
-        )
-    result = fn(context)
-    if not inspect.isawaitable(result):  # pyright: ignore[reportUnnecessaryComparison]
-        raise InvalidArgumentError(
-            f"step function {fn!r} returned {result!r} and not an awaitable; write it as `async"
-            " def`"
-        )
-    return await result
 
 
 class Steps(Generic[T_co]):

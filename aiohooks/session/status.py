@@ -167,8 +167,7 @@ def status_of(session: AnySession) -> SessionStatus:
     turns = session.turns
     store = session.store
     is_active = session.phase not in ("new", "closed")
-    failures = [session.gave_up, *session.coordinator.errors]
-    failure = next(filter(None, failures), None)
+    failure = session.gave_up or next(iter(session.coordinator.errors), None)
     return SessionStatus(
         state=session.phase,
         global_step=None if store is None else store.latest.step,

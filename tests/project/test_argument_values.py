@@ -4,7 +4,6 @@ instead.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 import signal
@@ -37,22 +36,6 @@ class Observer:
     """A plain object with a method of a hook."""
 
     def begin(self) -> None: ...
-
-
-class NoGraph:
-    """Creates sessions, and has no `graph`."""
-
-    async def create_session(self) -> ah.Session:
-        return ah.Session(GRAPH)
-
-
-class PlainCreator:
-    """Its `create_session` is a plain function."""
-
-    graph = GRAPH
-
-    def create_session(self) -> ah.Session:
-        return ah.Session(GRAPH)
 
 
 def worker(**options: Any) -> ah.WorkerSessionCreator:
@@ -135,11 +118,8 @@ VALUES = [
     *refusals(
         ah.AsyncMonitoredSession,
         other("5 cannot be run", "give a Graph, a SessionCreator, or an `async def`", source=5),
-        other("the class Graph cannot be run", "an object of it: Graph(...)", source=ah.Graph),
         other("plain", "not a coroutine function; write the step as `async def`", source=plain),
         other("print", "give in_thread(...) of one that blocks", source=print),
-        other("NoGraph object", "graph", source=NoGraph()),
-        other("PlainCreator", "async def", source=PlainCreator()),
         other(
             "a SessionCreator has its own step store and variables",
             "give them to it",
@@ -196,10 +176,6 @@ VALUES = [
         ah.RecoveryPolicy,
         value("give a whole number, 0 for never", max_attempts=-1),
         value("Backoff", backoff=3),
-        value("give a tuple of exception classes", on=OSError),
-        value("give a tuple of exception classes", on=(OSError("x"),)),
-        other("CancelledError", "subclasses of Exception", on=(asyncio.CancelledError,)),
-        other("KeyboardInterrupt", "give a tuple of exception classes", on=(KeyboardInterrupt,)),
     ),
     Case(ah.RecoveryPolicy, *value(on_lost_feeds="none")),
     *refusals(

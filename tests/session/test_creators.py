@@ -247,14 +247,3 @@ async def test_a_creator_may_be_the_users_own(hooked: bool) -> None:
         assert [values.run_metadata for values in hook.values] == written
     else:
         assert creator.session.metadata == [{"seen": {"level": 2}}, None]
-
-
-def test_a_call_in_place_of_the_step_is_named() -> None:
-    """A step that was called by mistake is named, and Python does not warn about its coroutine."""
-
-    async def train_step() -> dict[str, float]:
-        return {}
-
-    call: Any = train_step()
-    with invalid("train_step(...), a call; give the function: "):
-        ah.AsyncMonitoredSession(call)

@@ -392,9 +392,11 @@ def test_only_blocking_functions_go_into_a_thread() -> None:
         ({"prefetch": -1, "feeds": [1]}, "prefetch is -1"),
         ({"prefetch": True, "feeds": [1]}, "prefetch is True"),
         ({"prefetch": 1}, "feeds is None"),
-        ({"prefetch": 1, "feeds": asyncio.Queue()}, "a queue holds what its producer puts in"),
-        ({"thread": True, "feeds": Source().numbers()}, "thread=True for those that block"),
-        ({"thread": True, "feeds": asyncio.Queue()}, "a queue holds"),
+        (
+            {"prefetch": 1, "feeds": asyncio.Queue()},
+            "prefetch and thread are for feeds to iterate over",
+        ),
+        ({"thread": True, "feeds": asyncio.Queue()}, "are for feeds to iterate over"),
         (
             {"producer": "a task", "feeds": Source().numbers()},
             "session.until(queue.get(), producer=...)",

@@ -416,8 +416,9 @@ async def test_step_functions_are_coroutine_functions(make: Callable[[], Any], s
         given = make()
         with invalid(says):
             session.start_soon(given, *(["argument"] if given is repr else []))
-        with invalid("step function", says):
-            await session.run_step_fn(make())
+        if given is not repr:
+            with invalid("step function", says):
+                await session.run_step_fn(make())
 
 
 REASONS: list[Callable[[ah.AsyncMonitoredSession, Any], object]] = [
@@ -429,29 +430,8 @@ REASONS: list[Callable[[ah.AsyncMonitoredSession, Any], object]] = [
 
 @pytest.mark.parametrize("ask", REASONS, ids=["stop", "drain", "pause"])
 def test_a_reason_is_a_text(ask: Callable[[Any, Any], object]) -> None:
-    """Anything else is refused, and nothing is requested; so is a time that is negative."""
+    """Anything else is refused, and nothing is requested."""
     session = doubling()
     with invalid("reason is 3", "str"):
         ask(session, 3)
-    with invalid("secs is -1"):
-        session.request_drain(secs=-1)
     assert (session.stop_reason, session.drain_reason, session.pause_reason) == (None, None, None)
-
-
-async def test_what_a_creator_makes_is_checked() -> None:
-    """A SessionCreator that does not make a Session, or one of another graph, is named."""
-
-    class Creator:
-        graph = counting_graph()
-        made: Any = None
-
-        async def create_session(self) -> Any:
-            return self.made
-
-        def __repr__(self) -> str:
-            return "<my creator>"
-
-    creator = Creator()
-    for creator.made, says in ((5, "created 5"), (ah.Session(counting_graph()), "graph")):
-        with invalid("<my creator>", says):
-            await ah.AsyncMonitoredSession(creator).__aenter__()
