@@ -57,13 +57,11 @@ _WHY = """\
 show why a process waits: for which task, hook, lock, queue, step or process, at which line, and
 since when
 
-A process of your user can be asked if it was started with AIOHOOKS_WHY=1, or runs in
-ah.run(main, why=True). If it cannot answer, the command shows the system's view of it. If the
-answer ends at another process, ask that process next.
+A process of your user can be asked if it was started with AIOHOOKS_WHY=1. If it cannot answer, the
+command shows the system's view of it. If the answer ends at another process, ask that process next.
 
 example:
   %(prog)s 4242
-  %(prog)s 4242 --json
 
 exit codes:
   0    the process has answered
@@ -191,7 +189,6 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 
     add = _add_command(commands, "why", "_command_line.why:print_why", _WHY)
     add("pid", metavar="PID", type=_parse_pid, help="the ID of the process")
-    add("--json", dest="as_json", action="store_true", help="print it as JSON")
     return parser
 
 

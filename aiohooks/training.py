@@ -25,20 +25,18 @@ from aiohooks.session.monitored import AsyncMonitoredSession
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from aiohooks.graph.session import Session
     from aiohooks.session.creators import RecoveryPolicy
     from aiohooks.session.monitored import SessionOptions
 
     class TrainingOptions(SessionOptions, total=False):
         """The options of a session and of its creator."""
 
-        session_factory: Callable[..., Session]
         max_wait_secs: float | None
         recovery: RecoveryPolicy
 
 
 Hooks = Iterable[SessionRunHook | HookRegistration]
-_CREATOR_OPTIONS = ("global_step", "variables", "session_factory")
+_CREATOR_OPTIONS = ("global_step", "variables")
 _MAX_WAIT_SECS = 7200.0
 
 
@@ -80,9 +78,9 @@ def monitored_training_session(  # noqa: PLR0913 - options of users, by keyword
             names.
         summary_dir: the directory of the summaries; by default `checkpoint_dir`.
         session: the options of `AsyncMonitoredSession` (`global_step`, `variables`, `recovery`,
-            `stop_grace_period_secs`, `handle_signals`, `yield_secs`, `name`), the `session_factory`
-            of `ChiefSessionCreator`, and `max_wait_secs`. A worker waits for its chief for at most
-            `max_wait_secs`, by default 7,200; None sets no limit.
+            `stop_grace_period_secs`, `handle_signals`, `yield_secs`, `name`), and `max_wait_secs`.
+            A worker waits for its chief for at most `max_wait_secs`, by default 7,200; None sets no
+            limit.
 
     Raises:
         InvalidArgumentError: an argument is invalid, summaries have no directory, or a worker has

@@ -450,12 +450,6 @@ def _no_turns_by_the_clock(request: pytest.FixtureRequest, monkeypatch: pytest.M
 
 
 @pytest.fixture(autouse=True)
-def _no_blocked_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no session warn of a blocked loop, which on a busy machine need not block."""
-    monkeypatch.setattr("aiohooks._why.blocked_loop._BLOCKED_SECS", HANG_SECS)
-
-
-@pytest.fixture(autouse=True)
 def _slow_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the first calls of `fsync` slow, if so asked: tests must not depend on the speed of the
     disk.

@@ -8,40 +8,33 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from aiohooks._why.graph import WaitGraph
 from aiohooks._why.processes import process_state
 from aiohooks.errors import printable
-from aiohooks.session.why import unanswered, why_folder
+from aiohooks.session.why import why_folder
 
 # How long a process may take to answer.
 _ANSWER_SECS = 1.5
 _MAX_LINE_LENGTH = 10_000
 
 
-def print_why(pid: int, *, as_json: bool) -> int:
+def print_why(pid: int) -> int:
     """Ask a process why it waits, and print its answer.
-
-    Args:
-        pid: the process ID.
-        as_json: whether to print the graph as JSON.
 
     Returns:
         The exit code: 0, or 1 if the process has not answered.
     """
-    graph = _ask_process(pid)
-    if as_json:
-        print(graph.to_json())
-    else:
-        print("\n".join(printable(line, _MAX_LINE_LENGTH) for line in str(graph).splitlines()))
-    # `unanswered` adds a note to its graph. The graph of an answer has no notes.
-    return int(bool(graph.notes))
+    answer, problem = _ask_process(pid)
+    if problem is not None:
+        answer = f"process {pid}: {problem}"
+    print("\n".join(printable(line, _MAX_LINE_LENGTH) for line in answer.splitlines()))
+    return int(problem is not None)
 
 
-def _ask_process(pid: int) -> WaitGraph:
-    """Return the answer of a process, or a graph that explains why the process has not answered."""
+def _ask_process(pid: int) -> tuple[str, str | None]:
+    """Return the answer of a process, and why there is none."""
     state = process_state(pid)
     if state is not None:
-        return unanswered(pid, state)
+        return "", state
     path = why_folder() / f"{pid}.sock"
     answer = b""
     try:
@@ -54,20 +47,17 @@ def _ask_process(pid: int) -> WaitGraph:
             reason = "it is in C code that does not let Python's other threads run"
         # The process may have been stopped after the first check.
         reason = process_state(pid) or reason
-        return unanswered(pid, f"has not answered in {_ANSWER_SECS} s: {reason}{_kernel_wait(pid)}")
+        return "", f"has not answered in {_ANSWER_SECS} s: {reason}{_kernel_wait(pid)}"
     except (FileNotFoundError, ConnectionRefusedError):
-        return unanswered(
-            pid,
-            f"cannot be asked: it has no socket in {path.parent}; start it with AIOHOOKS_WHY=1, or"
-            " run it with ah.run(main, why=True), and ask as its user",
+        return (
+            "",
+            f"cannot be asked: it has no socket in {path.parent}; start it with AIOHOOKS_WHY=1, and"
+            " ask as its user",
         )
     except OSError as error:
-        return unanswered(pid, f"cannot be asked by {path}: {error}")
-    try:
-        return WaitGraph.from_json(answer)
-    except ValueError:
-        # The answer is empty or incomplete, because the process ended while it answered.
-        return unanswered(pid, "it has ended meanwhile")
+        return "", f"cannot be asked by {path}: {error}"
+    text = answer.decode().lstrip()
+    return text, None if text else "it has ended meanwhile"
 
 
 def _receive_answer(path: Path) -> Iterator[bytes]:

@@ -9,11 +9,10 @@ import asyncio
 import concurrent.futures
 import functools
 import itertools
-import math
 import sys
 import threading
 import types
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -47,13 +46,6 @@ from aiohooks._why.tasks import (
 )
 from aiohooks.errors import printable
 
-_MAX_TASKS_OF_NOTE = 100
-"""How many tasks are searched for the note of an error.
-
-Others may end with an error in the same tick.
-"""
-_note_times: deque[float] = deque([-math.inf] * 20, maxlen=20)
-"""When the last notes were made."""
 _Future: Any = asyncio.Future
 _first_seen: WeakKeyDictionary[Task, tuple[ref[Any], float]] = WeakKeyDictionary()
 """The future that each task awaits, and when that was found first.
@@ -80,27 +72,6 @@ def wait_graph(
     return builder.build([*sessions, *builder.tasks])
 
 
-def why(*waiting: object) -> str:
-    """Return in one line what tasks or other objects wait for, as a note for an error.
-
-    If thousands of errors are raised together, the first of each second have the note.
-    """
-    now = monotonic()
-    if now < _note_times[0] + 1.0:
-        return ""
-    _note_times.append(now)
-    try:
-        loop = asyncio.get_running_loop()
-        loops = {loop: threading.get_ident()}
-        graph = _Builder(loops, None, _MAX_TASKS_OF_NOTE).build(waiting)
-    except Exception as error:
-        # The error that is to have this note is raised all the same.
-        return f"what it waited for could not be found out: {error!r}"
-    if not graph.edges:
-        return ""
-    return "; ".join(graph.lines()[:3])
-
-
 class _Builder:
     """Makes a graph: a walk from tasks and other objects over everything that they wait for."""
 
@@ -108,10 +79,8 @@ class _Builder:
         self,
         loops: Mapping[asyncio.AbstractEventLoop, int],
         interrupted: Frame | None,
-        max_tasks: int | None = None,
     ) -> None:
-        tasks = itertools.chain.from_iterable(map(asyncio.all_tasks, loops))
-        self.tasks = list(itertools.islice(tasks, max_tasks))
+        self.tasks = [*itertools.chain.from_iterable(map(asyncio.all_tasks, loops))]
         self._stacks = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
         self._running: dict[Task | None, Frames] = {}
         """What loops run, by the task; under None, code that belongs to no task."""

@@ -1,14 +1,12 @@
-"""The wait-for graph as plain data, which can be converted to text and JSON, with its deadlocks."""
+"""The wait-for graph as plain data, with its deadlocks and its text."""
 
 from __future__ import annotations
 
 import dataclasses
 import graphlib
-import json
 import os
-import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from aiohooks._core.activity import Needs
 from aiohooks._core.clock import secs_text
@@ -18,6 +16,7 @@ HIDDEN = "internal task"
 """The kind of the tasks that the text leaves out."""
 _MAX_TEXTS = 30
 _MAX_LENGTH = 1_000
+_LINK = "\n    <- "
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,12 +47,10 @@ class WaitNode:
             text += f" ({self.detail})"
         if self.where is not None:
             text += ", "
-            name = re.sub(r"#\d+", "", self.name)
-            function = re.escape(self.function or "")
-            if not re.search(rf"(?<!\w){function}(?!\w)", name):
+            # A hook's call has the name of its method.
+            if self.function not in self.name.split():
                 text += f"{self.function} at "
-            folder = os.getcwd() + os.sep
-            text += self.where.removeprefix(folder)
+            text += self.where.removeprefix(os.getcwd() + os.sep)
         if self.secs is not None:
             text += f", {secs_text(self.secs)}"
         return printable(text, _MAX_LENGTH)
@@ -80,12 +77,10 @@ class WaitGraph:
     Attributes:
         nodes: everything that waits or is waited for.
         edges: what waits for what.
-        notes: why the process has not answered.
     """
 
     nodes: tuple[WaitNode, ...]
     edges: tuple[WaitEdge, ...]
-    notes: tuple[str, ...] = ()
 
     @property
     def deadlocks(self) -> tuple[Chain, ...]:
@@ -115,11 +110,7 @@ class WaitGraph:
         needed = {edge.awaited for edge in self.edges}
 
         def rank(node: WaitNode) -> tuple[bool, bool, bool]:
-            return (
-                node.kind != "session",
-                node.id in needed,
-                node.kind == HIDDEN,
-            )
+            return node.kind != "session", node.id in needed, node.kind == HIDDEN
 
         roots = sorted(awaited, key=rank)
         chains: list[Chain] = []
@@ -142,18 +133,11 @@ class WaitGraph:
             awaited[nodes[edge.waiter]].append(nodes[edge.awaited])
         return awaited
 
-    def lines(self) -> list[str]:
+    def __str__(self) -> str:
         """Return the deadlocks and the other chains of waits as text.
 
         Tasks of the library, and chains that begin at one, are left out.
         """
-        return self._texts(" ")
-
-    def __str__(self) -> str:
-        return "\n".join(self._texts("\n    "))
-
-    def _texts(self, separator: str) -> list[str]:
-        link = f"{separator}<- "
         texts: dict[str, None] = {}
         unsure = {edge[:2] for edge in self.edges if edge.needs == "perhaps"}
         deadlocked: set[WaitNode] = set()
@@ -161,36 +145,15 @@ class WaitGraph:
             deadlocked.update(cycle)
             shown = [node for node in cycle if node.kind != HIDDEN] or cycle
             names = [*map(str, shown), shown[0].name]
-            text = link.join(names)
-            texts[f"deadlock: {text}"] = None
+            texts[f"deadlock: {_LINK.join(names)}"] = None
         for chain in self.chains():
             if chain[0].kind != HIDDEN and chain[0] not in deadlocked:
-                text = link.join(_node_texts(chain, deadlocked, unsure))
-                texts[text.replace(link, f"{separator}waits for ", 1)] = None
+                text = _LINK.join(_node_texts(chain, deadlocked, unsure))
+                texts[text.replace("<-", "waits for", 1)] = None
         lines = [*texts][:_MAX_TEXTS]
         if len(texts) > _MAX_TEXTS:
-            lines.append(f"and {len(texts) - _MAX_TEXTS} more; to_json() has all")
-        return [*lines, *self.notes] or ["nothing waits"]
-
-    def to_json(self) -> str:
-        """Return the graph, its deadlocks and its text as JSON."""
-        deadlocks = [[node.id for node in cycle] for cycle in self.deadlocks]
-        content = {
-            **dataclasses.asdict(self),
-            "deadlocks": deadlocks,
-            "lines": self.lines(),
-        }
-        return json.dumps(content)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """Return the graph that `to_json` was called for."""
-        content = json.loads(text)
-        return cls(
-            tuple(WaitNode(**node) for node in content["nodes"]),
-            tuple(WaitEdge(*edge) for edge in content["edges"]),
-            tuple(content["notes"]),
-        )
+            lines.append(f"and {len(texts) - _MAX_TEXTS} more, which are in its nodes and edges")
+        return "\n".join(lines) or "nothing waits"
 
 
 def _cycle_in(awaited: dict[WaitNode, list[WaitNode]]) -> Chain:
@@ -205,9 +168,7 @@ def _cycle_in(awaited: dict[WaitNode, list[WaitNode]]) -> Chain:
 
 
 def _node_texts(
-    chain: Chain,
-    deadlocked: set[WaitNode],
-    unsure: set[tuple[str, str]],
+    chain: Chain, deadlocked: set[WaitNode], unsure: set[tuple[str, str]]
 ) -> Iterator[str]:
     """Yield the texts of the nodes of a chain, which ends where it reaches a deadlock."""
     waiter = ""

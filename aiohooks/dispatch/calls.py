@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, S
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
-from aiohooks._core.activity import Awaited, Kind, Observer, observed_call
+from aiohooks._core.activity import Kind, Observer, observed_call
 from aiohooks._core.calls import Calls, OwnContext, RunWaits
 from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.reports import is_logged, logger
@@ -590,9 +590,7 @@ class HookCalls(Calls):
         return self._group.hooks[number].hook
 
     def timeout_error(self, number: int, task: asyncio.Task[Any]) -> HookTimeoutError:
-        # Seldom needed, and slow to import.
-        from aiohooks._why.builder import why
-        from aiohooks._why.tasks import describe_suspension
+        from aiohooks._why.tasks import describe_suspension  # seldom needed, and slow to import
 
         who = self.describe(number)
         secs = self._group.calls[number].secs
@@ -600,9 +598,7 @@ class HookCalls(Calls):
             f"{who} took longer than its timeout of {secs} s; give it more with"
             " configure(hook, timeout=...)"
         )
-        place = describe_suspension(task)
-        chain = why(Awaited("hook", who, key=task))
-        add_note(error, f"{place}; {chain}" if chain else place)
+        add_note(error, describe_suspension(task))
         return error
 
     def add_origin(self, number: int, error: BaseException) -> None:

@@ -16,7 +16,7 @@ import contextvars
 import copy
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -24,8 +24,6 @@ from aiohooks._core.activity import Awaited, Observer, active
 from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop
 from aiohooks._core.clock import (
-    NO_TIMER,
-    TimerHandle,
     current_clock,
     secs_text,
     wait_woken,
@@ -99,8 +97,6 @@ class Requests:
         self.waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
         """The waiters for a change of a request, or of the tasks, each with its condition."""
         self._is_draining = False
-        self._drain_secs: float | None = None
-        self._drain_timer: TimerHandle = NO_TIMER
 
     # -- the stop
 
@@ -130,7 +126,6 @@ class Requests:
 
     def end_waits(self) -> None:
         """End the waits because of the stop."""
-        self.forget_drain_limit()
         self.wake_waiters()
         for wait in tuple(self.waits):
             wait.end(self.stop_error())
@@ -140,18 +135,12 @@ class Requests:
 
     # -- the drain
 
-    def request_drain(self, reason: str | None, secs: float | None) -> None:
-        """Request a drain of at most `secs`, from any thread; the first reason is kept, and the
-        first time limit.
-        """
+    def request_drain(self, reason: str | None) -> None:
+        """Request a drain, from any thread; the first reason is kept."""
         check_instance(reason, str, "reason", optional=True)
-        check_secs(secs, "secs", optional=True)
-        if self.stopped:
-            return
-        if self._drain_secs is None:
-            self._drain_secs = secs
-        self.record_drain(reason)
-        self.call_in_loop(self.begin_drain)
+        if not self.stopped:
+            self.record_drain(reason)
+            self.call_in_loop(self.begin_drain)
 
     def record_drain(self, reason: str | None) -> None:
         """Record a drain, from any thread or signal handler; the waits continue until `begin_drain`
@@ -160,15 +149,8 @@ class Requests:
         self.drain_reason = self.drain_reason or reason or "a drain was requested"
 
     def begin_drain(self) -> None:
-        """End the waits that a drain ends, and a pause; start the timer of its limit."""
-        if self.drain_reason is None or self.stopped:
-            return
-        secs = self._drain_secs
-        if secs is not None and self._drain_timer is NO_TIMER:
-            reason = f"{self.drain_reason}, and the drain took longer than {secs} s"
-            stop_session = functools.partial(self.request_stop, reason)
-            self._drain_timer = current_clock().call_later(secs, stop_session)
-        if self._is_draining:
+        """End the waits that a drain ends, and a pause."""
+        if self.drain_reason is None or self.stopped or self._is_draining:
             return
         self._is_draining = True
         logger.info("%s: draining: %s", self.label, self.drain_reason)
@@ -177,12 +159,6 @@ class Requests:
         for wait in tuple(self.waits):
             if wait.ends_at_drain:
                 wait.end(self.stop_error())
-
-    def forget_drain_limit(self) -> None:
-        """Cancel the stop at the end of the time for a drain."""
-        self._drain_secs = None
-        self._drain_timer.cancel()
-        self._drain_timer = NO_TIMER
 
     # -- the pause
 
@@ -250,7 +226,7 @@ class RequestMethods(abc.ABC):
         """
         return self.requests.stop_reason
 
-    def request_drain(self, reason: str | None = None, *, secs: float | None = None) -> None:
+    def request_drain(self, reason: str | None = None) -> None:
         """Request that nothing new is begun and what is under way is finished, and then a stop;
         from any thread.
 
@@ -258,15 +234,10 @@ class RequestMethods(abc.ABC):
         and take no others; when all of them have ended, a stop is requested. Producers that do not
         look for a drain are cancelled, with a warning. A loop of yours looks at `should_drain()`.
         Waits in `until(..., drain=True)` end. A background task that ends cleanly stops no other. A
-        pause ends. The first reason and the first time limit are kept; after a stop nothing
-        changes.
-
-        Args:
-            reason: a text, which is the reason of the stop as well.
-            secs: how long the drain may take; then a stop is requested. In a session that is not
-                open yet, from its opening on.
+        pause ends. The first reason is kept, which is the reason of the stop as well; after a stop
+        nothing changes.
         """
-        self.requests.request_drain(reason, secs)
+        self.requests.request_drain(reason)
 
     def should_drain(self) -> bool:
         """Return whether nothing new is to be begun: a drain or a stop was requested. Never waits,
@@ -419,16 +390,6 @@ class Coordinator(RequestMethods):
         return await self._wait_for(self.should_stop, timeout)
 
     # -- the drain
-
-    async def wait_for_drain(self, timeout: float | None = None) -> bool:
-        """Wait until a drain or a stop is requested, at most `timeout` seconds; return whether it
-        was.
-        """
-        note_own_end_in_drain()
-        # Not `should_drain`, which is about the task that calls it.
-        return await self._wait_for(
-            lambda: self.drain_reason is not None or self.should_stop(), timeout
-        )
 
     def end_producers(self, producers: Producers) -> None:
         """Cancel these producers, and those of all waits in `until`, that do not end by themselves
@@ -731,43 +692,39 @@ class Coordinator(RequestMethods):
             )
         await self._wait_for(lambda: not self.tasks or self.should_stop())
         try:
-            await self.end_tasks(
-                stop_grace_period_secs,
-                stop_grace_period_secs,
-                f"a stop was requested: {self.stop_reason}",
-                "joining",
-            )
+            with long_wait_log(f"{self.requests.label}, joining", self.descriptions):
+                await self.end_tasks(
+                    stop_grace_period_secs,
+                    stop_grace_period_secs,
+                    f"a stop was requested: {self.stop_reason}",
+                )
         finally:
             if not (self._whole.closed or self._has_no_caller):
                 self._ending = None
         self.joined = True
-        self.requests.forget_drain_limit()
         self.raise_requested_exception()
 
     async def end_tasks(
-        self, stop_grace_secs: float, cancel_grace_secs: float, reason: str, occasion: str
+        self, stop_grace_secs: float, cancel_grace_secs: float, reason: str
     ) -> None:
         """Wait `stop_grace_secs`, if not 0, for all tasks, cancel them, wait `cancel_grace_secs`,
-        then warn; a wait of more than a second is logged.
+        then warn.
 
         Tasks that they start meanwhile are part of it. `reason` is the message of the cancellation.
         """
         if not self.all_tasks:
             return
-        label = f"{self.requests.label}, {occasion}"
-        with long_wait_log(label, self.descriptions):
-            await self._wait_for_tasks(stop_grace_secs, label)
-            self.cancel_tasks(reason)
-            has_ended = await self._wait_for(self._is_idle, cancel_grace_secs)
-        if not has_ended:
+        await self._wait_for_tasks(stop_grace_secs)
+        self.cancel_tasks(reason)
+        if not await self._wait_for(self._is_idle, cancel_grace_secs):
             logger.warning(
                 "%s: still active %s s after their cancellation: %s",
-                label,
+                self.requests.label,
                 cancel_grace_secs,
-                "; ".join(self.descriptions().values()),
+                self.descriptions(),
             )
 
-    async def _wait_for_tasks(self, secs: float, label: str) -> None:
+    async def _wait_for_tasks(self, secs: float) -> None:
         """Wait `secs` for all tasks, or until all that remain wait for queues, and have done so
         since the look before: none of them can wake another, and no other code has.
         """
@@ -785,8 +742,8 @@ class Coordinator(RequestMethods):
             if None not in waits.values() and waits == waits_before:
                 logger.info(
                     "%s: cancelled early, as no other task is left that uses their queues: %s",
-                    label,
-                    "; ".join(self.descriptions().values()),
+                    self.requests.label,
+                    self.descriptions(),
                 )
                 return
             waits_before = waits
@@ -794,9 +751,9 @@ class Coordinator(RequestMethods):
     def _is_idle(self) -> bool:
         return not self.all_tasks
 
-    def descriptions(self) -> dict[object, str]:
-        """Return what each task does."""
-        return {activity.task: str(activity) for activity in background_activities(self.all_tasks)}
+    def descriptions(self) -> str:
+        """Return what the tasks do."""
+        return "; ".join(map(str, background_activities(self.all_tasks)))
 
     def cancel_tasks(self, reason: str) -> None:
         """Cancel all tasks, each once; no other can be started from now on."""
@@ -1117,20 +1074,19 @@ def _queue_wait(task: Task) -> object:
     return waiter if is_waiting else None
 
 
-def long_wait_log(waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> WaitLog:
-    """Return a block whose wait is logged after a second, and again when it waits for other things.
+def long_wait_log(waiter: str, describe: Callable[[], object]) -> WaitLog:
+    """Return a block whose wait is logged after 1, 2, 4 and so on seconds.
 
     Args:
         waiter: the beginning of the message: the waiter and the occasion.
-        waits_for: returns the awaited things, with a description of each.
+        describe: returns what is awaited.
     """
-    logged: set[object] = set()
+    due_secs = _NOTICE_SECS
 
-    def log_if_new(secs: float) -> None:
-        awaited = waits_for()
-        if not logged.issuperset(awaited):
-            logged.update(awaited)
-            descriptions = "; ".join(awaited.values())
-            logger.warning("%s: has waited %s for %s", waiter, secs_text(secs), descriptions)
+    def report(secs: float) -> None:
+        nonlocal due_secs
+        if secs >= due_secs:
+            due_secs *= 2
+            logger.warning("%s: has waited %s for %s", waiter, secs_text(secs), describe())
 
-    return WaitLog(_NOTICE_SECS, log_if_new)
+    return WaitLog(_NOTICE_SECS, report)

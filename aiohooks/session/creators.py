@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
-import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -16,7 +14,6 @@ from aiohooks import checkpoint
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
-    check_callable,
     check_choice,
     check_instance,
     check_mapping,
@@ -25,7 +22,7 @@ from aiohooks._core.validate import (
     is_coroutine_function,
 )
 from aiohooks._core.waits import Backoff
-from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
+from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import (
     AbortedError,
     CheckpointMismatchError,
@@ -96,23 +93,17 @@ async def restore_session(session: Session, restored: Restored) -> None:
 
 
 def restore_hooks(session: Session, restored: Restored) -> None:
-    """Load the saved states of the hooks; a hook without a saved state keeps its own, and this is
-    logged.
-    """
+    """Load the saved states of the hooks; a hook without a saved state keeps its own."""
     what = f"checkpoint {restored.checkpoint.path}"
     states = _saved_part(restored, "hooks")
     hooks = session.stateful_hooks()
     for name, hook in hooks.items():
         if name in states:
             _load_state(hook, states[name], what, f"hook {name}")
-        else:
-            level = logging.INFO if is_numbered(hook) else logging.WARNING
-            logger.log(level, "%s has no state of the hook %s, which starts anew", what, name)
-    # A session that is saved forgets these states with its next checkpoint.
-    is_saved = session.saver is not None and not session.saver.read_only
-    level = logging.WARNING if is_saved else logging.INFO
-    for name in sorted(states.keys() - hooks.keys()):
-        logger.log(level, "%s has the state of a hook %s, which is not in this session", what, name)
+    different = sorted(states.keys() ^ hooks.keys())
+    # The next checkpoint forgets the states of other hooks.
+    if different and session.saver is not None and not session.saver.read_only:
+        logger.warning("%s and the session have different hooks with a state: %s", what, different)
 
 
 def warn_if_not_saved(session: Session, graph: Graph) -> None:
@@ -203,7 +194,6 @@ class Scaffold:
         tracked: objects that change themselves, such as a torch module, its optimizer, a data
             loader or a `RandomState`, by name; their `state_dict` is saved in checkpoints, and
             given to their `load_state_dict` when a session is restored.
-        copy_from_scaffold: another scaffold, whose functions replace missing ones of this one.
     """
 
     init_fn: SessionFn | None = None
@@ -211,16 +201,11 @@ class Scaffold:
     local_init_fn: SessionFn | None = None
     ready_fn: SessionFn | None = None
     tracked: Mapping[str, Stateful] | None = None
-    copy_from_scaffold: dataclasses.InitVar[Scaffold | None] = None
 
-    def __post_init__(self, copy_from_scaffold: Scaffold | None) -> None:
-        check_instance(copy_from_scaffold, Scaffold, "copy_from_scaffold", optional=True)
-        for part in dataclasses.fields(self):
-            name = part.name
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, getattr(copy_from_scaffold, name, None))
+    def __post_init__(self) -> None:
+        for name in ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn"):
             value = getattr(self, name)
-            if name != "tracked" and value is not None and not is_coroutine_function(value):
+            if value is not None and not is_coroutine_function(value):
                 raise InvalidArgumentError(
                     f"{name} is {value!r}; give a coroutine function (`async def`) that takes the"
                     " session"
@@ -259,15 +244,8 @@ class _Creator:
         scaffold: Scaffold | None,
         global_step: StepStore | None,
         variables: Variables | None,
-        session_factory: Callable[..., Session],
     ) -> None:
         """Check the arguments of a creator; parts that are None are made."""
-        check_callable(session_factory, "session_factory")
-        if is_coroutine_function(session_factory):
-            raise InvalidArgumentError(
-                f"session_factory is {session_factory!r}, a coroutine function; give a subclass of"
-                " Session or a plain function, and await in the functions of a Scaffold"
-            )
         check_instance(scaffold, Scaffold, "scaffold", optional=True)
         check_instance(global_step, StepStore, "global_step", optional=True)
         check_instance(variables, Variables, "variables", optional=True)
@@ -275,7 +253,6 @@ class _Creator:
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
         self._scaffold = scaffold or Scaffold()
         self._variables = Variables() if variables is None else variables
-        self._session_factory = session_factory
 
     async def _new_session(
         self, what: str, initialize: Callable[[Session], Awaitable[None]] | None = None
@@ -283,26 +260,8 @@ class _Creator:
         """Make a session, let it be initialized, and check that it is ready after `what`; close it
         again if that fails.
         """
-        factory = self._session_factory
-        session: object = factory(
-            self.graph, global_step=self.global_step, variables=self._variables
-        )
-        if not isinstance(session, Session):
-            raise InvalidArgumentError(
-                f"session_factory={factory!r} returned {session!r}; return a Session, or give a"
-                " subclass of it"
-            )
+        session = Session(self.graph, global_step=self.global_step, variables=self._variables)
         try:
-            has_parts = (
-                session.graph is self.graph
-                and session.global_step is self.global_step
-                and session.variables is self._variables
-            )
-            if not has_parts:
-                raise InvalidArgumentError(
-                    f"session_factory={factory!r} returned a session of another graph, step store"
-                    " or variables than it was given; pass them to Session"
-                )
             if initialize is not None:
                 await initialize(session)
             scaffold = self._scaffold
@@ -341,7 +300,6 @@ class ChiefSessionCreator(_Creator):
         global_step: StepStore | None = None,
         variables: Variables | None = None,
         lead: bool = True,
-        session_factory: Callable[..., Session] = Session,
     ) -> None:
         """Create no session yet.
 
@@ -355,10 +313,8 @@ class ChiefSessionCreator(_Creator):
             variables: the values of the variables; likewise.
             lead: whether to lead the run in a step store for several processes. False for peers
                 without a chief.
-            session_factory: a subclass of `Session`, or a plain function that returns a session,
-                called once for each: `session_factory(graph, global_step=..., variables=...)`.
         """
-        super().__init__(graph, scaffold, global_step, variables, session_factory)
+        super().__init__(graph, scaffold, global_step, variables)
         saver = checkpoint_dir
         if saver is not None and not isinstance(saver, checkpoint.Saver):
             saver = checkpoint.Saver(saver)
@@ -381,8 +337,6 @@ class ChiefSessionCreator(_Creator):
             CheckpointError: the checkpoints cannot be read, or another process writes there
                 (`CheckpointBusyError`).
             StoreUnavailableError: the engine of the step store cannot be reached.
-            InvalidArgumentError: the `session_factory` returned something else than a session of
-                this graph, store and variables.
         """
         values = values_of(self._variables)
         if self._needs_lead and not self._has_lead:
@@ -460,18 +414,16 @@ class WorkerSessionCreator(_Creator):
         global_step: StepStore | None = None,
         variables: Variables | None = None,
         max_wait_secs: float | None = 1800.0,
-        session_factory: Callable[..., Session] = Session,
     ) -> None:
         """Create no session yet. `max_wait_secs` limits the wait (None: no limit).
 
-        `graph`, `scaffold`, `global_step`, `variables` and `session_factory` are those of
-        `ChiefSessionCreator`.
+        `graph`, `scaffold`, `global_step` and `variables` are those of `ChiefSessionCreator`.
 
         Raises:
             InvalidArgumentError: there are neither shared variables nor a store for several
                 processes.
         """
-        super().__init__(graph, scaffold, global_step, variables, session_factory)
+        super().__init__(graph, scaffold, global_step, variables)
         if variables is None and (global_step is None or global_step.inline):
             raise InvalidArgumentError(
                 "a worker waits for a chief's variables: give both the same Variables(); or, in"
@@ -490,8 +442,6 @@ class WorkerSessionCreator(_Creator):
             SessionNotReadyError: they were not ready within `max_wait_secs`.
             PublisherFailedError: the chief gave up.
             NotReadyError: the scaffold says that something is missing in the end.
-            InvalidArgumentError: the `session_factory` returned something else than a session of
-                this graph, store and variables.
         """
         finished = None
         if self._shares_variables:
@@ -527,20 +477,11 @@ def creator_of(
 ) -> SessionCreator:
     """Return the creator of the raw sessions of a source."""
     if hasattr(source, "create_session") and not isinstance(source, type):
-        creator: Any = source
-        if not is_coroutine_function(creator.create_session):
-            raise InvalidArgumentError(
-                f"create_session of {source!r} is not a coroutine function; write it as `async def`"
-            )
-        if not isinstance(getattr(creator, "graph", None), Graph):
-            raise InvalidArgumentError(
-                f"{source!r} has no `graph`; a SessionCreator names the Graph that its sessions run"
-            )
         if global_step is not None or variables is not None:
             raise InvalidArgumentError(
                 "a SessionCreator has its own step store and variables; give them to it instead"
             )
-        return cast("SessionCreator", creator)
+        return cast("SessionCreator", source)
     graph = graph_of(source, "a Graph, a SessionCreator,")
     return ChiefSessionCreator(
         graph, global_step=global_step, variables=variables, lead=False
@@ -553,30 +494,12 @@ def graph_of(source: object, wanted: str = "a Graph") -> Graph:
         return source
     if callable(source) and not isinstance(source, type):
         return graph_of_step(source)
-    if isinstance(source, type):
-        raise InvalidArgumentError(
-            f"the class {source.__name__} cannot be run; give an object of it:"
-            f" {source.__name__}(...)"
-        )
-    if inspect.iscoroutine(source):
-        name = source.__qualname__
-        source.close()  # or Python warns that it was never awaited
-        raise InvalidArgumentError(f"the step is {name}(...), a call; give the function: {name}")
     raise InvalidArgumentError(
         f"{source!r} cannot be run; give {wanted} or an `async def` that is the step"
     )
 
 
 # -- recovery, as far as it is a decision
-
-
-def check_error_types(types: Any, name: str, base: type[BaseException]) -> None:
-    """Raise unless `types`, an argument, is a tuple of subclasses of `base`."""
-    kinds = cast("tuple[object, ...]", types if isinstance(types, tuple) else (None,))
-    if not all(isinstance(kind, type) and issubclass(kind, base) for kind in kinds):
-        raise InvalidArgumentError(
-            f"{name} is {types!r}; give a tuple of exception classes, subclasses of {base.__name__}"
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -590,10 +513,9 @@ class RecoveryPolicy:
 
     Args:
         on: types of errors after which the session is replaced and the run repeated.
-        max_attempts: recoveries in a row without a completed run between them.
+        max_attempts: recoveries without progress: until the step that failed, or a later one, is
+            completed.
         backoff: the pauses before them.
-        no_progress_limit: how often the same step may fail, also with earlier steps completed
-            between.
         on_lost_feeds: what to do when going back has undone steps with feeds that do not come
             again: those that are not tracked in the `Scaffold`, or have no state. "log", the
             default: a warning says how many steps are gone. "raise": `FeedsLostError` ends the
@@ -603,16 +525,15 @@ class RecoveryPolicy:
     on: tuple[type[BaseException], ...] = (AbortedError, UnavailableError)
     max_attempts: int = dataclasses.field(default=10, kw_only=True)
     backoff: Backoff = dataclasses.field(default=Backoff(), kw_only=True)
-    no_progress_limit: int = dataclasses.field(default=3, kw_only=True)
     on_lost_feeds: Literal["log", "raise"] = dataclasses.field(default="log", kw_only=True)
 
     def __post_init__(self) -> None:
-        for name in ("max_attempts", "no_progress_limit"):
-            number = checked_int(getattr(self, name), name, expected="a whole number, 0 for never")
-            object.__setattr__(self, name, number)
+        expected = "a whole number, 0 for never"
+        number = checked_int(self.max_attempts, "max_attempts", expected=expected)
+        object.__setattr__(self, "max_attempts", number)
         check_instance(self.backoff, Backoff, "backoff")
         check_choice(self.on_lost_feeds, "on_lost_feeds", "log", "raise")
-        check_error_types(self.on, "on", Exception)
+        issubclass(Exception, self.on)  # raises unless these are types
 
     def recovers(self, error: BaseException) -> bool:
         """Return whether a session recovers from `error`.
@@ -626,7 +547,9 @@ class RecoveryPolicy:
             if not any(map(self.recovers, members)):
                 return False
             return all(self.recovers(member) or is_clean_end(member) for member in members)
-        return isinstance(error, self.on) and not isinstance(error, FeedsLostError)
+        if not isinstance(error, Exception) or isinstance(error, FeedsLostError):
+            return False
+        return isinstance(error, self.on)
 
 
 NEVER = RecoveryPolicy((), max_attempts=0)
@@ -638,42 +561,37 @@ class RecoveryHistory:
 
     def __init__(self, policy: RecoveryPolicy) -> None:
         self._policy = policy
-        self._in_a_row: list[str] = []
-        self._failed_steps: list[int] = []
-        """The steps whose runs failed, since the first of them, or a later one, was completed."""
+        self._failures: list[str] = []
+        self._failed_step = 0
+        """The last step of those that have failed."""
 
     def failed(self, description: str, step: int | None) -> str | None:
         """Record a failure of the run of `step` (None: of a creation); return why to give up, or
         None to continue.
         """
-        where = "creating a session" if step is None else f"the run of step {step}"
-        self._in_a_row.append(f"{where}: {description}")
+        where = "creating a session"
         if step is not None:
-            failed = self._failed_steps
-            if failed and step > failed[0]:
-                failed.clear()
-            failed.append(step)
-            if len(failed) > (limit := self._policy.no_progress_limit):
-                return f"step {failed[0]} failed {len(failed)} times (no_progress_limit={limit})"
-        if len(self._in_a_row) > self._policy.max_attempts:
+            where = f"the run of step {step}"
+            self._failed_step = max(step, self._failed_step)
+        self._failures.append(f"{where}: {description}")
+        if len(self._failures) > self._policy.max_attempts:
             return f"{self._policy.max_attempts} attempts are used up"
         return None
 
     def completed(self, step: int) -> None:
         """Record a completed run of `step`."""
-        if self._in_a_row:
-            self._in_a_row.clear()
-        if self._failed_steps and step >= self._failed_steps[0]:
-            self._failed_steps.clear()
+        if step >= self._failed_step:
+            self._failures.clear()
+            self._failed_step = 0
 
     def pause_secs(self) -> float:
         """Return the pause before the next attempt."""
-        return self._policy.backoff.pause_secs(len(self._in_a_row))
+        return self._policy.backoff.pause_secs(len(self._failures))
 
     @property
     def failures(self) -> list[str]:
-        """The last failures since a run was completed, oldest first."""
-        return self._in_a_row[-20:]
+        """The last failures without progress, oldest first."""
+        return self._failures[-20:]
 
     def notes(self, why: str) -> list[str]:
         """Return the history, for the error that is raised."""

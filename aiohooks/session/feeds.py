@@ -21,12 +21,12 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Collection,
-    Generator,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakSet
 
@@ -108,8 +108,6 @@ class SessionFeeds:
         """The sources with elements that loops have left, and those of tracked feeds."""
         self._fed: set[int] = set()
         """The ids of the tracked objects that were given as feeds."""
-        self._reported: set[str] = set()
-        """The problems of feeds that may read tracked objects, which are reported once."""
         self.lost_step: int = 0
         """The last step that used an element which does not come again."""
         self._reached = -1
@@ -133,6 +131,12 @@ class SessionFeeds:
         if not isinstance(source, IterableSource):
             source = IterableSource(self, feeds)
         source.counting = self._counting_objects(feeds)
+        if prefetch and source.counting:
+            raise InvalidArgumentError(
+                f"prefetch is {prefetch}, and {safe_repr(feeds)} may read a tracked object, whose"
+                " state would count elements that no step has used; give the object itself as"
+                " feeds=, and change its elements in the step, or leave out prefetch"
+            )
         source.set_options(prefetch, thread=thread)
         self.keep_sources()
         return source
@@ -147,9 +151,9 @@ class SessionFeeds:
                     return source
         return None
 
-    def _counting_objects(self, feeds: object) -> list[str]:
-        """Return the names of the tracked objects that the feeds may read, as a generator around a
-        loader does: their states count the elements that the feeds have read.
+    def _counting_objects(self, feeds: object) -> list[object]:
+        """Return the tracked objects that the feeds may read, as a generator around a loader does:
+        their states count the elements that the feeds have read.
 
         An object that was given as feeds itself counts the elements that steps have used.
         """
@@ -159,8 +163,8 @@ class SessionFeeds:
         if isinstance(feeds, Collection):  # which has its elements already
             return []
         return [
-            name
-            for name, value in self.tracked.items()
+            value
+            for value in self.tracked.values()
             if id(value) not in self._fed and _may_give_elements(value)
         ]
 
@@ -194,38 +198,25 @@ class SessionFeeds:
         unused = [] if source is None else self._unused_elements(source)
         if unused:
             return min(unused, key=_place_of).before
-        self._warn_if_unused_are_counted(stateful)
+        for source in self.sources:
+            if any(value is stateful for value in source.counting):
+                self._warn_if_unused(source)
         return stateful.state_dict()
+
+    def _warn_if_unused(self, source: Source) -> None:
+        """Warn if feeds have elements that no step has used, and a state may count these."""
+        if self._unused_elements(source):
+            logger.warning(
+                "%s: the feeds %s may read a tracked object, whose state counts an element that no"
+                " step has used, and skips it; give the object itself as feeds=",
+                self.coordinator.requests.label,
+                safe_repr(source.feeds),
+            )
 
     def _unused_elements(self, source: Source) -> list[Element]:
         """Return the elements of a source that no committed run has used."""
         elements = [*self.taken_of(source), *source.elements]
         return [element for element in elements if not self._is_of_commit(element)]
-
-    def _warn_if_unused_are_counted(self, stateful: Stateful) -> None:
-        """Warn if the state of a tracked object may count elements that other feeds have read, and
-        no step has used.
-        """
-        for source in self.sources:
-            for name in source.counting:
-                if self.tracked.get(name) is stateful and self._unused_elements(source):
-                    problem = "a state counts an element that no step has used, and skips it"
-                    self.report_counting(source, name, problem)
-
-    def report_counting(self, source: Source, name: str, problem: str) -> None:
-        """Log a problem of feeds that may read a tracked object, once."""
-        if problem in self._reported:
-            return
-        self._reported.add(problem)
-        logger.warning(
-            "%s: feeds %s may read tracked[%r]: %s; give the object itself as feeds=, and change"
-            " its elements in the step; if it gives no elements, track its state in an object"
-            " without __iter__",
-            self.coordinator.requests.label,
-            safe_repr(source.feeds),
-            name,
-            problem,
-        )
 
     def taken_of(self, source: Source) -> list[Element]:
         """Return the elements of a source that runs have taken and not yet used, if a state counts
@@ -301,15 +292,12 @@ class SessionFeeds:
         """
         self.session = session
         self.tracked = session.tracked
-        if session.restored is not None:
-            for source in self.sources:
-                if self.is_tracked(source.feeds):
-                    source.note_restored()
-        if self._reached < 0:
-            return  # the first session
         if session.restored is None:
-            self._report_kept_objects(session)
-        else:
+            return
+        for source in self.sources:
+            if self.is_tracked(source.feeds):
+                source.note_restored()
+        if self._reached >= 0:  # it is not the first session
             self._report_undone_steps(session.restored, recovering_from)
 
     def _report_undone_steps(
@@ -341,16 +329,6 @@ class SessionFeeds:
             text += ", and the feeds come again"
         logger.warning("%s: %s", self.coordinator.requests.label, text)
 
-    def _report_kept_objects(self, session: Session) -> None:
-        fed = [id(source.feeds) for source in self.sources]
-        kept = [repr(name) for name, value in session.tracked.items() if id(value) not in fed]
-        if kept:
-            logger.warning(
-                "%s: continues with the tracked objects %s as the failed run has left them",
-                self.coordinator.requests.label,
-                ", ".join(kept),
-            )
-
 
 def _place_of(element: Element) -> int:
     return element.place
@@ -366,38 +344,25 @@ def _may_give_elements(tracked: Any) -> bool:
     return isinstance(tracked, (AsyncIterable, Iterable)) and not is_model
 
 
-def _is_iterable(feeds: object) -> bool:
-    """Return whether feeds give several elements: a mapping is one element."""
-    if isinstance(feeds, (Mapping, str, bytes)):
-        return False
-    return isinstance(feeds, (AsyncIterable, Iterable))
-
-
-def _check_options(
-    feeds: Feeds | None, producer: Producer | None, prefetch: int, *, thread: bool
-) -> None:
+def _check_options(feeds: Any, producer: Any, prefetch: int, *, thread: bool) -> None:
     """Raise `InvalidArgumentError` for feeds, or options, that make no sense."""
+    shown = safe_repr(feeds)
     is_queue = isinstance(feeds, asyncio.Queue)
-    is_async = isinstance(feeds, AsyncIterable)
-    is_iterable = _is_iterable(feeds)
+    # A mapping is one element.
+    is_element = isinstance(feeds, (Mapping, str, bytes))
+    is_iterable = isinstance(feeds, (AsyncIterable, Iterable)) and not is_element
     if not (is_iterable or is_queue or feeds is None):
         close_unawaited(feeds)
         raise InvalidArgumentError(
-            f"feeds is {safe_repr(feeds)}; give something to iterate over, sync or async, that has"
+            f"feeds is {shown}; give something to iterate over, sync or async, that has"
             " an element for each step, or an asyncio.Queue"
         )
-    if (prefetch or thread) and (not is_iterable or (thread and is_async)):
+    # The end of a generator's wait from here could interrupt its work on an element.
+    if (producer is not None and not is_queue) or ((prefetch or thread) and not is_iterable):
         raise InvalidArgumentError(
-            f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(feeds)};"
-            " prefetch is for feeds to iterate over, thread=True for those that block; a queue"
-            " holds what its producer puts in ahead of the runs"
-        )
-    if producer is not None and not is_queue:
-        # The end of a generator's wait from here could interrupt its work on an element.
-        raise InvalidArgumentError(
-            f"producer is {safe_repr(producer)}, and feeds is {safe_repr(feeds)}; it is for an"
-            " asyncio.Queue: an async generator waits with `await session.until(queue.get(),"
-            " producer=...)`"
+            f"feeds is {shown}; producer is for an asyncio.Queue, prefetch and thread"
+            " are for feeds to iterate over, of which an async generator waits with `await"
+            " session.until(queue.get(), producer=...)`"
         )
 
 
@@ -406,8 +371,8 @@ class Source:
 
     stateful: Stateful | None = None
     """The feeds, if they have a state, which counts their elements."""
-    counting: Sequence[str] = ()
-    """The names of other tracked objects whose states may count the elements."""
+    counting: Sequence[object] = ()
+    """Other tracked objects, whose states may count the elements."""
     ends_at_drain: bool = False
     """Whether a drain ends the wait for an element, as none is lost then."""
 
@@ -510,12 +475,10 @@ class Source:
         self.has_ended = False
         self.elements.clear()
 
-    def _is_draining(self) -> bool:
-        if self._coordinator.requests.drain_reason is None:
-            return False
-        text = "%s: draining: no other element is taken of %s"
-        logger.info(text, self._coordinator.requests.label, safe_repr(self.feeds))
-        return True
+    @property
+    def is_draining(self) -> bool:
+        """Whether no other element is taken, as the session drains."""
+        return self._coordinator.requests.drain_reason is not None
 
     def log_after_stop(self, error: Exception) -> None:
         """Log an error of the feeds if a stop was requested before, and otherwise raise it.
@@ -542,7 +505,7 @@ class QueueSource(Source):
     """In a drain, how many elements may have been put, or waited for room, when it began."""
 
     def _read_now(self, producers: Producers | None) -> Element | None:
-        if self._coordinator.requests.drain_reason is not None:
+        if self.is_draining:
             self._end_producers(producers)
         if self.has_ended:
             raise StopAsyncIteration
@@ -575,7 +538,7 @@ class QueueSource(Source):
             return
         self._coordinator.end_producers(producers or ())
         if producers is None and not self.feeds.empty():
-            self.has_ended = self._is_draining()
+            self.has_ended = True
 
     async def wait(self) -> None:
         try:
@@ -615,10 +578,6 @@ class IterableSource(Source):
         """Read on as the latest loop over the feeds asks for: `ahead` elements more than all loops
         have asked for, and in a thread or not.
         """
-        if ahead > 0 and self.counting:
-            ahead = 0
-            problem = "nothing is prefetched, as a state would count elements that no step has used"
-            self._session.report_counting(self, self.counting[0], problem)
         self._ahead = ahead
         self._thread = thread
         self._needs_task = self._is_async or ahead > 0 or thread
@@ -639,7 +598,7 @@ class IterableSource(Source):
         if self.stateful is not None and not self._can_begin:
             return None
         coordinator = self._coordinator
-        if coordinator.requests.drain_reason is not None and self._is_draining():
+        if self.is_draining:
             raise StopAsyncIteration
         element = Element(self)
         if coordinator.observers:
@@ -733,7 +692,7 @@ class IterableSource(Source):
         """Read the next element when there is room for it; return whether there was one."""
         while len(self.unused) >= max(self._ahead, bool(self._asking)):
             await self.changes.wait()
-        if self._is_draining():
+        if self.is_draining:
             return False
         element = Element(self)
         self.elements.append(element)
@@ -777,18 +736,13 @@ class IterableSource(Source):
         element.use = "unused"
 
     async def _close_iterator(self) -> None:
-        """Close the iterator, unless it is the user's own; a generator is closed in any case."""
+        """Close the iterator, if it is a generator."""
         iterator: Any = self._iterator
-        is_generator = isinstance(self._iterator, Generator | AsyncGenerator)
-        is_users = iterator is self.feeds and not is_generator
         self._iterator = None
-        has_hung = self._thread and any(element.use == "being read" for element in self.elements)
-        if is_users or has_hung:
-            return
         try:
-            if hasattr(iterator, "aclose"):
+            if isinstance(iterator, AsyncGenerator):
                 await iterator.aclose()
-            elif hasattr(iterator, "close"):
+            elif isinstance(iterator, GeneratorType) and not iterator.gi_running:
                 await self._call(iterator.close)
         except Exception:
             # Raised here, it would replace the cancellation that ends the task.

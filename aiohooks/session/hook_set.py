@@ -13,13 +13,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-import os
-import re
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import FunctionType
 from typing import Any, TypeVar, cast
 
 from aiohooks._core.calls import OwnContext, RunWaits
@@ -62,10 +58,6 @@ LIFECYCLE = Interface(
     SessionRunHook, in_group=False, hint=", or wrap an object with plain methods in BlockingHook"
 )
 """The methods of a session's hooks."""
-_users: weakref.WeakValueDictionary[tuple[int, int], HookSet] = weakref.WeakValueDictionary()
-"""The open session of each hook, by its process and its id: a hook need not be hashable, and its
-session keeps it alive.
-"""
 T = TypeVar("T")
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
 _REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
@@ -91,7 +83,6 @@ class HookSet:
         self._coordinator = coordinator
         self._grace_secs = coordinator.owner.grace_secs
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(_checked_hooks(hooks))
-        self._keys = [(os.getpid(), id(registered.hook)) for registered in self.registered]
         for registered in self.registered:
             LIFECYCLE.check(registered)
 
@@ -125,23 +116,6 @@ class HookSet:
         """The hooks whose `begin` was started and whose `close` was not."""
         self.own: OwnContext = OwnContext()
         """The context of `begin`, `end` and `close`: a token of one is valid in the others."""
-
-    def hold(self) -> None:
-        """Keep the hooks from being used in another session until this one is closed."""
-        for key, registered in zip(self._keys, self.registered, strict=True):
-            user = _users.get(key)
-            if user is not None:
-                label = user._coordinator.requests.label
-                raise InvalidHookError(
-                    f"{registered.hook!r} is used in {label}, which is open; a hook keeps the state"
-                    " of one session: make another object, or use it when that session has ended"
-                )
-        _users.update(dict.fromkeys(self._keys, self))
-
-    def release(self) -> None:
-        """Let other sessions use the hooks."""
-        for key in self._keys:
-            _users.pop(key, None)
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the hooks that are kept in checkpoints, by their unique names: those that only
@@ -306,21 +280,12 @@ def _checked_hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterab
     if isinstance(hooks, (SessionRunHook, HookRegistration)) or not isinstance(hooks, Iterable):
         raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
     for given in hooks:
-        hook: Any = given.hook if isinstance(given, HookRegistration) else given
+        hook = given.hook if isinstance(given, HookRegistration) else given
         if not isinstance(hook, (SessionRunHook, type)):
-            advice = (
-                "derive it from SessionRunHook, or wrap an object with plain methods in"
-                " BlockingHook"
-            )
-            if isinstance(hook, FunctionType):
-                advice = 'make a hook of it with @hook("after_run")'
-            if any(base.__module__.startswith("tensorflow.") for base in type(hook).__mro__):
-                advice = "give it to TensorFlowHooks of aiohooks.adapters.tensorflow"
-            shown = re.sub(" at 0x[0-9a-f]+", "", safe_repr(hook))
-            raise InvalidHookError(f"hooks has {shown}, which is not a SessionRunHook; {advice}")
-        if isinstance(hook, SessionRunHook) and not isinstance(hook.name, str):
             raise InvalidHookError(
-                f"the name of {hook!r} is {hook.name!r}; give a str, or leave it out"
+                f"hooks has {safe_repr(hook)}, which is not a SessionRunHook; derive it from"
+                ' SessionRunHook, make a hook of a function with @hook("after_run"), or wrap an'
+                " object with plain methods in BlockingHook"
             )
         yield given
 
@@ -453,13 +418,7 @@ class Merger:
     def _merge_leaves(self, fetches: list[Any]) -> MergedRequest:
         """Return a request for all nodes of fetches without structure."""
         leaves = Leaves(self._graph)
-        leaves.build(fetches[0])
-        slots = [0]
-        for owner, wanted in zip(self._names, fetches[1:], strict=True):
-            slot = -1
-            if wanted is not None:
-                slot = _for_owner(owner, leaves.slot, wanted)
-            slots.append(slot)
+        slots = self._for_owners(fetches, leaves.slot, -1)
         merged = MergedRequest(leaves.nodes, None)
         merged.takes = self._takes(slots)
         return merged
@@ -467,15 +426,21 @@ class Merger:
     def _merge_fetches(self, fetches: list[Any]) -> MergedRequest:
         """Return a request for all nodes, which builds the parts of the caller and the hooks."""
         leaves = Leaves(self._graph)
-        builds = [leaves.build(fetches[0])]
-        for owner, wanted in zip(self._names, fetches[1:], strict=True):
-            build: Build = _nothing
-            if wanted is not None:
-                build = partial(_for_owner, owner, _for_owner(owner, leaves.build, wanted))
-            builds.append(build)
+        builds = self._for_owners(fetches, leaves.build, _nothing)
         merged = MergedRequest(leaves.nodes, None, build=partial(_build_parts, builds))
         merged.takes = self._takes_of_parts
         return merged
+
+    def _for_owners(self, fetches: list[Any], assign: Callable[[Any], T], nothing: T) -> list[T]:
+        """Return `assign(part)` for what the caller and each hook fetch; `nothing` for None."""
+        assigned = [assign(fetches[0])]
+        for owner, wanted in zip(self._names, fetches[1:], strict=True):
+            try:
+                assigned.append(nothing if wanted is None else assign(wanted))
+            except FetchError as error:
+                add_note(error, f"fetched by {owner}")
+                raise
+        return assigned
 
     def split(self, request: RunRequest, values: Any) -> tuple[Any, Answers]:
         """Return the caller's result of a merged run, and the values of each hook of
@@ -486,18 +451,6 @@ class Merger:
         if request.options is None:
             return values, self._no_answers
         return values, _answers(self._no_parts, request, self._takes_of_parts)
-
-    def note_owners(self, error: FetchError, requests: Sequence[SessionRunArgs | None]) -> None:
-        """Note on an error of a run, if it is about one name, the hooks that fetch or feed that."""
-        for request, owner in zip(requests, self._names, strict=True):
-            if request is None:
-                continue
-            leaves = Leaves(self._graph)
-            leaves.build(request.fetches or ())
-            fed = canonical_feeds(self._graph, request.feed_dict)
-            for verb, nodes in (("fetched", leaves.nodes), ("fed", fed)):
-                if any(node.name == error.name for node in nodes):
-                    add_note(error, f"{verb} by {owner}")
 
 
 def _answers(values: Sequence[Any], request: RunRequest, takes: Sequence[Take]) -> Answers:
@@ -517,15 +470,6 @@ def _nothing(_: Sequence[Any]) -> None:
 def _build_parts(builds: Sequence[Build], values: Sequence[Any]) -> list[Any]:
     """Build the parts of the caller and the hooks of the values of all nodes."""
     return [build(values) for build in builds]
-
-
-def _for_owner(owner: str, build: Callable[[Any], T], argument: Any) -> T:
-    """Return `build(argument)`, and note the owner on an error of its fetches."""
-    try:
-        return build(argument)
-    except FetchError as error:
-        add_note(error, f"fetched by {owner}")
-        raise
 
 
 def _has_request(requests: Sequence[SessionRunArgs | None]) -> bool:

@@ -32,7 +32,6 @@ from aiohooks._core.activity import ENTRIES, Awaited, active, enter
 from aiohooks._core.calls import RunWaits, Wait, limited
 from aiohooks._core.cancel import current_task, running_loop, shielded, shielded_task
 from aiohooks._core.clock import (
-    LoopClock,
     current_clock,
     monotonic_now,
     quick_now,
@@ -42,10 +41,8 @@ from aiohooks._core.clock import (
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, assigned, begin_run, current_run, current_scope
 from aiohooks._core.waits import opening_until
-from aiohooks._why.blocked_loop import warn_if_blocked
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
-    InvalidArgumentError,
     NestedRunError,
     RecoveryExhaustedError,
     SessionClosedError,
@@ -82,11 +79,10 @@ from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.hook_set import HookSet
 from aiohooks.session.signals import StopOnSignal
 from aiohooks.session.status import (
-    CLOSING,
     SessionStatus,
-    descriptions_of,
     opening_events,
     status_of,
+    summary_of,
 )
 from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
@@ -156,9 +152,9 @@ class Lifecycle(TasksOwner):
         self._has_hurried = False
         """Whether an attempt was made without a pause, after a stop."""
         self.gave_up: BaseException | None = None
-        """The error with which recovery gave up; no run can begin any more."""
-        self.failed_with: Exception | None = None
-        """The error with which the session has ended; None if it ended cleanly."""
+        """The error with which recovery gave up, or the session has ended; no run can begin any
+        more.
+        """
         self.history: RecoveryHistory = RecoveryHistory(policy)
         self._creator = creator
         self._monitor = Monitor(
@@ -170,10 +166,6 @@ class Lifecycle(TasksOwner):
         self.phase_began_at: float | None = None
         self._is_closed = asyncio.Event()
         self._at_end = contextlib.ExitStack()
-        self._closing_part: str | None = None
-        """The part of the session that is being closed."""
-        self.end_watch: Callable[[], None] = lambda: None
-        """Ends the watch for a blocked loop."""
 
     def _enter_phase(self, phase: str) -> None:
         self.phase = phase
@@ -201,13 +193,11 @@ class Lifecycle(TasksOwner):
         self.entered_by = current_task()
         self.requests.label = f"session {self.name or self.entered_by.get_name()!r}"
         self.coordinator.bind()
-        self.hooks.hold()
         self._enter_phase("opening")
         self.thread = get_ident()
         self.turns.now = monotonic_now()
         self.waits.now = quick_now()
         try:
-            self._at_end.callback(self.hooks.release)
             if signals is not None:
                 self._at_end.callback(signals.install())
             with self.graph.as_default():
@@ -218,11 +208,7 @@ class Lifecycle(TasksOwner):
         except BaseException as error:
             await self._close_unopened(error)
         self._enter_phase("open")
-        if isinstance(current_clock(), LoopClock):
-            # The time of other clocks says nothing of how long code takes.
-            self.end_watch = warn_if_blocked()
-            self._at_end.callback(self.end_watch)
-        self.turns.watch_loop()
+        self.turns.set_loop_turn_due()
 
     def _register_publisher(self, store: StepStore | None) -> None:
         """Register as a publisher of steps: before the session is created, if its store is known,
@@ -265,7 +251,6 @@ class Lifecycle(TasksOwner):
         """
         with opening_until(functools.partial(self.coordinator.until, drain=ends_at_drain)):
             session = await self._creator.create_session()
-        _check_session(session, self._creator)
         self.session = session
         self.run_raw = monitored_run(session, self._monitor)
         if self.coordinator.closed:
@@ -341,8 +326,7 @@ class Lifecycle(TasksOwner):
         return self.requests.pause_reason is not None or turns.now() > turns.loop_turn_due
 
     async def give_loop_turn(self) -> None:
-        """Wait for the end of a pause, and let the loop have a turn if it had none since the last
-        one.
+        """Let the loop have a turn, if it is due, and wait for the end of a pause.
 
         Call it before a run begins: at its end a cancellation that arrives here would lose the
         result of a committed run. It raises a stop that was requested meanwhile, and the error of a
@@ -357,7 +341,6 @@ class Lifecycle(TasksOwner):
             return
         await self.turns.let_loop_turn()
         await self.coordinator.wait_for_resume()
-        self.turns.watch_loop()
 
     async def session_for_run(self) -> Session:
         """Return the raw session for a run; after a recovery that was cancelled, another one. Raise
@@ -605,7 +588,8 @@ class Lifecycle(TasksOwner):
             await self.hooks.background.finish(self.grace_secs)
         await self.feeds.stop_reading()
         coordinator.disown("its session was replaced")
-        await coordinator.end_tasks(0, self.grace_secs, reason, "recovering")
+        with long_wait_log(f"{label}, recovering", coordinator.descriptions):
+            await coordinator.end_tasks(0, self.grace_secs, reason)
         try:
             await session.aclose()
         except Exception as error:
@@ -669,7 +653,7 @@ class Lifecycle(TasksOwner):
     def _note_outcome(self, outcome: BaseException | None) -> None:
         """Keep the error with which the session has failed, for its status."""
         if isinstance(outcome, Exception) and not is_clean_end(outcome):
-            self.failed_with = outcome
+            self.gave_up = outcome
 
     async def _wait_until_closed(self, error: BaseException | None) -> None:
         """Wait until another task has ended the session.
@@ -701,7 +685,7 @@ class Lifecycle(TasksOwner):
         # A hook that closes the session would deadlock.
         scope = begin_run(self, None if outer is None else outer.publisher)
         try:
-            with long_wait_log(f"{self.requests.label}, closing", self._awaited_at_end):
+            with long_wait_log(f"{self.requests.label}, closing", self.status):
                 yield
         finally:
             scope.active = False
@@ -806,23 +790,23 @@ class Lifecycle(TasksOwner):
         publisher = self._publisher
         self._publisher = None
         # First, as other sessions wait for steps that this one does not make any more.
-        with self._part("its publisher", errors):
+        with _part(errors):
             if publisher is not None:
                 publisher.close(errors.primary or self.gave_up)
         # Tasks use the raw session, and hooks use tasks, session and store until their `close`.
-        with self._part(None, errors):
+        with _part(errors):
             await self._end_tasks(errors)
         session = self.session
         self.session = None
-        with self._part("the raw session", errors):
+        with _part(errors):
             if session is not None:
                 await session.aclose()
-        with self._part("the hooks", errors):
+        with _part(errors):
             await self.hooks.close(errors.primary or self.gave_up, errors.others)
-        with self._part("its creator", errors):
+        with _part(errors):
             if isinstance(self._creator, ChiefSessionCreator):
                 await self._creator.aclose(grace_secs=self.grace_secs)
-        with self._part("its step store", errors):
+        with _part(errors):
             if self.store is not None:
                 await self.store.flush(_FLUSH_SECS)
         # It took longer than the grace period after a cancellation.
@@ -830,19 +814,6 @@ class Lifecycle(TasksOwner):
             errors.log_late()
         if errors.cancel is not None:
             raise errors.cancel
-
-    @contextlib.contextmanager
-    def _part(self, name: str | None, errors: EndErrors) -> Generator[None]:
-        """Close a part of the session in this block, and keep its error for the end."""
-        self._closing_part = name
-        try:
-            yield
-        except asyncio.CancelledError as cancel:
-            errors.cancel = cancel
-        except BaseException as error:
-            errors.others.append(error)
-        finally:
-            self._closing_part = None
 
     async def _end_tasks(self, errors: EndErrors) -> None:
         """End the background tasks: after an error immediately, else within the grace period."""
@@ -860,31 +831,13 @@ class Lifecycle(TasksOwner):
                 self._creator.fail_waiters(error)
             coordinator.close(reason)
         try:
-            await coordinator.end_tasks(grace_secs, self.grace_secs, reason, "closing")
+            await coordinator.end_tasks(grace_secs, self.grace_secs, reason)
         finally:
             errors.primary = self._take_task_failure(errors.primary)
             coordinator.disown("the session has ended")
 
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
-
-    def _awaited_at_end(self) -> dict[object, str]:
-        """Return descriptions of what the end waits for: calls of hooks, or else a part of the
-        session; tasks are logged where they are ended.
-        """
-        calls: dict[object, str] = {
-            activity.what: str(activity)
-            for activity in self.status().doing
-            if activity.what != CLOSING
-        }
-        background = self.hooks.background
-        for hook in self.hooks.registered:
-            pending = background.pending(hook)
-            if pending:
-                calls[hook] = f"{pending} background calls of {hook.name}"
-        if not calls and self._closing_part is not None:
-            calls[self._closing_part] = self._closing_part
-        return calls
 
     # -- what the session can be used for
 
@@ -975,7 +928,7 @@ class Lifecycle(TasksOwner):
         return Awaited(
             "session",
             self.requests.label,
-            ", ".join(descriptions_of(self)),
+            summary_of(self),
             lambda: tasks,
             self if self._publisher is None else self._publisher.key,
             needs="any" if runner is None else "all",  # other tasks may run it
@@ -1017,8 +970,6 @@ class Turns:
         self._waiters: deque[asyncio.Future[None]] = deque()
         # With None or 0 the loop gets no turns between runs.
         self._yield_secs = yield_secs or math.inf
-        # Whether the loop has had a turn since `watch_loop`.
-        self._loop_turned = True
 
     async def wait(self) -> None:
         """Wait for the turn, and have it then."""
@@ -1079,22 +1030,16 @@ class Turns:
 
     # -- the turns of the event loop
 
-    def watch_loop(self) -> None:
-        """Notice whether the loop has a turn from now on."""
-        self.loop_turn_due = math.inf
-        if self._yield_secs < math.inf:
-            self._loop_turned = False
-            self.loop_turn_due = self.now() + self._yield_secs
-            asyncio.get_running_loop().call_soon(self._note_loop_turn)
-
-    def _note_loop_turn(self) -> None:
-        self._loop_turned = True
-
     async def let_loop_turn(self) -> None:
-        """Let the loop have a turn, if it had none since `watch_loop`."""
-        if not self._loop_turned:
+        """Let the loop have a turn, if it is due."""
+        if self.now() > self.loop_turn_due:
             for _ in range(_TURN_PASSES):
                 await asyncio.sleep(0)
+            self.set_loop_turn_due()
+
+    def set_loop_turn_due(self) -> None:
+        """Let the next turn be due when the time for it is over."""
+        self.loop_turn_due = self.now() + self._yield_secs
 
 
 class EndErrors:
@@ -1171,20 +1116,19 @@ class EndErrors:
             logger.error(what, self._label, exc_info=error)
 
 
+@contextlib.contextmanager
+def _part(errors: EndErrors) -> Generator[None]:
+    """Close a part of the session in this block, and keep its error for the end."""
+    try:
+        yield
+    except asyncio.CancelledError as cancel:
+        errors.cancel = cancel
+    except BaseException as error:
+        errors.others.append(error)
+
+
 def _reason(error: BaseException) -> str:
     """Return the reason of the stop that follows an error."""
     if isinstance(error, asyncio.CancelledError):
         return "the session was cancelled"
     return f"the session failed: {safe_repr(error)}"
-
-
-def _check_session(created: object, creator: SessionCreator) -> None:
-    """Raise unless a creator has created a session of its graph."""
-    if not isinstance(created, Session):
-        raise InvalidArgumentError(
-            f"{creator!r} created {created!r}; a SessionCreator returns a Session"
-        )
-    if created.graph is not creator.graph:
-        raise InvalidArgumentError(
-            f"{creator!r} created a session of another graph than its own `graph`"
-        )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import inspect
 import itertools
 import os
 import warnings
@@ -37,7 +36,6 @@ from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope
 from aiohooks._core.validate import (
-    call_error,
     check_callable,
     check_instance,
     check_mapping,
@@ -46,7 +44,6 @@ from aiohooks._core.validate import (
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
-    FetchError,
     InvalidArgumentError,
     SessionClosedError,
     StopRequestedError,
@@ -287,12 +284,8 @@ class AsyncMonitoredSession(RequestMethods):
         merged = hooks.merger.merge(request, requests)
         if context.effects:
             context.effects_before_run = len(context.effects)
-        try:
-            # All or nothing: it commits at its end.
-            values = await lifecycle.run_raw(waits, merged)
-        except FetchError as error:
-            hooks.merger.note_owners(error, requests)
-            raise
+        # All or nothing: it commits at its end.
+        values = await lifecycle.run_raw(waits, merged)
         scope.committed = context.committed = True
         result, answers = hooks.merger.split(merged, values)
         context.global_step = session.committed_step
@@ -321,13 +314,14 @@ class AsyncMonitoredSession(RequestMethods):
         Returns:
             What `fn` returns. Raises like `run`.
         """
+        check_callable(fn, "the step function")
         lifecycle = self._lifecycle
         attempts = itertools.count(1)
 
         async def call(scope: RunScope) -> T:
             run = functools.partial(self._run_in_step_fn, scope, next(attempts))
             await lifecycle.session_for_run()
-            step = call_step_fn(fn, StepContext(lifecycle, run))
+            step = fn(StepContext(lifecycle, run))
             return await Wait[T]("a step function", waits=lifecycle.waits).result_of(step)
 
         return await lifecycle.repeat(call)
@@ -409,14 +403,13 @@ class AsyncMonitoredSession(RequestMethods):
         """Call the hooks' `begin`, create the raw session, and pass it to the hooks.
 
         Raises:
-            InvalidHookError: a hook is used in another session, which is open.
             BaseException: the error of a hook or of the creation, also one that would end the block
                 cleanly.
         """
         if WHY_VARIABLE in os.environ:
-            from aiohooks.session.why import enable_if_asked  # seldom needed
+            from aiohooks.session.why import enable_why  # seldom needed
 
-            enable_if_asked()
+            enable_why()
         await self._lifecycle.open(self._signals)
         return self
 
@@ -540,7 +533,6 @@ class AsyncMonitoredSession(RequestMethods):
     def __del__(self) -> None:
         lifecycle = getattr(self, "_lifecycle", None)
         if lifecycle is not None and lifecycle.phase in ("open", "opening"):
-            lifecycle.end_watch()
             warnings.warn(
                 f"{self!r} was never closed; use `async with`",
                 ResourceWarning,
@@ -617,23 +609,6 @@ class StepContext:
         requests = self._lifecycle.requests
         requests.request_stop(reason or "the step function requested a stop")
         raise StopRequestedError(requests.stop_reason)
-
-
-async def call_step_fn(fn: StepFn[T], context: StepContext) -> T:
-    """Call a step function."""
-    check_callable(fn, "the step function")
-    if (error := call_error(fn, context)) is not None:
-        raise InvalidArgumentError(
-            f"the step function {fn!r} cannot be called with one argument, the step context:"
-            f" {error}; write it as `async def step_fn(step_context):`"
-        )
-    result = fn(context)
-    if not inspect.isawaitable(result):  # pyright: ignore[reportUnnecessaryComparison]
-        raise InvalidArgumentError(
-            f"step function {fn!r} returned {result!r} and not an awaitable; write it as `async"
-            " def`"
-        )
-    return await result
 
 
 class Steps(Generic[T_co]):

@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 from aiohooks._core.cancel import running_loop
-from aiohooks._core.validate import check_callable, check_instance, is_coroutine_function
-from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, failure_of
+from aiohooks._core.validate import check_callable, is_coroutine_function
+from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError
 from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE
 from aiohooks.session.signals import stopped_by
 
@@ -27,24 +27,14 @@ else:
 
 T = TypeVar("T")
 
-if sys.version_info < (3, 12):
-    # A StopIteration out of `asyncio.to_thread` never arrived: whoever waited hung.
-    from concurrent.futures import ThreadPoolExecutor
 
-    class _Executor(ThreadPoolExecutor):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-            def call() -> Any:
-                try:
-                    return fn(*args, **kwargs)
-                except StopIteration as error:
-                    raise failure_of(error, "a function in a thread") from error
-
-            return super().submit(call)
-
-
-def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = False) -> T:
+def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     """Call the coroutine function `main` with `args` in a new event loop: uvloop's where it is
     installed, otherwise asyncio's.
+
+    With AIOHOOKS_WHY=1 in its environment the process can be asked why it waits: by `aiohooks why`,
+    and by SIGUSR1 and SIGQUIT, which a terminal sends at Ctrl-backslash. They print the answer to
+    standard error, unless they have a handler or a session handles them.
 
     A Ctrl-C that no session handles has the effect that it has in `asyncio.run`: it cancels `main`,
     and `run` raises `KeyboardInterrupt`.
@@ -52,9 +42,6 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
     Args:
         main: a coroutine function.
         args: its arguments.
-        why: whether the process can be asked why it waits, as with AIOHOOKS_WHY=1: by `aiohooks
-            why`, and by SIGUSR1 and SIGQUIT, which a terminal sends at Ctrl-backslash; unless they
-            have a handler or a session handles them, they print the answer to standard error.
 
     Returns:
         The result of `main`.
@@ -76,21 +63,15 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
             "run was called while an event loop is running, as in a notebook; write `await main()`"
             " there"
         )
-    check_instance(why, bool, "why")
-    if why or WHY_VARIABLE in os.environ:
-        from aiohooks.session.why import enable_if_asked, enable_why  # seldom needed
+    if WHY_VARIABLE in os.environ:
+        from aiohooks.session.why import enable_why  # seldom needed
 
-        if why:
-            enable_why()
-        else:
-            enable_if_asked()
+        enable_why()
     loop: asyncio.AbstractEventLoop | None = None
     end: BaseException | None = None
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             loop = runner.get_loop()
-            if sys.version_info < (3, 12):
-                loop.set_default_executor(_Executor(thread_name_prefix="asyncio"))
             RUN_LOOPS[loop] = threading.get_ident()
             try:
                 result = runner.run(main(*args))

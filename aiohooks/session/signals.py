@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from signal import Signals
-from typing import Any, Literal
+from typing import Any
 
 from aiohooks._core.cancel import current_task
 from aiohooks._core.clock import TimerHandle, call_later
@@ -259,14 +259,6 @@ class LoopSignals:
             )
             return
         self._previous[number] = previous
-        if _owner_of(previous) == "program":
-            logger.warning(
-                "%s: %s has a handler already, %r, and the session replaces it while it is open; "
-                "in a server that handles the signals leave handle_signals out",
-                label,
-                number.name,
-                previous,
-            )
 
     def _restore(self, numbers: Iterable[Signals]) -> None:
         for number in tuple(numbers):
@@ -373,16 +365,16 @@ class LoopSignals:
         self._ends_program = True
         number = self._received[-1]
         previous: Any = self._previous.get(number, signal.getsignal(number))
-        owner = _owner_of(previous)
-        if owner == "system":
+        module = getattr(previous, "__module__", None)
+        # The handler of `why` only prints: without it the signal would end the process as well.
+        if previous == signal.SIG_DFL or module == "aiohooks.session.why":
             self._end = SystemExit(128 + number)
-        if owner not in ("runner", "program"):
-            return
-        try:
-            # That of asyncio.run cancels the main task and later raises KeyboardInterrupt.
-            previous(number, None)
-        except (KeyboardInterrupt, SystemExit) as error:
-            self._end = error
+        elif callable(previous) and previous is not signal.default_int_handler:
+            try:
+                # That of asyncio.run cancels the main task and later raises KeyboardInterrupt.
+                previous(number, None)
+            except (KeyboardInterrupt, SystemExit) as error:
+                self._end = error
 
     def after_fork(self) -> None:
         """Remove the handlers in a forked child, which must neither run them nor write into its
@@ -438,26 +430,6 @@ _last_signals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Signals] = (
 def stopped_by(loop: asyncio.AbstractEventLoop) -> Signals | None:
     """Return the last signal that stopped a session of this loop."""
     return _last_signals.get(loop)
-
-
-def _owner_of(handler: Any) -> Literal["system", "Python", "runner", "loop", "program"]:
-    """Return who has installed the handler of a signal."""
-    module = getattr(handler, "__module__", None)
-    # The handler of `why` only prints: without it the signal would end the process as well.
-    if handler == signal.SIG_DFL or module == "aiohooks.session.why":
-        return "system"
-    if not callable(handler) or handler is signal.default_int_handler:
-        return "Python"
-    # The handler of asyncio.Runner has no public name. If this does not recognize it, it counts as
-    # the program's, which a second signal calls as well.
-    if isinstance(getattr(getattr(handler, "func", None), "__self__", None), asyncio.Runner):
-        return "runner"
-    # The loop, uvloop's or asyncio's, calls the callbacks of `add_signal_handler` even if another
-    # handler has replaced its own.
-    bound_to = getattr(handler, "__self__", None)
-    if module == "asyncio.unix_events" or isinstance(bound_to, asyncio.AbstractEventLoop):
-        return "loop"
-    return "program"
 
 
 def _exit(end: BaseException, task: asyncio.Task[Any]) -> None:

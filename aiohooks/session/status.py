@@ -7,14 +7,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias
 
-from aiohooks import checkpoint
 from aiohooks._core.activity import entries
 from aiohooks._core.cancel import current_task
-from aiohooks._core.clock import monotonic_now, secs_text
+from aiohooks._core.clock import secs_text
 from aiohooks._core.reports import logger
 from aiohooks._why.tasks import task_wait
 from aiohooks.dispatch.calls import HookStatus
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 AnySession: TypeAlias = Any
 """A `Lifecycle`, which imports this module."""
-CLOSING = "closing the session"
-"""The activity of a session that ends while no hook and no run is active."""
 _PHASE_ACTIVITIES = {"opening": "creating the session", "open": "the session's block"}
 
 
@@ -105,9 +102,7 @@ class SessionStatus:
         recoveries: number of times the session was replaced.
         failure: the first failure, as text; None if there is none.
         name: the session's name.
-        state_secs: seconds in that state; None when it is new or closed.
-        run_secs: seconds since the run first waited; None if there is no run, or nothing in it has
-            waited yet.
+        summary: its step, its run or state and since when, and its requests.
         doing: the current activities, each with what it waits for.
         background: the background tasks.
         steps: statistics of its step store: waiters, latest step, publishers.
@@ -115,7 +110,6 @@ class SessionStatus:
         pause_reason: why the session is paused; None if it is not.
         drain_reason: why the session drains, or drained before its stop; None if no drain was
             requested.
-        mirror: what the session's `Saver` has copied to its mirror; None without one.
         hooks: what has become of the calls of each hook: failures, what was dropped, whether it is
             disabled.
         effects: how many effects an `EffectsHook` has not delivered yet, by kind.
@@ -130,43 +124,28 @@ class SessionStatus:
     recoveries: int
     failure: str | None
     name: str | None = None
-    state_secs: float | None = None
-    run_secs: float | None = None
+    summary: str = ""
     doing: tuple[Activity, ...] = ()
     background: tuple[Activity, ...] = ()
     steps: StoreStatistics | None = None
     feeds_unused: int = 0
     pause_reason: str | None = None
     drain_reason: str | None = None
-    mirror: checkpoint.MirrorStatus | None = None
     hooks: tuple[HookStatus, ...] = ()
     effects: tuple[EffectStatus, ...] = ()
 
     def __str__(self) -> str:
         name = "session" if self.name is None else f"session {self.name}"
-        first = f"{name}: {self.state}{for_secs(self.state_secs)}"
-        if self.global_step is not None:
-            first += f", at step {self.global_step}"
-        if self.running:
-            first += f", in run {self.runs}{for_secs(self.run_secs)}"
-        lines: list[object] = [first, *self.doing, *self.background]
-        if self.steps is not None:
-            lines.append(_steps_text(self.steps))
-        if self.mirror is not None:
-            lines.append(self.mirror)
-        drain_reason = self.drain_reason if self.stop_reason is None else None
+        lines: list[object] = [f"{name}: {self.summary}", *self.doing, *self.background]
         further = {
             "waiting for their turn to run": self.queued,
             "elements of feeds taken and not used": self.feeds_unused,
-            "paused": self.pause_reason,
-            "draining": drain_reason,
-            "stop requested": self.stop_reason,
             "recoveries": self.recoveries,
             "failed": self.failure,
         }
         lines += [f"{label}: {value}" for label, value in further.items() if value]
-        lines += [_hook_text(hook) for hook in self.hooks if hook.failures or hook.dropped]
-        lines += [_effects_text(kind) for kind in self.effects if kind.pending]
+        lines += [hook for hook in self.hooks if hook.failures or hook.dropped or hook.pending]
+        lines += [kind for kind in self.effects if kind.pending]
         return "\n  ".join(map(str, lines))
 
 
@@ -175,73 +154,36 @@ def for_secs(secs: float | None) -> str:
     return "" if secs is None else f" for {secs_text(secs)}"
 
 
-def _steps_text(steps: StoreStatistics) -> str:
-    publishers = ", ".join(steps.publishers) or "no publisher"
-    text = f"steps: last seen {steps.latest.step}, published by {publishers}"
-    if steps.waiting:
-        waiters = "waiter" if steps.waiting == 1 else "waiters"
-        text += (
-            f"; {steps.waiting} {waiters}{for_secs(steps.waiting_secs)}, the next one due at step"
-            f" {steps.wanted}"
-        )
-    return text
-
-
-def _hook_text(hook: HookStatus) -> str:
-    text = f"{hook.name}: {hook.failures} of {hook.calls} calls failed"
-    if hook.last_error is not None:
-        text += f", the last with {hook.last_error}"
-    text += f"; {hook.dropped} dropped"
-    if hook.disabled:
-        text += "; disabled"
-    return text
-
-
-def _effects_text(effects: EffectStatus) -> str:
-    return (
-        f"effects of {effects.kind!r}: {effects.pending} not delivered, of which {effects.unsaved}"
-        " wait for a checkpoint"
-    )
-
-
 def status_of(session: AnySession) -> SessionStatus:
     """Return the current activities of a session; waits for nothing."""
     requests = session.requests
     turns = session.turns
     store = session.store
-    is_running = turns.runner is not None
-    failure = session.gave_up or session.failed_with
-    if failure is None:
-        failure = next(iter(session.coordinator.errors), None)
-    now = None
-    if session.phase not in ("new", "closed"):
-        now = session.waits.now()
-    saver = None if session.session is None else session.session.saver
+    is_active = session.phase not in ("new", "closed")
+    failure = session.gave_up or next(iter(session.coordinator.errors), None)
     return SessionStatus(
         state=session.phase,
         global_step=None if store is None else store.latest.step,
         runs=turns.runs,
-        running=is_running,
+        running=turns.runner is not None,
         queued=turns.waiting,
         stop_reason=requests.stop_reason,
         recoveries=session.recoveries,
         failure=None if failure is None else safe_repr(failure),
         name=session.name,
-        state_secs=_elapsed(session.phase_began_at, now),
-        run_secs=_elapsed(session.waits.began, now) if is_running else None,
-        doing=() if now is None else tuple(_activities(session, now)),
+        summary=summary_of(session),
+        doing=tuple(_activities(session)) if is_active else (),
         background=tuple(background_activities(session.coordinator.all_tasks)),
         steps=None if store is None else store.statistics(),
         feeds_unused=session.feeds.unused,
         pause_reason=requests.pause_reason,
         drain_reason=requests.drain_reason,
-        mirror=None if saver is None else saver.mirror_status,
         hooks=tuple(session.hooks.background.status(session.hooks.registered)),
         effects=() if session.effects is None else session.effects.status(),
     )
 
 
-def _activities(session: AnySession, now: float) -> list[Activity]:
+def _activities(session: AnySession) -> list[Activity]:
     """Return the most specific current activities: calls and operations; else the run, the block or
     the session itself.
     """
@@ -250,8 +192,10 @@ def _activities(session: AnySession, now: float) -> list[Activity]:
         return calls
     turns = session.turns
     if turns.runner is not None:
-        return [activity_of(f"run {turns.runs}", turns.runner, _elapsed(session.waits.began, now))]
-    what = _PHASE_ACTIVITIES.get(session.phase, CLOSING)
+        return [
+            activity_of(f"run {turns.runs}", turns.runner, _since(session, session.waits.began))
+        ]
+    what = _PHASE_ACTIVITIES.get(session.phase, "closing the session")
     kind = "block" if session.phase == "open" else "session"
     return [activity_of(what, session.entered_by, kind=kind)]
 
@@ -285,34 +229,32 @@ def activity_of(
     return Activity(what, secs, wait.awaits, wait.where, hook, task, wait.kind or kind)
 
 
-def descriptions_of(session: AnySession) -> Iterator[str]:
-    """Return what the wait-for graph says of a session: its step, its run or phase, its
-    requests.
-    """
+def summary_of(session: AnySession) -> str:
+    """Return the step of a session, its run or phase, and its requests, in one line."""
     requests = session.requests
-    now = monotonic_now()()
+    parts: list[str] = []
     if session.store is not None:
-        yield f"step {session.store.latest.step}"
+        parts.append(f"step {session.store.latest.step}")
     if session.turns.runner is not None:
-        yield f"in run {session.turns.runs}{for_secs(_elapsed(session.waits.began, now))}"
+        parts.append(f"in run {session.turns.runs}{for_secs(_since(session, session.waits.began))}")
     elif session.phase == "open" and session.turns.runs:
-        yield "in its block"
+        parts.append("in its block")
     else:
-        yield f"{session.phase}{for_secs(_elapsed(session.phase_began_at, now))}"
+        parts.append(f"{session.phase}{for_secs(_since(session, session.phase_began_at))}")
     if session.recovering_from is not None:
-        yield f"in recovery {session.recoveries} from {safe_repr(session.recovering_from)}"
-    for label, reason in (
-        ("paused", requests.pause_reason),
-        ("draining", requests.drain_reason),
-        ("stopping", requests.stop_reason),
-    ):
-        if reason is not None:
-            yield f"{label}: {reason}"
+        parts.append(f"in recovery {session.recoveries} from {safe_repr(session.recovering_from)}")
+    reasons = {
+        "paused": requests.pause_reason,
+        "draining": requests.drain_reason,
+        "stopping": requests.stop_reason,
+    }
+    parts += [f"{label}: {reason}" for label, reason in reasons.items() if reason is not None]
+    return ", ".join(parts)
 
 
-def _elapsed(since: float | None, now: float | None) -> float | None:
-    """Return the seconds since then, if both times are known."""
-    return None if since is None or now is None else max(0.0, now - since)
+def _since(session: AnySession, began: float | None) -> float | None:
+    """Return the seconds since then, if that is known."""
+    return None if began is None else max(0.0, session.waits.now() - began)
 
 
 # -- events

@@ -7,7 +7,7 @@ before it is asked.
 
     why_session       the wait-for graph of a session's loop
     enable_why        lets this process be asked
-    process_graph     its answer
+    process_text      its answer
 """
 
 from __future__ import annotations
@@ -47,11 +47,6 @@ def why_session(session: Lifecycle) -> WaitGraph:
     return _graph({} if loop is None else {loop: session.thread})
 
 
-def process_graph() -> WaitGraph:
-    """Return the wait-for graph of all known loops: the answer to another process."""
-    return _graph(_known_loops())
-
-
 def _graph(
     loops: Mapping[asyncio.AbstractEventLoop, int],
     interrupted: types.FrameType | None = None,
@@ -68,6 +63,18 @@ def _graph(
     return wait_graph(loops, sessions, interrupted)
 
 
+def process_text(interrupted: types.FrameType | None = None) -> str:
+    """Return the wait-for graph of all known loops: the answer of this process.
+
+    It may be called between any two instructions of the main thread: only reentrant locks are
+    taken, and nothing is raised.
+    """
+    try:
+        return str(_graph(_known_loops(), interrupted))
+    except Exception as error:
+        return f"that could not be found out: {error!r}"
+
+
 def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
     """Return the loops that `run` runs, and those of open sessions, each with its thread."""
     loops = dict(RUN_LOOPS)
@@ -82,30 +89,28 @@ def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
 
 def enable_why() -> None:
     """Let this process be asked why it waits, by `aiohooks why` of the same user, and by signals
-    that have no handler yet.
+    that have no handler yet, if its environment asks for it.
 
-    Raises:
-        InvalidArgumentError: the directory of the sockets is not this user's alone.
-        OSError: the socket could not be made.
+    What is wrong is logged.
     """
     global _server
-    if _server is not None:
+    if _server is not None or os.environ.get(WHY_VARIABLE, "") in ("", "0"):
         return
-    _server = _Server()
-    if threading.current_thread() is not threading.main_thread():
+    try:
+        _server = _Server()
+    except (OSError, InvalidArgumentError) as error:
         logger.warning(
-            "signals do not print why this process waits: a session of the main thread must be"
-            " entered first"
+            "%s is set, but this process cannot be asked why it waits: %s", WHY_VARIABLE, error
         )
+        return
+    if threading.current_thread() is not threading.main_thread():
         return
     for number in _SIGNALS:
         handler = signal.getsignal(number)
-        if handler is signal.SIG_IGN:
-            # The parent process wants it ignored, as the `&` of a script does with SIGQUIT.
-            continue
-        if handler in (signal.SIG_DFL, _print_why):
+        if handler == signal.SIG_DFL:
             signal.signal(number, _print_why)
-        else:
+        elif handler not in (signal.SIG_IGN, _print_why):
+            # The `&` of a script has SIGQUIT ignored: that is no handler.
             logger.warning(
                 "%s does not print why this process waits: it has a handler already, %r",
                 number.name,
@@ -113,27 +118,10 @@ def enable_why() -> None:
             )
 
 
-def enable_if_asked() -> None:
-    """Do so if the environment variable says it; what is wrong is logged."""
-    if _server is None and os.environ.get(WHY_VARIABLE, "") not in ("", "0"):
-        try:
-            enable_why()
-        except (OSError, InvalidArgumentError) as error:
-            logger.warning(
-                "%s is set, but this process cannot be asked why it waits: %s", WHY_VARIABLE, error
-            )
-
-
 def _print_why(number: int, frame: types.FrameType | None) -> None:
-    """Called between two instructions of the main thread, whatever that does: only reentrant locks
-    are taken, and nothing is raised.
-    """
-    try:
-        text = str(_graph(_known_loops(), frame))
-    except Exception as error:
-        text = f"that could not be found out: {error!r}"
+    text = f"why process {os.getpid()} waits:\n{process_text(frame)}\n"
     with contextlib.suppress(OSError):
-        os.write(2, f"why process {os.getpid()} waits:\n{text}\n".encode(errors="backslashreplace"))
+        os.write(2, text.encode(errors="backslashreplace"))
 
 
 class _Server:
@@ -168,7 +156,7 @@ class _Server:
             with connection, contextlib.suppress(OSError):  # whoever has asked has gone
                 connection.settimeout(_SEND_SECS)
                 connection.sendall(b" ")  # the answer has begun: Python's threads run
-                connection.sendall(_answer())
+                connection.sendall(process_text().encode())
 
     def stop(self) -> None:
         """Close the socket, and remove it."""
@@ -192,35 +180,16 @@ class _Server:
 _server: _Server | None = None
 
 
-def _answer() -> bytes:
-    try:
-        graph = process_graph()
-    except Exception as error:
-        logger.exception("why this process waits could not be found out")
-        graph = unanswered(os.getpid(), f"{type(error).__name__}: {error}")
-    return graph.to_json().encode()
-
-
-def unanswered(pid: int, why: str) -> WaitGraph:
-    """Return the graph of a process that has none, with the reason."""
-    return WaitGraph((), (), (f"process {pid}: {why}",))
-
-
 def why_folder(*, make: bool = False) -> Path:
     """Return the directory of the sockets of this user's processes.
 
     Raises:
         InvalidArgumentError: it is not this user's alone.
     """
-    if not hasattr(socket, "AF_UNIX") or not hasattr(os, "getuid"):
-        raise InvalidArgumentError(
-            "this system has no Unix sockets, which `aiohooks why` needs; session.why() works"
-            " here, too"
-        )
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(tempfile.gettempdir()) / f"aiohooks-{os.getuid()}"
-    if runtime:
-        folder = Path(runtime) / "aiohooks"
+    if not hasattr(socket, "AF_UNIX"):
+        raise InvalidArgumentError("this system has no Unix sockets; session.why() works here")
+    parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    folder = Path(parent) / f"aiohooks-{os.getuid()}"
     if make:
         folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):

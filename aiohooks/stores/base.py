@@ -27,7 +27,6 @@ from aiohooks.errors import (
     StoreClosedError,
     StoreResetError,
     WrongLoopError,
-    add_note,
     copy_error,
     is_clean_end,
     safe_repr,
@@ -344,30 +343,14 @@ class WaitRegistry:
 
     def _timeout_error(self, step: int, secs: float) -> StepTimeoutError:
         problem = f"step {step} of {self.run} was not reached"
-        error = step_timeout_error(
+        return step_timeout_error(
             problem, wanted=step, seen=self.latest.step, secs=secs, publishers=self.names
         )
-        self._add_why(error)
-        return error
 
     def not_ready_error(self, secs: float | None) -> SessionNotReadyError:
         summary = publisher_summary(self.names)
         message = f"the chief of {self.run} has not initialised it within {secs:g} s, {summary}"
-        error = SessionNotReadyError(message)
-        self._add_why(error)
-        return error
-
-    def _add_why(self, error: BaseException) -> None:
-        """Add a note to an error: the reasons why publishers of this process do not advance."""
-        # Not the publishers that wait for a step themselves: that step needs another publisher.
-        advancing = [publisher for publisher in self.registered if not publisher.waiting]
-        if not advancing:
-            return
-        from aiohooks._why.builder import why  # seldom needed
-
-        note = why(*(publisher.awaited() for publisher in advancing))
-        if note:
-            add_note(error, note)
+        return SessionNotReadyError(message)
 
     def check_reachable(self) -> None:
         """Call `on_unreachable` if there are waits and none can succeed.

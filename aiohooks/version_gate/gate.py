@@ -365,11 +365,11 @@ class VersionGate:
         logger.info("%s, for %.0f s now", text, secs)
 
     def _timeout_error(self, begin_secs: float) -> StepTimeoutError:
-        """Return the error of a wait that began at `begin_secs`, with a note on the publishers."""
+        """Return the error of a wait that began at `begin_secs`."""
         versions = self.versions
         publishers = versions.statistics().publishers
         step = versions.latest.step
-        error = step_timeout_error(
+        return step_timeout_error(
             f"{self._ledger!r} has no room until version {step + 1} is published or an item is"
             " dropped; not admitted",
             wanted=step + 1,
@@ -377,13 +377,6 @@ class VersionGate:
             secs=self._clock.now() - begin_secs,
             publishers=publishers,
         )
-        if publishers:
-            # Only this error needs the module, whose import takes a while.
-            from aiohooks._why.builder import why
-
-            if note := why(versions.awaited_step(step + 1)):
-                add_note(error, note)
-        return error
 
     def __repr__(self) -> str:
         waiting = f", {len(self._waiters)} waiting" if self._waiters else ""

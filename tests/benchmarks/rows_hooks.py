@@ -5,6 +5,7 @@ to a run.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks._core.calls import RunWaits
 from aiohooks.dispatch.calls import call_groups
+from aiohooks.session.coordinator import WHY_VARIABLE
 from aiohooks.session.hook_set import HookSet
 from aiohooks.session.why import enable_why
 from tests.benchmarks.measure import Counts, Figure, Setup, repeated
@@ -236,10 +238,12 @@ async def asked_why(counts: Counts) -> AsyncIterator[Setup]:
         run = repeated(await opened(stack, [NoOpHook() for _ in range(HOOKS)]))
 
         async def can_be_asked(times: int) -> float:
+            os.environ[WHY_VARIABLE] = "1"
             enable_why()
             try:
                 return await warm(times)
             finally:
+                del os.environ[WHY_VARIABLE]
                 disable_why()
 
         async def warm(times: int) -> float:

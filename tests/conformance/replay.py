@@ -31,7 +31,6 @@ by time.
 POLICY = ah.RecoveryPolicy(
     max_attempts=100,
     backoff=ah.Backoff(initial_secs=0, max_secs=0, jitter=False),
-    no_progress_limit=100,
 )
 
 ERRORS: dict[str, type[Exception]] = {

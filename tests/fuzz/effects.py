@@ -261,7 +261,6 @@ class Life:
         life.rng.shuffle(hooks)
         policy = ah.RecoveryPolicy(
             max_attempts=1000,
-            no_progress_limit=1000,
             backoff=_NO_BACKOFF,
         )
         creator = ah.ChiefSessionCreator(graph, checkpoint_dir=checkpoint_dir)

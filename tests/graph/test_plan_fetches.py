@@ -238,10 +238,8 @@ async def test_a_result_that_cannot_be_made_changes_nothing(fetches: Any, by: st
         async with ah.AsyncMonitoredSession(
             graph, hooks, global_step=steps, variables=variables
         ) as session:
-            with refused(ah.errors.FetchError, *says) as caught:
+            with refused(ah.errors.FetchError, *says):
                 await session.run("train" if by == "hook" else fetches)
-            notes = ["fetched by RequestingHook#2.before_run"] if by == "hook" else []
-            assert getattr(caught.value, "__notes__", []) == notes
     assert (variables.snapshot(), steps.latest.step) == ({"total": 0}, 0)
 
 

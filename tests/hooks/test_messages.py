@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import aiohooks as ah
 from tests.support.checks import invalid, refused
 from tests.support.sessions import counting, run_session, use_up
-from tests.support.waiting import HANG_SECS
 
 pytestmark = pytest.mark.every_python
 
@@ -29,11 +27,6 @@ class Plain:
             lambda: ah.CheckpointSaverHook(every=100),  # type: ignore[arg-type]
             ah.errors.InvalidArgumentError,
             ("Every(steps=100)", "Every(secs=100)"),
-        ),
-        (
-            lambda: counting(Plain()),
-            ah.errors.InvalidHookError,
-            ("Plain object>, which is not a SessionRunHook",),
         ),
     ],
 )
@@ -85,38 +78,3 @@ async def test_the_line_of_a_failed_hook_has_its_error(caplog: pytest.LogCapture
         "LambdaHook.after_run at step 1 failed; continuing, as its on_error says:"
         " ConnectionError('down')"
     ]
-
-
-@pytest.mark.parametrize("where", ["hook", "block"])
-async def test_a_blocked_loop_is_warned_of_once(
-    where: str, start_watch: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever blocks the event loop is named by file and line, in one warning, while it blocks
-    it.
-    """
-    monkeypatch.setattr("aiohooks._why.blocked_loop._BLOCKED_SECS", 0.1)
-    lines: list[str] = []
-    warned = threading.Event()
-
-    class Listening(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "has been blocked" in record.getMessage():
-                lines.append(record.getMessage())
-                warned.set()
-
-    async def block(*_: object) -> None:
-        if not warned.is_set():
-            start_watch()
-        assert warned.wait(HANG_SECS)  # blocks the loop
-
-    handler, logger = Listening(), logging.getLogger("aiohooks")
-    logger.addHandler(handler)
-    try:
-        hooks = [ah.LambdaHook(after_run=block)] if where == "hook" else []
-        async with counting(*hooks) as session:
-            await session.run("train")
-            await block()
-    finally:
-        logger.removeHandler(handler)
-    assert len(lines) == 1
-    assert f"block ({__file__}:" in lines[0]

@@ -67,7 +67,7 @@ async def test_a_hook_that_hangs_is_named_once(
         " Gate.pass_through"
     )
     assert "the limit is 30 s" in text
-    assert "session trainer: open for 30 s, at step 0, in run 1 for 30 s" in text
+    assert "session trainer: step 0, in run 1 for 30 s" in text
     assert "background task 'refresh'" in text
     _, why = text.split("\nwhy:\n")
     assert "session 'trainer'" in why

@@ -4,7 +4,6 @@ instead.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 import signal
@@ -36,22 +35,6 @@ class Observer:
     """A plain object with a method of a hook."""
 
     def begin(self) -> None: ...
-
-
-class NoGraph:
-    """Creates sessions, and has no `graph`."""
-
-    async def create_session(self) -> ah.Session:
-        return ah.Session(GRAPH)
-
-
-class PlainCreator:
-    """Its `create_session` is a plain function."""
-
-    graph = GRAPH
-
-    def create_session(self) -> ah.Session:
-        return ah.Session(GRAPH)
 
 
 def worker(**options: Any) -> ah.WorkerSessionCreator:
@@ -138,11 +121,8 @@ VALUES = [
     *refusals(
         ah.AsyncMonitoredSession,
         other("5 cannot be run", "give a Graph, a SessionCreator, or an `async def`", source=5),
-        other("the class Graph cannot be run", "an object of it: Graph(...)", source=ah.Graph),
         other("plain", "not a coroutine function; write the step as `async def`", source=plain),
         other("print", "give in_thread(...) of one that blocks", source=print),
-        other("NoGraph object", "graph", source=NoGraph()),
-        other("PlainCreator", "async def", source=PlainCreator()),
         other(
             "a SessionCreator has its own step store and variables",
             "give them to it",
@@ -189,7 +169,6 @@ VALUES = [
         value("give a coroutine function", ready_for_local_init_fn="x"),
         value("give a mapping", tracked=["model"]),
         other("tracked['model'] is 5", "state_dict()", tracked={"model": 5}),
-        value("give a Scaffold", copy_from_scaffold=3),
     ),
     *refusals(
         ah.Backoff,
@@ -199,12 +178,7 @@ VALUES = [
     *refusals(
         ah.RecoveryPolicy,
         value("give a whole number, 0 for never", max_attempts=-1),
-        value("give a whole number", no_progress_limit=-1),
         value("Backoff", backoff=3),
-        value("give a tuple of exception classes", on=OSError),
-        value("give a tuple of exception classes", on=(OSError("x"),)),
-        other("CancelledError", "subclasses of Exception", on=(asyncio.CancelledError,)),
-        other("KeyboardInterrupt", "give a tuple of exception classes", on=(KeyboardInterrupt,)),
     ),
     Case(ah.RecoveryPolicy, *value(on_lost_feeds="none")),
     *refusals(

@@ -102,7 +102,7 @@ SIGNATURES: dict[str, str | None] = {
     "CheckpointSaverListener.end": "async (self, session, global_step)",
     "ChiefSessionCreator": (
         "(graph, *, scaffold=None, checkpoint_dir=None, global_step=None, variables=None,"
-        " lead=True, session_factory=<type>)"
+        " lead=True)"
     ),
     "ChiefSessionCreator.create_session": "async (self)",
     "ChiefSessionCreator.aclose": "async (self, *, grace_secs=10.0)",
@@ -207,10 +207,10 @@ SIGNATURES: dict[str, str | None] = {
     "ProgressHook": "(values=None, *, total=None, description='run', file=None)",
     "RecoveryPolicy": (
         "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>,"
-        " no_progress_limit=3, on_lost_feeds='log')"
+        " on_lost_feeds='log')"
     ),
     "checkpoint.Restored": None,
-    "run": "(main, *args, why=False)",
+    "run": "(main, *args)",
     "checkpoint.Mirror": ("(url, storage_options=None, timeout_secs=60.0, backoff=<Backoff>)"),
     "checkpoint.MirrorStatus": None,
     "Saver": ("(checkpoint_dir, *, keep=<KeepNewest>, read_only=False, mirror=None)"),
@@ -224,7 +224,7 @@ SIGNATURES: dict[str, str | None] = {
     "Saver.aclose": "async (self, *, grace_secs=10.0)",
     "Scaffold": (
         "(*, init_fn=None, ready_for_local_init_fn=None, local_init_fn=None, ready_fn=None,"
-        " tracked=None, copy_from_scaffold=None)"
+        " tracked=None)"
     ),
     "Session": "(graph, *, global_step=None, variables=None, grace_secs=None)",
     "Session.run": "async (self, fetches, feed_dict=None, *, options=None, run_metadata=None)",
@@ -310,8 +310,7 @@ SIGNATURES: dict[str, str | None] = {
     "Variables.wait_ready": "async (self, timeout=None)",
     "Variables.snapshot": "(self)",
     "WorkerSessionCreator": (
-        "(graph, *, scaffold=None, global_step=None, variables=None, max_wait_secs=1800.0, "
-        "session_factory=<type>)"
+        "(graph, *, scaffold=None, global_step=None, variables=None, max_wait_secs=1800.0)"
     ),
     "WorkerSessionCreator.create_session": "async (self)",
 }

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import invalid, refused
 from tests.support.hooks import PhaseHook, RequestingHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, outcome
+from tests.support.sessions import counting_graph
 from tests.support.waiting import advance_clock, parked, raises_after, ticks
 
 pytestmark = pytest.mark.every_python
@@ -123,15 +123,6 @@ async def test_what_means_ready(answer: Any) -> None:
     assert await (await creator.create_session()).run("total") == 0
     with invalid("5", "None"):
         await creator.create_session()
-
-
-async def test_a_scaffold_borrows_what_it_does_not_have() -> None:
-    """`copy_from_scaffold` fills in the functions that were not given, and those only."""
-    one, two = recording_scaffold([]), recording_scaffold([])
-    mixed = ah.Scaffold(init_fn=one.init_fn, copy_from_scaffold=two)
-    assert mixed.init_fn is one.init_fn
-    assert (mixed.ready_fn, mixed.local_init_fn) == (two.ready_fn, two.local_init_fn)
-    assert ah.Scaffold(copy_from_scaffold=one) == one
 
 
 # -- chiefs and workers
@@ -256,127 +247,3 @@ async def test_a_creator_may_be_the_users_own(hooked: bool) -> None:
         assert [values.run_metadata for values in hook.values] == written
     else:
         assert creator.session.metadata == [{"seen": {"level": 2}}, None]
-
-
-class ClosingSession(ah.Session):
-    """A session that has something to close, and no `run` of its own."""
-
-    closes = 0
-
-    async def aclose(self) -> None:
-        self.closes += 1
-        await super().aclose()
-
-
-async def test_a_factory_makes_each_session_of_a_chief() -> None:
-    """A chief's first session and the one of each recovery come from its factory, are run as
-    others, and closed once.
-    """
-    made, hook = list[ClosingSession](), RequestingHook("total")
-
-    def factory(graph: ah.Graph, **parts: Any) -> ah.Session:
-        made.append(ClosingSession(graph, **parts))
-        return made[-1]
-
-    creator = ah.ChiefSessionCreator(counting_graph(), session_factory=factory)
-    lost = FaultInjectionHook({("before_run", 1): ah.AbortedError("once")})
-    async with ah.AsyncMonitoredSession(creator, [lost], recovery=NO_BACKOFF) as session:
-        with refused(ah.errors.FetchError, "neither the caller nor a hook fetches anything"):
-            await session.run([])
-        assert [one.closes for one in made] == [1, 0]
-        assert made[0].variables is made[1].variables
-    assert [one.closes for one in made] == [1, 1]
-    async with ah.AsyncMonitoredSession(creator, [hook]) as session:
-        assert await session.run(["train"]) == [1]
-    assert [values.results for values in hook.values] == [0]
-
-
-@pytest.mark.parametrize("is_chief", [True, False])
-async def test_a_training_session_of_another_class(is_chief: bool) -> None:
-    """`monitored_training_session` passes the class to its creator; options reach the `run` of the
-    subclass.
-    """
-    graph, options = (
-        counting_graph(),
-        {"variables": ah.Variables(), "log_step_count": None, "session_factory": OptionSession},
-    )
-    async with ah.monitored_training_session(graph, **options) as session:  # type: ignore[arg-type]
-        if is_chief:
-            assert await session.run("train", options={"level": 2}) == 1
-        else:
-            of_a_worker: dict[str, Any] = {**options, "is_chief": False}
-            async with ah.monitored_training_session(graph, **of_a_worker) as worker:
-                assert await worker.run("train", options={"level": 2}) == 1
-
-
-@pytest.mark.parametrize("kind", ["chief", "worker"])
-@pytest.mark.parametrize(
-    ("factory", "words"),
-    [
-        (lambda graph, **parts: None, "returned None; return a Session"),
-        (
-            lambda graph, **parts: ClosingSession(ah.Graph(), **parts),
-            "another graph, step store or variables than it was given",
-        ),
-        (
-            lambda graph, **parts: ClosingSession(graph, variables=parts["variables"]),
-            "another graph, step store or variables than it was given",
-        ),
-        (
-            lambda graph, **parts: ClosingSession(graph, global_step=parts["global_step"]),
-            "another graph, step store or variables than it was given",
-        ),
-        (None, "no data"),
-    ],
-)
-async def test_a_session_that_cannot_be_used_is_closed(kind: str, factory: Any, words: str) -> None:
-    """What a factory returns has to be a session of what it was given, and to be initialised."""
-    made: list[Any] = []
-
-    def keeping(graph: ah.Graph, **parts: Any) -> Any:
-        made.append((factory or ClosingSession)(graph, **parts))
-        return made[-1]
-
-    graph, variables = counting_graph(), ah.Variables()
-    scaffold = ah.Scaffold(local_init_fn=None if factory else NO_DATA.init_fn)
-    creator: ah.SessionCreator = ah.ChiefSessionCreator(
-        graph, variables=variables, session_factory=keeping, scaffold=scaffold
-    )
-    if kind == "worker":
-        await ah.ChiefSessionCreator(graph, variables=variables).create_session()
-        creator = ah.WorkerSessionCreator(
-            graph, variables=variables, session_factory=keeping, scaffold=scaffold
-        )
-    raised = await outcome(ah.AsyncMonitoredSession(creator))
-    assert isinstance(raised, ah.errors.InvalidArgumentError if factory else OSError)
-    assert words in str(raised)
-    assert ("session_factory=" in str(raised)) is (factory is not None)
-    assert [one.closes for one in made if one is not None] == [1] * (made[0] is not None)
-
-
-def test_a_call_in_place_of_the_step_is_named() -> None:
-    """A step that was called by mistake is named, and Python does not warn about its coroutine."""
-
-    async def train_step() -> dict[str, float]:
-        return {}
-
-    call: Any = train_step()
-    with invalid("train_step(...), a call; give the function: "):
-        ah.AsyncMonitoredSession(call)
-
-
-def test_what_is_no_factory_is_refused() -> None:
-    """A factory is a class or a plain function."""
-
-    async def factory(graph: ah.Graph, **parts: Any) -> ah.Session:
-        return ah.Session(graph, **parts)
-
-    wrongs: list[tuple[Any, list[str]]] = [
-        (3, ["session_factory is 3"]),
-        (factory, ["coroutine function", "Scaffold"]),
-    ]
-    for wrong, words in wrongs:
-        with invalid(*words):
-            ah.ChiefSessionCreator(ah.Graph(), session_factory=wrong)
-        with invalid(*words):
-            ah.WorkerSessionCreator(ah.Graph(), variables=ah.Variables(), session_factory=wrong)

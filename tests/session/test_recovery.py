@@ -137,7 +137,7 @@ async def test_pauses_grow_up_to_a_limit(clock: ManualClock) -> None:
     """Each attempt in a row is preceded by a pause twice as long as the one before, up to
     `max_secs`.
     """
-    recovery = ah.RecoveryPolicy(backoff=ah.Backoff(1, 5, jitter=False), no_progress_limit=10)
+    recovery = ah.RecoveryPolicy(backoff=ah.Backoff(1, 5, jitter=False))
     async with ah.AsyncMonitoredSession(failing_step(*[LOST] * 5), recovery=recovery) as session:
         running = asyncio.create_task(session.run("loss"))
         for recoveries, secs in enumerate((1, 2, 4, 5, 5), 1):
@@ -195,7 +195,7 @@ async def train_with_time_limits() -> None:
     async def connect(session: ah.Session, coord: ah.Coordinator) -> None:
         await sleep(choose(0, 0.01))
 
-    policy = recovery_policy(max_attempts=1000, no_progress_limit=1000, backoff=ah.Backoff(0.01))
+    policy = recovery_policy(max_attempts=1000, backoff=ah.Backoff(0.01))
     async with ah.AsyncMonitoredSession(step, [connect, phases], recovery=policy) as session:
         steps = session.steps((), feeds=feeds(), prefetch=choose(0, 1))
         while not session.should_stop():
@@ -279,7 +279,7 @@ async def test_attempts_are_counted() -> None:
         [ah.AbortedError(f"number {number}") for number in range(1, 5)],
         SessionRecorder(),
     )
-    policy = recovery_policy(max_attempts=3, no_progress_limit=9)
+    policy = recovery_policy(max_attempts=3)
     session = ah.AsyncMonitoredSession(failing_step(*errors), [sessions], recovery=policy)
     assert await outcome(session, lambda session: session.run("loss")) is errors[3]
     assert errors[3].__notes__ == [
@@ -313,8 +313,8 @@ async def test_a_session_that_gave_up_says_so() -> None:
 
 @pytest.mark.parametrize("between", ["an earlier step", "a run that does not train"])
 async def test_a_step_that_fails_again_and_again_is_given_up(between: str) -> None:
-    """`no_progress_limit` is how often one step may fail, also when sessions, or other runs,
-    succeed between.
+    """`max_attempts` is how often recoveries may lead to no progress, also when sessions, or
+    earlier steps, succeed between.
     """
     graph, failures = ah.Graph(), list[int]()
 
@@ -333,11 +333,11 @@ async def test_a_step_that_fails_again_and_again_is_given_up(between: str) -> No
             await session.run("train")
 
     hooks = [RecordingHook(fetches="look")]
-    policy = recovery_policy(no_progress_limit=2, max_attempts=99)
+    policy = recovery_policy(max_attempts=2)
     raised = await outcome(ah.AsyncMonitoredSession(graph, hooks, recovery=policy), use)
     assert isinstance(raised, ah.AbortedError)
     assert raised.__notes__[1:] == [
-        "recovery gave up: step 3 failed 3 times (no_progress_limit=2); what failed, oldest first:",
+        "recovery gave up: 2 attempts are used up; what failed, oldest first:",
         *(f"  the run of step 3: AbortedError('failure {number}')" for number in (1, 2, 3)),
     ]
 

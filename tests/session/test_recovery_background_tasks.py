@@ -130,7 +130,7 @@ async def test_a_loss_during_the_wait_for_a_feed_is_recovered_meanwhile(
     hook = Producing(lost, sessions=failures)
     hooks = [hook, ah.StopAtStepHook(last_step=3)]
     feeds: Any = generated() if kind == "generator" else queue
-    async with doubling(*hooks, recovery=recovery_policy(no_progress_limit=9)) as session:
+    async with doubling(*hooks, recovery=recovery_policy(max_attempts=9)) as session:
         async for loss in session.steps("loss", feeds=feeds):
             losses.append(loss)
             lost.fail.set()
@@ -152,7 +152,7 @@ async def test_what_ends_the_wait_for_a_feed(how: str) -> None:
     )
     policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=600, max_secs=600, jitter=False))
     if how == "giving up":
-        policy = recovery_policy(max_attempts=2, no_progress_limit=9)
+        policy = recovery_policy(max_attempts=2)
     lost = Lost(error)
     hook = Workers(lost, sessions=9 if how == "giving up" else 1)
 

@@ -162,7 +162,7 @@ async def test_each_element_makes_one_step_of_what_is_kept(
 
     feed, policy = (
         kind(),
-        recovery_policy(no_progress_limit=9, on_lost_feeds="raise"),
+        recovery_policy(on_lost_feeds="raise"),
     )
     behind = ah.configure(calling(fail, "after_run", "behind"), order=200)
     before, after = (
@@ -272,9 +272,7 @@ async def train_beside_requests(folder: Path) -> None:
                 async with asyncio.timeout(choose(None, 0.01, 0.015)):
                     await session.run("look")
 
-    policy = recovery_policy(
-        max_attempts=1000, no_progress_limit=1000, backoff=ah.Backoff(0.01, jitter=False)
-    )
+    policy = recovery_policy(max_attempts=1000, backoff=ah.Backoff(0.01, jitter=False))
     creator = ah.ChiefSessionCreator(
         graph, checkpoint_dir=folder, scaffold=ah.Scaffold(tracked={"feed": feed})
     )
@@ -384,20 +382,6 @@ async def test_lost_feeds_may_end_the_session(tmp_path: Path, kind: str) -> None
     ) as caught:
         await lose_at_nine(tmp_path, kind, on_lost_feeds="raise", on=(Exception,))
     assert isinstance(caught.value.__cause__, ah.UnavailableError)
-
-
-async def test_tracked_objects_in_memory_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    """What changes itself may be changed in part when a run fails; the feeds of a loop are not."""
-    feed = Feed()
-    creator, policy = (
-        training(fails_once(("step", 3)), None, feed=feed, model=Feed()),
-        recovery_policy(),
-    )
-    async with ah.AsyncMonitoredSession(creator, recovery=policy) as session:
-        await use_up(session.steps("train", feeds=feed, prefetch=2))
-        assert await session.run("seen") == ALL
-    (message,) = [one for one in caplog.messages if "recovering from" not in one]
-    assert "continues with the tracked objects 'model' as the failed run has left them" in message
 
 
 @pytest.mark.parametrize(

@@ -337,7 +337,7 @@ class LastStepHook(ah.SessionRunHook):
 
 
 LOST = ah.AbortedError("lost")
-GIVES_UP = recovery_policy(max_attempts=1, no_progress_limit=1)
+GIVES_UP = recovery_policy(max_attempts=1)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
+    CreatorOf,
     counting_graph,
     doubling,
     forever_step,
@@ -261,7 +262,7 @@ async def test_an_error_of_a_part_does_not_keep_the_others_from_closing(
                 raise error
 
     hook, graph = RecordingHook(), counting_graph()
-    creator = ah.ChiefSessionCreator(graph, global_step=Store(), session_factory=Broken)
+    creator = CreatorOf(Broken, graph, global_step=Store())
     assert await outcome(ah.AsyncMonitoredSession(creator, [hook])) is error
     assert hook.closed_with == [None]
 

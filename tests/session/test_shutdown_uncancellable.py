@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, doubling, outcome
+from tests.support.sessions import CreatorOf, counting_graph, doubling, outcome
 from tests.support.waiting import (
     Uncancellable,
     advance_clock,
@@ -48,9 +49,7 @@ async def test_an_uncancellable_call_has_the_grace_period(
     fails = raises_after(2, OSError("broken"))
     graph.operation(name="fails", inputs=[])(fails)
     graph.operation(name="waits", inputs=[])(uncancellable.wait)
-    creator = ah.ChiefSessionCreator(
-        graph, session_factory=lambda graph, **parts: ah.Session(graph, grace_secs=own, **parts)
-    )
+    creator = CreatorOf(functools.partial(ah.Session, grace_secs=own), graph)
     hooks = (
         [PhaseHook("before_run", fails), PhaseHook("before_run", uncancellable.wait)]
         if where == "hook"
@@ -134,7 +133,7 @@ async def test_a_closing_that_others_cancel_continues(part: str) -> None:
             task.cancel()
             await forever()
 
-    creator = ah.ChiefSessionCreator(counting_graph(), global_step=Store(), session_factory=Cut)
+    creator = CreatorOf(Cut, counting_graph(), global_step=Store())
     raised = await outcome(
         ah.AsyncMonitoredSession(creator, [hook, PhaseHook("close", cancels_itself)])
     )

@@ -60,7 +60,7 @@ async def test_what_a_signal_cancels_is_said(caplog: pytest.LogCaptureFixture) -
         assert task is not None
         with contextlib.suppress(asyncio.CancelledError):
             await send(signal.SIGTERM, task.cancelling)
-        assert "cancelling session trainer: open" in caplog.text
+        assert "cancelling session trainer: step" in caplog.text
         assert "Hangs.after_run" in caplog.text
         running.cancel()
         task.uncancel()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import re
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -53,10 +54,11 @@ async def test_the_active_hook_is_named(phase: str, clock: ManualClock) -> None:
     assert doing.what.startswith(f"PhaseHook.{phase}")
     assert (doing.secs, doing.hook, doing.kind) == (3.5, hook, "hook")
     assert str(doing) in str(status)
-    assert str(status).startswith(f"session chief: {status.state} for 3.5 s")
+    assert status.summary in str(status)
+    assert re.search("(run 1|opening|closing|block)( for 3.5 s)?$", status.summary)
     gate.opened.set()
     assert await task is None
-    assert (session.status().doing, session.status().state_secs) == ((), None)
+    assert session.status().doing == ()
 
 
 @pytest.mark.parametrize("hooked", [False, True])
@@ -84,13 +86,13 @@ async def test_the_active_operation_is_named(clock: ManualClock, hooked: bool) -
             2.0,
             None if hooked else "task 'the other'",
         )
-        assert "at step 0, in run 1 for 2 s" in str(session.status())
+        assert session.status().summary == "step 0, in run 1 for 2 s"
         gate.opened.set()
         await asyncio.wait([run, other])
 
 
 async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
-    """A wait for a step is shown with the step, the latest step seen, and the publishers."""
+    """A wait for a step is shown with the step, for how long."""
     steps = ah.MemoryStepStore(3, run="digits")
     with steps.publisher("chief"):
         async with doubling(
@@ -101,12 +103,10 @@ async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
             clock.advance(60)
             (doing,) = session.status().doing
             assert (doing.awaits, doing.kind) == ("step 10 of digits", "step")
-            for text in (
-                "GlobalStepWaiterHook.before_run at step 4 for 60 s, waiting for step 10 of digits",
-                "last seen 3, published by chief",
-                "1 waiter for 60 s, the next one due at step 10",
-            ):
-                assert text in str(session.status())
+            text = (
+                "GlobalStepWaiterHook.before_run at step 4 for 60 s, waiting for step 10 of digits"
+            )
+            assert text in str(session.status())
             await steps.raise_to(10)
             await run
 
@@ -153,7 +153,7 @@ async def test_the_status_counts() -> None:
         for line in (
             "waiting for their turn to run: 2",
             "recoveries: 1",
-            "stop requested: enough",
+            "stopping: enough",
         ):
             assert line in str(session.status())
         gate.opened.set()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import os
 import re
 import signal
@@ -42,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     signal.signal(
         signal.SIGQUIT, signal.SIG_DFL
     )  # as in a terminal: the `&` of a script has it ignored
-    return tmp_path / "aiohooks"
+    return tmp_path / f"aiohooks-{os.getuid()}"
 
 
 def files(folder: Path) -> list[str]:
@@ -122,7 +121,7 @@ async def test_a_session_says_why_it_waits() -> None:
 
 
 async def test_other_processes_ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They ask by the process ID and get text or JSON; a pause is named, too."""
+    """They ask by the process ID and get text; a pause is named, too."""
     async with opened() as session:
         assert files(folder) == [f"{os.getpid()}.sock"]
         assert os.stat(folder).st_mode & 0o777 == 0o700
@@ -133,9 +132,6 @@ async def test_other_processes_ask(folder: Path, capsys: pytest.CaptureFixture[s
         assert "\n    waits for the end of the pause (a look at the weights)" in printed
         assert ", paused: a look at the weights" in printed
         assert "stopping" not in printed
-        assert await asyncio.to_thread(main, ["why", str(os.getpid()), "--json"]) == 0
-        nodes = json.loads(capsys.readouterr().out)["nodes"]
-        assert "session 'chief'" in [node["name"] for node in nodes]
         session.resume()
         await run
     assert files(folder) == []
@@ -145,24 +141,24 @@ async def test_an_answer_that_fails_is_said(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever asks gets the error, and the program continues."""
-    monkeypatch.setattr(why, "process_graph", functools.partial(open, "/missing"))
+    monkeypatch.setattr(why, "wait_graph", functools.partial(open, "/missing"))
     async with opened() as session:
-        assert await asyncio.to_thread(main, ["why", str(os.getpid())]) == 1
+        assert await asyncio.to_thread(main, ["why", str(os.getpid())]) == 0
         await session.run(())
-    assert "FileNotFoundError: [Errno 2]" in capsys.readouterr().out
+    assert "could not be found out: TypeError(" in capsys.readouterr().out
 
 
 async def test_an_answer_that_takes_too_long(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is not taken for a process that cannot answer."""
-    asked, made = threading.Event(), why.process_graph
+    asked, made = threading.Event(), why.process_text
 
-    def late() -> object:
+    def late() -> str:
         asked.wait()
         return made()
 
-    monkeypatch.setattr(why, "process_graph", late)
+    monkeypatch.setattr(why, "process_text", late)
     # The time is over when the first part of the answer has come.
     clock = types.SimpleNamespace(monotonic=iter((0.0, 2 * HANG_SECS)).__next__)
     monkeypatch.setattr("aiohooks._command_line.why.time", clock)
@@ -252,7 +248,7 @@ def test_a_session_takes_a_signal_that_would_print_it(
 
     try:
         with pytest.raises(SystemExit) as raised:
-            ah.run(main, why=True)
+            ah.run(main)
         assert raised.value.code == 128 + signal.SIGUSR1
         assert signal.getsignal(signal.SIGUSR1) is why._print_why
     finally:
@@ -292,7 +288,7 @@ async def test_a_directory_of_others_is_refused(
     os.rmdir(folder)
     os.symlink(folder.parent, folder)
     with pytest.raises(InvalidArgumentError, match="can be used by others"):
-        why.enable_why()
+        why.why_folder()
 
 
 async def test_a_forked_child_is_not_asked_for_its_parent(folder: Path) -> None:
@@ -309,8 +305,7 @@ async def test_a_forked_child_is_not_asked_for_its_parent(folder: Path) -> None:
     [
         (
             "1",
-            "aiohooks; start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True), and"
-            " ask as its user",
+            "; start it with AIOHOOKS_WHY=1, and ask as its user",
         ),
         ("4194304", "process 4194304: does not exist any more"),
     ],
@@ -323,14 +318,11 @@ def test_a_process_that_cannot_be_asked(
     assert says in capsys.readouterr().out
 
 
-def test_run_lets_a_program_be_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`run(main, why=True)` does what the environment variable does, and at the end of the program
-    nothing is left.
-    """
-    monkeypatch.delenv("AIOHOOKS_WHY")
+def test_run_lets_a_program_be_asked(folder: Path) -> None:
+    """A program without a session can be asked, too, and at its end nothing is left."""
     program = (
         "import os, sys, aiohooks as ah\nasync def main():"
-        " print(len(os.listdir(sys.argv[1])))\nah.run(main, why=True)"
+        " print(len(os.listdir(sys.argv[1])))\nah.run(main)"
     )
     found = run_python("-c", program, str(folder))
     assert (found.stdout, found.stderr, files(folder)) == ("1\n", "", [])

@@ -174,6 +174,20 @@ async def put(queue: asyncio.Queue[int], number: int) -> None:
         await queue.put(item)
 
 
+class CreatorOf:
+    """Creates raw sessions of a subclass, with the given parts."""
+
+    def __init__(
+        self, session_class: Callable[..., ah.Session], graph: ah.Graph, **parts: Any
+    ) -> None:
+        self.graph = graph
+        self._session_class = session_class
+        self._parts = parts
+
+    async def create_session(self) -> ah.Session:
+        return self._session_class(self.graph, **self._parts)
+
+
 class Source:
     """Numbers from 0, as an async or a plain iterator; says how many were taken, and whether it was
     closed.

@@ -9,18 +9,14 @@ import queue
 import re
 import socket
 import threading
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
 import pytest
 
-import aiohooks as ah
-from aiohooks._why import builder
-from aiohooks._why.builder import wait_graph, why
-from aiohooks.errors import HookTimeoutError
-from tests.support.sessions import run_session
+from aiohooks._why.builder import wait_graph
+from tests.support.hangs import unfolded
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -47,7 +43,8 @@ async def starting() -> AsyncGenerator[Start]:
 async def lines() -> list[str]:
     """Return the text of the graph, when all tasks wait."""
     await ticks()
-    return wait_graph({asyncio.get_running_loop(): threading.get_ident()}).lines()
+    graph = wait_graph({asyncio.get_running_loop(): threading.get_ident()})
+    return unfolded(str(graph)).splitlines()
 
 
 async def lines_with(pattern: str) -> list[str]:
@@ -564,93 +561,6 @@ async def test_no_code_of_users_is_called() -> None:
             r"task 'wants', .* asyncio.Lock.acquire <- task 'waits', .* <- asyncio.Queue.get$",
         )
         assert asked == []
-
-
-@pytest.fixture
-def no_notes_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No note was made in the last second."""
-    monkeypatch.setattr(builder, "_note_times", deque([-1.0] * 20, maxlen=20))
-
-
-@pytest.mark.usefixtures("no_notes_yet")
-async def test_a_hook_that_takes_too_long_says_what_it_waited_for() -> None:
-    """The note of the error has the chain."""
-    async with starting() as start:
-        holder = Holder()
-        start(holder.hold("with"), "holder")
-        await ticks()
-
-        class Upload(ah.SessionRunHook):
-            async def after_run(
-                self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-            ) -> None:
-                await holder.want()
-
-        async def step() -> None:
-            pass
-
-        with pytest.raises(HookTimeoutError) as raised:
-            await run_session(
-                ah.AsyncMonitoredSession(step, [ah.configure(Upload(), timeout=0.01)]), 1, ()
-            )
-        assert any(
-            "waits for asyncio.Lock.acquire <- task 'holder'" in note
-            for note in raised.value.__notes__
-        )
-
-
-@pytest.mark.usefixtures("no_notes_yet")
-async def test_a_late_step_says_what_its_publisher_waits_for() -> None:
-    """The note of the error of a wait for a step has the chain of the session that publishes it."""
-
-    async def step() -> None:
-        pass
-
-    store = ah.MemoryStepStore(run="digits")
-    async with ah.AsyncMonitoredSession(step, global_step=store, name="trainer"):
-        late = asyncio.create_task(store.wait_for(5, timeout=0.0001), name="late")
-        with pytest.raises(ah.StepTimeoutError) as raised:
-            await asyncio.shield(late)
-        (note,) = raised.value.__notes__
-        assert re.match(
-            r"session 'trainer' \(step 0, open for .* waits for task .*:\d+ <- task 'late'", note
-        )
-        task = asyncio.current_task()
-        assert task is not None
-        assert why(task) == ""
-
-
-@pytest.mark.usefixtures("no_notes_yet")
-async def test_a_late_step_says_what_the_run_of_its_publisher_waits_for() -> None:
-    """The note follows the run of the session into its hook, and shows no deadlock."""
-    released = asyncio.Event()
-
-    class Waits(ah.SessionRunHook):
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            await released.wait()
-
-    async def step() -> None:
-        pass
-
-    store = ah.MemoryStepStore(run="digits")
-    async with ah.AsyncMonitoredSession(step, [Waits()], global_step=store) as session:
-        run = asyncio.create_task(session.run(()))
-        await ticks()
-        with pytest.raises(ah.StepTimeoutError) as raised:
-            await asyncio.create_task(store.wait_for(5, timeout=0.0001))
-        (note,) = raised.value.__notes__
-        assert re.match(r"session .* waits for .*Waits.before_run at step 1, .* <- asyncio", note)
-        released.set()
-        await run
-
-
-@pytest.mark.usefixtures("no_notes_yet")
-async def test_of_thousands_of_errors_the_first_have_a_note() -> None:
-    """They do not cost more than they would without."""
-    async with starting() as start:
-        task = start(Holder().hold("with"), "waits")
-        await ticks()
-        assert [bool(why(task)) for _ in range(30)] == [True] * 20 + [False] * 10
 
 
 async def test_the_first_of_several_tasks_is_enough() -> None:

@@ -15,12 +15,20 @@ from types import FrameType
 from typing import Any
 
 from aiohooks._core.cancel import shielded, wait_done
+from aiohooks._core.clock import call_later
 from aiohooks.adapters.asgi._access import safe_text
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, is_clean_end
 from aiohooks.session.monitored import AsyncMonitoredSession
 
 _logger = logging.getLogger("aiohooks.adapters")
 Loop = Callable[[AsyncMonitoredSession], Awaitable[Any]]
+
+
+def request_drain(session: AsyncMonitoredSession, reason: str, secs: float | None) -> None:
+    """Drain a session, and stop it when `secs` are over."""
+    session.request_drain(reason)
+    late = f"{reason}, and the drain took longer than {secs} s"
+    call_later(secs, functools.partial(session.request_stop, late))
 
 
 class SessionRunner:
@@ -145,7 +153,7 @@ class SessionRunner:
         if self._drain_secs is None:
             self._session.request_stop(reason)
         else:
-            self._session.request_drain(reason, secs=self._drain_secs)
+            request_drain(self._session, reason, self._drain_secs)
 
     def _limit_end(self) -> asyncio.Task[None]:
         if self._end is None:

@@ -31,7 +31,7 @@ from aiohooks.adapters.asgi._access import (
     error_reply,
     safe_text,
 )
-from aiohooks.adapters.asgi._lifespan import Loop, SessionRunner, notify_on_signals
+from aiohooks.adapters.asgi._lifespan import Loop, SessionRunner, notify_on_signals, request_drain
 from aiohooks.adapters.asgi._report import (
     ServiceHealth,
     SessionReporter,
@@ -236,7 +236,7 @@ class SessionService:
         if request.url.path.endswith("/stop"):
             self._session.request_stop("a client asked for a stop")
         else:
-            self._session.request_drain("a client asked for a drain", secs=self._drain_secs)
+            request_drain(self._session, "a client asked for a drain", self._drain_secs)
         return _response(JsonReply(200, dataclasses.asdict(self.health())))
 
     async def _serve_step(self, request: Request) -> Response:

@@ -372,9 +372,7 @@ class Execution(Recorder):
             options["variables"] = record.variables
         source = self._graph(record) if graph else self._step(record, step)
         if recovers:
-            policy = ah.RecoveryPolicy(
-                max_attempts=3, backoff=ah.Backoff(1.0, 2.0, jitter=False), no_progress_limit=2
-            )
+            policy = ah.RecoveryPolicy(max_attempts=2, backoff=ah.Backoff(1.0, 2.0, jitter=False))
             record.session = ah.AsyncMonitoredSession(
                 source, registered, recovery=policy, **options
             )
