@@ -195,7 +195,7 @@ def _steps_text(steps: StoreStatistics) -> str:
 
 
 def _hook_text(hook: HookStatus) -> str:
-    text = f"{hook.name}: {hook.failures} of {hook.calls} calls failed"
+    text = f"{hook.name}: {hook.failures} calls failed"
     if hook.last_error is not None:
         text += f", the last with {hook.last_error}"
     text += f"; {hook.dropped} dropped"

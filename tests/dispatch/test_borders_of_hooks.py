@@ -129,12 +129,12 @@ async def test_a_call_of_the_object_is_a_method_of_a_class_without_others() -> N
     called: list[str] = []
     await ah.compose(Decides, [hook(on=on), hook(on=on)])("decides")
     assert called == ["decides", "decides"]
-    with refused(InvalidHookError, "Observer.__call__ would never be called", "other methods"):
+    with refused(InvalidHookError, "Observer.__call__ cannot be called", "other methods"):
         ah.compose(Decides, [hook(__call__=on, on=on)])
 
 
 def test_a_name_that_is_nearly_a_method_is_refused() -> None:
-    """Its first letter, too, if the name has more than three."""
+    """Another word, such as `send` beside `end`, is not."""
 
     class Machine:
         async def stop(self) -> None: ...
@@ -143,8 +143,8 @@ def test_a_name_that_is_nearly_a_method_is_refused() -> None:
 
     async def method(self): ...
 
-    with refused(InvalidHookError, "Observer.atop is not a method", "did you mean 'stop'"):
-        ah.compose(Machine, [hook(stop=method, atop=method)])
+    with refused(InvalidHookError, "Observer.stopp is not a method", "did you mean 'stop'"):
+        ah.compose(Machine, [hook(stop=method, stopp=method)])
     ah.compose(Machine, [hook(stop=method, send=method)])
 
 

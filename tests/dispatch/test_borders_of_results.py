@@ -73,7 +73,7 @@ def test_a_way_without_a_clear_argument_is_refused(
     says = "clear which argument", f"ah.{way}(argument=...)"
     with refused(InvalidHookError, f"Job.{name} cannot {way}", *says):
         ah.compose(Job, [hook(**{name: executes})], results={name: way})
-    with refused(InvalidHookError, f"#1.{name} and Observer#2.{name}", *says):
+    with refused(InvalidHookError, f".{name} and Observer#2.{name}", *says):
         ah.compose(Job, [hook(**{name: executes}), hook(**{name: executes})], results=way)
     ah.compose(Job, [hook(**{name: executes})], results=way)
 
@@ -123,7 +123,7 @@ async def test_a_method_with_a_body_needs_a_way_for_several_hooks() -> None:
             """Nothing."""
 
     ah.compose(Middleware, [hook(notify=executes), hook(notify=executes)])
-    with refused(InvalidHookError, "#1.call and Observer#2.call both return a result"):
+    with refused(InvalidHookError, ".call and Observer#2.call both return a result"):
         ah.compose(Middleware, [hook(call=executes), hook(call=executes)])
 
 
@@ -252,8 +252,8 @@ async def test_a_chain_ends_early() -> None:
     assert await composed("x") == "x at the end"
     assert called == ["behind x"]
     group = ah.HookGroup(Ways, [])
-    group.on(Ways.plain_chain, lambda text: ah.dispatch.end_chain(None))
-    group.on(Ways.chain, ends)
+    group.on(Ways.plain_chain)(lambda text: ah.dispatch.end_chain(None))
+    group.on(Ways.chain)(ends)
     assert group.hooks.plain_chain("x") is None
     assert await group.hooks.chain("x") == await ah.compose(Ways, [group.hooks]).chain("x")
     assert await group.hooks.chain("x") == "x at the end"

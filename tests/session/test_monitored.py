@@ -117,7 +117,7 @@ async def test_a_name_that_may_mean_two_things_is_refused(
             )
             with refused(ah.errors.FetchError, says) as caught:
                 await session.run(fetches)
-            assert ("fetched by RequestingHook#1.before_run" in caught.value.__notes__) == by_hook
+            assert ("fetched by RequestingHook.before_run" in caught.value.__notes__) == by_hook
         assert session.global_step.latest.step == 0
 
 
