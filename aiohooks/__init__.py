@@ -227,24 +227,6 @@ if not TYPE_CHECKING:
             "aiohooks.version_gate": ("VersionGate",),
         },
         packages=("checkpoint", "dispatch", "graph", "hooks", "session", "stores", "version_gate"),
-        elsewhere=(
-            "aiohooks.errors",
-            "aiohooks.hooks",
-            "aiohooks.session",
-            "aiohooks.dispatch",
-            "aiohooks.graph",
-            "aiohooks.stores",
-            "aiohooks.checkpoint",
-            "aiohooks.version_gate",
-            "aiohooks.testing",
-            "aiohooks.distributed",
-            "aiohooks.distributed.local",
-            "aiohooks.stores.redis",
-            "aiohooks.adapters.asgi",
-            "aiohooks.adapters.prometheus",
-            "aiohooks.adapters.opentelemetry",
-            "aiohooks.adapters.trackers",
-        ),
     )
     if "_pytest" not in sys.modules:
         # Dispatch is often used first in a coroutine, where its import would block the event loop.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -13,7 +12,6 @@ def lazy_names(
     package: str,
     defined_in: Mapping[str, Collection[str]],
     packages: Collection[str] = (),
-    elsewhere: Collection[str] = (),
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and the `__dir__` of a package.
 
@@ -24,7 +22,6 @@ def lazy_names(
         package: the name of the package.
         defined_in: the public names, by the module that defines them; of several, the last one.
         packages: the names of its public packages.
-        elsewhere: modules whose public names an error points to.
     """
     module_of = {name: module for module, names in defined_in.items() for name in names}
 
@@ -32,12 +29,8 @@ def lazy_names(
         if name in packages:
             return importlib.import_module(f"{package}.{name}")
         if name not in module_of:
-            message = f"module {package!r} has no attribute {name!r}"
-            if (home := module_with(name, elsewhere)) is not None:
-                # With a name and no object, Python adds no similar name of another class.
-                raise AttributeError(f"{message}; it is {home}.{name}", name=name)
             # In a traceback, Python adds the most similar name, which it finds by `__dir__`.
-            raise AttributeError(message)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         public = getattr(importlib.import_module(module_of[name]), name)
         # Tracebacks and docs have the public path, `aiohooks.Graph`. It may be a shorter one.
         if public.__module__.startswith(package):
@@ -49,14 +42,3 @@ def lazy_names(
         return sorted({*vars(sys.modules[package]), *module_of, *packages})
 
     return import_name, names
-
-
-def module_with(name: str, modules: Collection[str]) -> str | None:
-    """Return the first module with this public name; skip modules whose extra is missing."""
-    if name.startswith("_"):
-        return None  # what tools ask each module for
-    for module_name in modules:
-        with contextlib.suppress(ImportError):
-            if name in importlib.import_module(module_name).__all__:
-                return module_name
-    return None

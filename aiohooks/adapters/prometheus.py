@@ -184,7 +184,6 @@ class PrometheusHook(SessionRunHook):
             yield "checkpoint_age_seconds", session, current_clock().now() - self._saved_at
         for hook in status.hooks:
             labels = (self._name, hook.name)
-            yield "hook_calls", labels, hook.calls
             yield "hook_failures", labels, hook.failures
             yield "hook_dropped", labels, hook.dropped
             yield "hook_pending", labels, hook.pending
@@ -231,7 +230,6 @@ _METRICS: dict[str, tuple[_Kind, str, str]] = {
     "checkpoints_saved": (_COUNTER, "session", "Checkpoints written."),
     "checkpoint_age_seconds": (_GAUGE, "session", "Age of the last checkpoint."),
     "checkpoint_step": (_GAUGE, "session", "Step of the last checkpoint."),
-    "hook_calls": (_COUNTER, "session hook", "Calls of a hook."),
     "hook_failures": (_COUNTER, "session hook", "Calls that failed."),
     "hook_dropped": (_COUNTER, "session hook", "Calls that the hook did not get."),
     "hook_pending": (_GAUGE, "session hook", "Background calls of the hook."),

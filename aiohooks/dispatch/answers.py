@@ -22,6 +22,7 @@ from aiohooks.dispatch.calls import (
     bound_method,
     call_groups,
     order_groups,
+    plain_method,
 )
 from aiohooks.dispatch.ways import ChainEnd, Point
 from aiohooks.errors import (
@@ -32,7 +33,7 @@ from aiohooks.errors import (
     safe_repr,
 )
 
-_MERGEABLE: tuple[Any, ...] = (list, tuple, dict)
+_MERGEABLE: list[set[Any]] = [{list}, {tuple}, {dict}]
 
 
 class Target:
@@ -58,7 +59,7 @@ class Target:
         self._point = point
         self._kind = kind
         if not point.is_async:
-            bind = _plain
+            bind = plain_method
         elif point.how != "none":
             bind = bound_method
         wrapping = [registered for registered in hooks if point.wraps(registered.hook)]
@@ -178,7 +179,7 @@ class Target:
             result = await self._first_result(args_of_hooks)
         else:
             results = await call_groups(self._groups, *args_of_hooks)
-            result = combined(point, results, self._groups)
+            result = combined(point, results)
         # None is a result, too, of a hook that calls the next one itself.
         is_answered = point.how == "none" or point.does_nothing or point.calls_next
         if result is None and not is_answered:
@@ -243,17 +244,12 @@ class Target:
 # -- results
 
 
-def combined(
-    point: Point,
-    results: Iterable[Any],
-    groups: Iterable[OrderGroup] = (),
-) -> Any:
+def combined(point: Point, results: Iterable[Any]) -> Any:
     """Return the result of a call of a method whose hooks have all been called.
 
     Args:
         point: the method.
         results: the results of the hooks.
-        groups: the calls of the hooks, which name them in messages.
 
     Raises:
         InvalidHookError: several hooks were called, there is a result, and nothing says which one
@@ -265,8 +261,7 @@ def combined(
     if point.how == "all":
         return values
     if point.how == "merge":
-        names = [call.name for group in groups for call in group.calls]
-        merged = _merged(values, names)
+        merged = _merged(point, values)
         if merged is None and point.does_nothing:
             return point.empty()
         return merged
@@ -281,44 +276,33 @@ def combined(
     return first
 
 
-def _merged(results: Iterable[Any], names: Iterable[str]) -> Any:
-    """Join the results of hooks of these names in a new list, tuple or dict.
+def _merged(point: Point, results: list[Any]) -> Any:
+    """Join the results of hooks in a new list, tuple or dict; return None if there are none.
 
     Raises:
         InvalidHookError: the results have different types, or a key comes from two hooks.
     """
-    merged: Any = None
-    for name, result in zip(names, results, strict=True):
-        if result is None:
-            continue
-        kind: Any = type(cast("object", result))
-        if merged is None and kind in _MERGEABLE:
-            merged = kind()
-        if type(merged) is not kind:
-            raise InvalidHookError(
-                f"{name} returned {safe_repr(result)}, which cannot be merged; return lists,"
-                " tuples or dicts, all of one type, or None"
-            )
-        if kind is not dict:
+    given = [result for result in results if result is not None]
+    if not given:
+        return None
+    kinds: set[Any] = {type(result) for result in given}
+    can_merge = kinds in _MERGEABLE
+    if kinds == {dict}:
+        keys = [key for result in given for key in result]
+        can_merge = len(keys) == len({*keys})
+    if not can_merge:
+        raise InvalidHookError(
+            f"{point.label} got the results {safe_repr(results)}, which cannot be merged; let all"
+            " hooks return lists, tuples, or dicts of different keys; or None"
+        )
+    (kind,) = kinds
+    merged = kind()
+    for result in given:
+        if kind is dict:
+            merged.update(result)
+        else:
             merged += result
-            continue
-        joined = cast("Any", merged)
-        for key in joined.keys() & result.keys():
-            raise InvalidHookError(
-                f"{name} returned {key!r} as another hook did; each key may come from one hook only"
-            )
-        joined.update(result)
     return merged
-
-
-def _plain(registered: RegisteredHook, method: str) -> Method:
-    """Return a plain method as a coroutine function, which cannot wait."""
-    function = getattr(registered.hook, method)
-
-    async def call(*args: Any, **keywords: Any) -> Any:
-        return function(*args, **keywords)
-
-    return call
 
 
 # -- hooks that wrap

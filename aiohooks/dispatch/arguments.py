@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Args = tuple[Any, ...]
@@ -30,12 +29,9 @@ class Parameters:
 
     def __init__(self, member: Any) -> None:
         """Read the parameters of a method, as it stands in its class."""
-        function = getattr(member, "__func__", member)
         # Without annotations, which may refer to the class: nothing here keeps it alive.
-        signature = without_annotations(inspect.signature(function))
-        parameters = [*signature.parameters.values()]
-        if not isinstance(member, staticmethod):
-            del parameters[0]
+        signature = without_annotations(inspect.signature(member))
+        _, *parameters = signature.parameters.values()
         self.signature: inspect.Signature = inspect.Signature(parameters)
         self.keys: dict[str, Key] = {}
         """The key of each parameter, but not of those that take any others."""
@@ -107,27 +103,15 @@ class Parameters:
         Hooks may use other names, so all arguments are passed by position that can be. A parameter
         that is left out before another one has its default.
         """
-        args = self._at(self._places(values), values)
-        return args, self._named(values)
-
-    def _at(self, keys: Iterable[Key], values: Values) -> Args:
-        """Return the arguments of these keys, or their defaults."""
         values_or_defaults = {**self._defaults, **values}
-        return tuple(values_or_defaults[key] for key in keys)
+        args = tuple(values_or_defaults[place] for place in self._places(values))
+        keywords = {key: value for key, value in values.items() if isinstance(key, str)}
+        return args, keywords
 
-    def _named(self, values: Values, ignored: Collection[Key] = ()) -> dict[str, Any]:
-        """Return the arguments that are passed by name, apart from ignored ones."""
-        return {
-            key: value
-            for key, value in values.items()
-            if isinstance(key, str) and key not in ignored
-        }
-
-    def _places(self, values: Values, ignored: Key = None) -> list[int]:
-        """Return the places up to the last one that has a value, apart from an ignored one."""
-        filled = [key for key in values if isinstance(key, int) and key != ignored]
-        places = range(max(filled, default=-1) + 1)
-        return [place for place in places if place != ignored]
+    def _places(self, keys: Iterable[Key]) -> range:
+        """Return the places up to the last one that is among the keys."""
+        filled = [key for key in keys if isinstance(key, int)]
+        return range(max(filled, default=-1) + 1)
 
     def chosen_value(self, values: Values) -> Any:
         """Return the chosen argument, or its default, or None."""
@@ -142,13 +126,14 @@ class Parameters:
         Keyword-only ones are among them if the chosen argument is one itself, or if the method has
         no others.
         """
-        keys: list[Key] = [*self._places(values, self.chosen)]
+        given = values.keys() - {self.chosen}
+        keys: list[Key] = [*self._places(given)]
         positions = {*range(self._count)} - {self.chosen}
         takes_positions = positions or self._count in self._others
         if not takes_positions or isinstance(self.chosen, str):
-            named = self._named(values, [self.chosen])
-            keys += [key for key in self.keys.values() if key in named]
-        return keys
+            named = [key for key in self.keys.values() if isinstance(key, str)]
+            keys += [key for key in named if key in given]
+        return [key for key in keys if key != self.chosen]
 
     def changed(
         self,
@@ -168,14 +153,12 @@ class Parameters:
         """
         by_key = self._by_key(keywords)
         replaced_keys = [key for key in self._passed_keys(values) if key not in by_key]
-        extended = dict(values)
-        places = itertools.count()
-        while len(replaced_keys) < len(args):
+        if len(args) > len(replaced_keys):
             # The hook passes arguments that its caller has left out, or that the method lacks.
-            place = next(places)
-            if place != self.chosen:
-                extended.setdefault(place, None)
-            replaced_keys = [key for key in self._passed_keys(extended) if key not in by_key]
+            places: list[Key] = [*range(len(args) + 1)]
+            if self.chosen in places:
+                places.remove(self.chosen)
+            replaced_keys = places[: len(args)]
         last_keys = reversed(replaced_keys)
         by_key.update(zip(last_keys, reversed(args), strict=False))
         return {**values, **by_key}
@@ -186,10 +169,17 @@ class Parameters:
         It gets the last positions, as many as it takes, and by name all that hooks get by name.
         """
         passed_keys = self._passed_keys(values)
-        args = self._at(passed_keys, values)
+        values_or_defaults = {**self._defaults, **values}
+        args = tuple(values_or_defaults[key] for key in passed_keys)
         while args and not _takes(function, args):
             args = args[1:]
-        return args, self._named(values, [self.chosen, *passed_keys])
+        others = {
+            key: value
+            for key, value in values.items()
+            if key != self.chosen and key not in passed_keys
+        }
+        _, keywords = self.for_hooks(others)
+        return args, keywords
 
 
 def without_annotations(signature: inspect.Signature) -> inspect.Signature:

@@ -73,11 +73,7 @@ class BackgroundCalls:
 
     def status(self, hooks: Iterable[RegisteredHook]) -> list[HookStatus]:
         """Return the status of hooks."""
-        status: list[HookStatus] = []
-        for registered in hooks:
-            pending = self.pending(registered)
-            status.append(registered.status(pending))
-        return status
+        return [registered.status(self.pending(registered)) for registered in hooks]
 
     async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
         """Wait until the queues of hooks are empty; their failures are raised by the next call.
@@ -93,14 +89,12 @@ class BackgroundCalls:
         """Wait until all queues are empty, at most `secs`, and drop the calls that are left."""
         queues = [*self._queues.values()]
         try:
-            empty = [queue.when_empty() for queue in queues]
-            await wait_done(empty, secs)
+            await wait_done([queue.when_empty() for queue in queues], secs)
         finally:  # also if this is cancelled
             for queue in queues:
                 queue.drop()
         # The active calls are cancelled now, and have the grace period to end.
-        empty = [queue.when_empty() for queue in queues]
-        await wait_done(empty, None)
+        await wait_done([queue.when_empty() for queue in queues], None)
 
     async def end(self, secs: float) -> list[BaseException]:
         """Close all queues, finish them, and return the failures that no call has raised."""

@@ -18,7 +18,6 @@ import inspect
 import itertools
 import operator
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
@@ -29,7 +28,7 @@ from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.reports import is_logged, logger
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.arguments import NO_KEYWORDS, Args, Keywords
-from aiohooks.dispatch.hook import HookRegistration
+from aiohooks.dispatch.hook import FunctionHook, HookRegistration
 from aiohooks.errors import (
     HookTimeoutError,
     InvalidHookError,
@@ -71,7 +70,6 @@ class HookStatus(NamedTuple):
 
     Attributes:
         name: the name of the hook, with a number if several hooks have it.
-        calls: the calls that were made.
         failures: the calls that failed. Their errors were raised or logged.
         last_error: the last error, as text.
         dropped: the calls that were not made, because the group was left before, or because the
@@ -81,7 +79,6 @@ class HookStatus(NamedTuple):
     """
 
     name: str
-    calls: int
     failures: int
     last_error: str | None
     dropped: int
@@ -96,20 +93,17 @@ class HookStatus(NamedTuple):
 
 @dataclass(eq=False)
 class RegisteredHook:
-    """A hook in one group or session, with the counts of its calls and failures."""
+    """A hook in one group or session, with the counts of its failures."""
 
     name: str
     """The name of its class, with a number if several hooks have that name."""
     registration: HookRegistration
-    calls: int = 0
     dropped: int = 0
     """The calls that were not made; see `HookStatus`."""
     failures: int = 0
     failures_in_a_row: int = 0
     last_error: str | None = None
     disabled_since: float | None = None
-    groups: list[weakref.ref[OrderGroup]] = field(default_factory=list[weakref.ref["OrderGroup"]])
-    """The groups of calls that it is part of."""
     _logged: set[tuple[str, type]] = field(default_factory=set[tuple[str, type]])
     """The methods of which an error was logged, with its type."""
 
@@ -119,24 +113,15 @@ class RegisteredHook:
         return self.registration.hook
 
     def call_name(self, method: str) -> str:
-        """Return the name of a call of a method in messages.
-
-        A function that is a hook by itself has its own name.
-        """
-        if getattr(self.hook, "__aiohooks_is_function__", False):
+        """Return the name of a call of a method in messages; of a function, its own name."""
+        if isinstance(self.hook, FunctionHook):
             return self.name
         return f"{self.name}.{method}"
 
     def status(self, pending: int) -> HookStatus:
         """Return the status of its calls, of which `pending` are queued."""
-        # Groups of calls that are made in turn count them together.
-        for reference in self.groups:
-            group = reference()
-            if group is not None:
-                group.count_calls()
         return HookStatus(
             self.name,
-            self.calls,
             self.failures,
             self.last_error,
             self.dropped,
@@ -188,22 +173,24 @@ class RegisteredHook:
             logger.error(message, who, self.failures, self.last_error)
         return True
 
-    def __repr__(self) -> str:
-        disabled = "" if self.disabled_since is None else ", disabled"
-        return f"<{self.name}{disabled}>"
-
 
 def bound_method(registered: RegisteredHook, method: str) -> Method:
     """Return a method of a hook as a coroutine function; a plain one is wrapped."""
     function: Any = getattr(registered.hook, method)
-    who = registered.call_name(method)
-
-    async def call_plain(*args: Any, **keywords: Any) -> Any:
-        return _plain_result(function(*args, **keywords), who)
-
     if is_coroutine_function(function):
         return cast("Method", function)
-    return call_plain
+    return plain_method(registered, method)
+
+
+def plain_method(registered: RegisteredHook, method: str) -> Method:
+    """Return a plain method of a hook as a coroutine function."""
+    function: Any = getattr(registered.hook, method)
+    who = registered.call_name(method)
+
+    async def call(*args: Any, **keywords: Any) -> Any:
+        return _plain_result(function(*args, **keywords), who)
+
+    return call
 
 
 def _plain_result(result: Any, who: str) -> Any:
@@ -279,14 +266,11 @@ class OrderGroup:
             bind: returns the function that is called for a hook.
             kind: the kind of the calls for observers.
         """
-        self.uncounted: int = 0
-        """How often all calls were made since `count_calls`. That costs less than counting each."""
         self.kind: Kind = kind
         self.grace_secs: float = grace_secs
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
         self.calls: list[HookCall] = []
         for registered in self.hooks:
-            registered.groups.append(weakref.ref(self, registered.groups.remove))
             bound = bind(registered, method)
             self.calls.append(HookCall(registered, method, bound, timeout))
         self.methods: Sequence[Method] = [call.method for call in self.calls]
@@ -298,15 +282,6 @@ class OrderGroup:
             self.condition = self.calls[0].condition
         self.keeping: Set[RegisteredHook] = frozenset()
         """The hooks that have one context for several methods, so that their tokens stay valid."""
-
-    def count_calls(self) -> None:
-        """Add the number of calls to the counts of the hooks."""
-        for registered in self.hooks:
-            registered.calls += self.uncounted
-        self.uncounted = 0
-
-    def __del__(self) -> None:
-        self.count_calls()
 
     def is_idle(
         self,
@@ -370,8 +345,6 @@ def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
 
     async def call(*args: Any, **keywords: Any) -> Any:
         if not registered.may_be_called():
-            # Whoever calls this has counted the call.
-            registered.calls -= 1
             return None
         result = await method(*args, **keywords)
         registered.failures_in_a_row = 0
@@ -459,7 +432,6 @@ async def call_groups(
             await calls.wait()
             results += calls.results
             continue
-        group.uncounted += 1
         first = len(results)
         remaining: Any = iter(methods)
         if second_args is not None:
@@ -508,8 +480,6 @@ def failed_in_turn(
         failure = hook_cancelled_error(who, error)
     try:
         if not group.hooks[number].suppresses(who, failure):
-            for registered in group.hooks[number + 1 :]:
-                registered.calls -= 1  # it is not called any more
             add_origin(failure, who)
             raise_unchanged(failure)
     finally:
@@ -561,20 +531,16 @@ class HookCalls(Calls):
             keywords: the keyword arguments, for the conditions of calls.
             contexts: the context of each call, if it is shared with other calls.
         """
-        hooks = self._group.hooks
         is_checked = self._group.condition is not None
         for number, call in enumerate(self._group.calls):
             method = methods[number]
             try:
                 call_args = arguments[number]
                 if not call.may_wait:
-                    hooks[number].calls += 1
                     # Now: one whose error is only logged may have changed the context, too.
                     self.caller_context_changed()
                     self.results[number] = result_now(method(*call_args))
                 elif is_checked or call.condition is None or call.condition(*call_args, **keywords):
-                    if not call.queued:
-                        hooks[number].calls += 1
                     context = None if contexts is None else contexts[number]
                     self.start(number, method, call_args, call.name, call.secs, context)
             except BaseException as error:

@@ -23,12 +23,7 @@ from aiohooks._core.coroutines import result_now
 from aiohooks.dispatch.answers import Target, combined
 from aiohooks.dispatch.arguments import Args, Keywords
 from aiohooks.dispatch.background import BackgroundCalls
-from aiohooks.dispatch.calls import (
-    HookStatus,
-    OrderGroup,
-    RegisteredHook,
-    failed_in_turn,
-)
+from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, failed_in_turn
 from aiohooks.dispatch.hook import identity
 from aiohooks.dispatch.interface import NO_VALUE, Interface
 from aiohooks.dispatch.ways import Point
@@ -49,7 +44,6 @@ class Composite:
         self,
         interface: Interface,
         init: Mapping[str, Any],
-        name: str,
         grace_secs: float,
     ) -> None:
         """Make the object, without hooks.
@@ -57,11 +51,9 @@ class Composite:
         Args:
             interface: the interface of the hooks.
             init: the arguments of its `__init__`.
-            name: the name of the group in messages.
             grace_secs: how long cancelled calls and background calls may take to end.
         """
         self.interface: Interface = interface
-        self.name: str = name
         self.grace_secs: float = grace_secs
         self.background: BackgroundCalls = BackgroundCalls(grace_secs)
         self.state: Literal["new", "entered", "closed"] = "new"
@@ -73,14 +65,14 @@ class Composite:
         self._by_identity: dict[object, list[RegisteredHook]] = {}
         # The calls that have not ended, each with the future of `ends_of_calls`. Few calls need it.
         self._active: dict[Coroutine[Any, Any, Any], asyncio.Future[None] | None] = {}
-        self.kind: type[Any] = _composite_class(self)
+        self.object: Any = _composed(self, init)
+        self.kind: type[Any] = type(self.object)
         self.methods: dict[str, CompositeMethod] = {}
         for name, point in interface.points.items():
             self.methods[name] = CompositeMethod(self, point)
         for name, default in interface.attributes.items():
             attribute = _Attribute(self, name, default)
             setattr(self.kind, name, attribute)
-        self.object: Any = _instance_of(self.kind, init)
 
     # -- the hooks
 
@@ -109,17 +101,6 @@ class Composite:
         """Return the registrations of a hook, or of a function, the earliest first."""
         return self._by_identity.get(identity(hook), [])
 
-    def stands_for(self, hook: object) -> bool:
-        """Return whether `hook` is this object, or stands for it as one of its own hooks."""
-        inner: Composite | None = getattr(type(hook), _COMPOSITE, None)
-        if inner is None or inner is self:
-            return inner is self
-        return any(self.stands_for(registered.hook) for registered in inner.hooks)
-
-    def status(self) -> list[HookStatus]:
-        """Return the status of each hook."""
-        return self.background.status(self.hooks)
-
     def close(self) -> None:
         """Accept no more calls."""
         self.state = "closed"
@@ -128,7 +109,7 @@ class Composite:
 
     def __repr__(self) -> str:
         names = ", ".join(registered.name for registered in self.hooks)
-        return f"<HookGroup {self.name}: {names or 'no hooks'}>"
+        return f"<HookGroup {self.interface.kind.__name__}: {names or 'no hooks'}>"
 
     # -- calls
 
@@ -191,7 +172,7 @@ class Composite:
             if reason:
                 raise HookGroupClosedError(
                     f"{self!r} has to be entered, as {registered.name} {reason}: `async with"
-                    " group:`"
+                    " HookGroup(...) as group:`"
                 )
 
     def check_loop(self, *, may_wait: bool = False) -> None:
@@ -315,8 +296,6 @@ def _calling(method: CompositeMethod) -> Callable[..., Any]:
         quick = method.quick
         if quick is None or keywords or get_ident() != composite.thread:
             return await composite.call(method, self, args, keywords)
-        # Now: a hook may change the group, which counts the calls that have begun.
-        quick.uncounted += 1
         # The results that are not None, by the place of their calls; usually there are none.
         results: dict[int, Any] | None = None
         calls = iter(quick.methods)
@@ -428,13 +407,32 @@ class _Unlisted(abc.ABCMeta):
         return [cls, _NoRegistration, *composite.interface.kind.__mro__]
 
 
-def _composite_class(composite: Composite) -> type[Any]:
+def _composed(composite: Composite, init: Mapping[str, Any]) -> Any:
+    """Return an object of a subclass of the interface, made with these arguments."""
+    kind = composite.interface.kind
+    try:
+        composed = _composite_class(composite, kind)
+        instance = composed(**init)
+    except Exception as error:
+        raise InvalidHookError(
+            f"{kind.__name__} cannot be a hook interface: no object of a class derived from it can"
+            f" be made, failed with init={safe_repr(init)}: {safe_repr(error)}; give what it needs"
+            " as init={...}, or derive one that can, and give that"
+        ) from error
+    if type(instance) is not composed:
+        raise InvalidHookError(
+            f"{kind.__name__} cannot be a hook interface: its __new__ returns"
+            f" {safe_repr(instance)}, and no new object, which could stand for the hooks"
+        )
+    return instance
+
+
+def _composite_class(composite: Composite, kind: type[Any]) -> type[Any]:
     """Return a subclass of the interface, on which the methods that hooks implement are set.
 
     `__subclasses__` of the interface, where plugins are found, does not list it where that is
     possible.
     """
-    kind = composite.interface.kind
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
         _set_data(composite, self, name, value)
@@ -453,30 +451,7 @@ def _composite_class(composite: Composite) -> type[Any]:
     if composite.interface.is_protocol:
         namespace["_is_protocol"] = False
     fill = operator.methodcaller("update", namespace)
-    try:
-        composed = types.new_class(kind.__name__, (_NoRegistration, kind), {}, fill)
-    except Exception as error:
-        raise InvalidHookError(
-            f"{kind.__name__} cannot be a hook interface, as no class can be derived from it"
-            f" without arguments: {error}; derive one that can, and give that"
-        ) from error
+    composed = types.new_class(kind.__name__, (_NoRegistration, kind), {}, fill)
     if inspect.isabstract(composed):  # its methods are set later
         composed.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
     return composed
-
-
-def _instance_of(composed: type[Any], init: Mapping[str, Any]) -> Any:
-    """Return an object of the class, made with these arguments."""
-    try:
-        instance = composed(**init)
-    except Exception as error:
-        raise InvalidHookError(
-            f"{composed.__name__} cannot be a hook interface: its __init__ failed with"
-            f" init={safe_repr(init)}: {safe_repr(error)}; give what it needs as init={{...}}"
-        ) from error
-    if type(instance) is not composed:
-        raise InvalidHookError(
-            f"{composed.__name__} cannot be a hook interface: its __new__ returns"
-            f" {safe_repr(instance)}, and no new object, which could stand for the hooks"
-        )
-    return instance

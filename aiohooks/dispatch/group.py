@@ -34,7 +34,7 @@ from typing import (
 from aiohooks._core.calls import OwnContext
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, shielded, wait_done
 from aiohooks._core.reports import logger
-from aiohooks._core.validate import check_mapping, check_secs
+from aiohooks._core.validate import check_secs
 from aiohooks.dispatch.arguments import Args
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import Composite, is_context
@@ -42,12 +42,11 @@ from aiohooks.dispatch.hook import (
     FunctionHook,
     HookOptions,
     HookRegistration,
-    OnError,
     configure,
     registration_of,
 )
 from aiohooks.dispatch.interface import Interface, check_options, registered_hooks
-from aiohooks.dispatch.ways import How, Point, checked_how, point
+from aiohooks.dispatch.ways import How, Point, point
 from aiohooks.errors import (
     HookGroupClosedError,
     InvalidArgumentError,
@@ -89,7 +88,6 @@ class HookGroup(Generic[K]):
         hooks: Iterable[object] = (),
         *,
         results: Mapping[str, How] | How | None = None,
-        name: str | None = None,
         grace_secs: float = DEFAULT_GRACE_SECS,
         init: Mapping[str, Any] | None = None,
     ) -> None:
@@ -103,7 +101,6 @@ class HookGroup(Generic[K]):
             results: how the results of several hooks become one, by the name of the method, for a
                 class that is not one's own; or one way for all methods that return something. See
                 `point`.
-            name: the name of the group in messages; by default that of `kind`.
             grace_secs: how long cancelled calls, background calls and the end of the hooks may
                 take.
             init: the arguments of the `__init__` of `kind`, by name, which runs before the hooks
@@ -117,21 +114,9 @@ class HookGroup(Generic[K]):
                 argument is invalid.
         """
         check_secs(grace_secs, "grace_secs")
-        check_mapping(init, "init")
         if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
-            if isinstance(hooks, type) and not isinstance(kind, type):
-                raise InvalidHookError(
-                    f"hooks is the class {hooks.__name__}; the arguments are swapped: give the"
-                    " class first, then the list of hooks"
-                )
             raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
-        interface = Interface(kind, results)
-        self._composite = Composite(
-            interface,
-            init or {},
-            name or interface.kind.__name__,
-            grace_secs,
-        )
+        self._composite = Composite(Interface(kind, results), init or {}, grace_secs)
         # Of the names that hooks have had: a removed hook's name is not given again.
         self._numbers: Counter[str] = Counter()
         # Entered hooks are exited in one context, but not in one task.
@@ -146,8 +131,8 @@ class HookGroup(Generic[K]):
         Public data that is set on it is set on the hooks of the class, too, but not on hooks that
         are added later.
         """
-        for registered in registered_hooks(hooks, self._numbers):
-            self._insert(registered)
+        for hook in hooks:
+            self.add(hook)
 
     # -- the hooks
 
@@ -162,102 +147,13 @@ class HookGroup(Generic[K]):
         if self._composite.state == "closed":
             self._composite.check_usable()
         (registered,) = registered_hooks([hook], self._numbers)
-        for other in self._composite.find(registered.hook):
-            if other.hook is registered.hook:
-                raise InvalidHookError(
-                    f"hooks has {registered.hook!r} twice; make two objects of it if both are meant"
-                )
-        self._insert(registered)
-
-    def remove(
-        self,
-        hook: object,
-        method: Callable[..., Any] | None = None,
-    ) -> None:
-        """Remove a hook, or a function that was added with `on`; this applies from the next call.
-
-        A hook that was entered is exited when the calls that have begun by now have ended.
-
-        Args:
-            hook: a hook, a function or a registration. If a function was added several times, its
-                earliest registration is removed.
-            method: the method that the function was added for, if there are several.
-
-        Raises:
-            InvalidArgumentError: it is not a hook of the group.
-            WrongLoopError: a hook that was entered is removed outside of the group's event loop.
-        """
-        if isinstance(hook, HookRegistration):
-            hook = hook.hook
-        registrations = self._composite.find(hook)
-        if method is not None:
-            point = self._point_of(method)
-            registrations = [
-                registered
-                for registered in registrations
-                if point in self._composite.hooks[registered]
-            ]
-        if not registrations:
-            raise InvalidArgumentError(f"{safe_repr(hook)} is not a hook of {self!r}")
-        registered = registrations[0]
-        if registered in self._entered and self._composite.state == "entered":
-            self._exit_later(registered)
-        self._composite.remove(registered)
-
-    @overload
-    def on(
-        self,
-        method: Callable[Concatenate[K, ...], Any],
-        fn: F,
-        **options: Unpack[HookOptions],
-    ) -> F: ...
-    @overload
-    def on(
-        self,
-        method: Callable[Concatenate[K, ...], Any],
-        fn: None = None,
-        **options: Unpack[HookOptions],
-    ) -> Callable[[F], F]: ...
-    def on(
-        self,
-        method: Callable[..., Any],
-        fn: Any = None,
-        **options: Unpack[HookOptions],
-    ) -> Any:
-        """Add a function as a hook with one method: `group.on(AgentHooks.on_tool_start, log)`; also
-        as a decorator.
-
-        `method` is the method of the class, `fn` a coroutine function, or a plain function, which
-        must not block; it is returned. The options are those of `configure`.
-        """
-        name = self._point_of(method).name
-        if fn is None:
-            return functools.partial(self.on, method, **options)
-        self.add(configure(FunctionHook(name, fn), **options))
-        return fn
-
-    def _point_of(self, method: Callable[..., Any]) -> Point:
-        """Return a method of the class; raise if it is something else."""
-        interface = self._composite.interface
-        name = getattr(method, "__name__", repr(method))
-        point = interface.points.get(name)
-        # A function of that name would be decorated with `@group.on` alone, and be replaced.
-        if point is None or method != getattr(interface.kind, name):
-            raise InvalidArgumentError(
-                f"{safe_repr(method)} is not a method of {interface.kind.__name__}; give it as"
-                f" {interface.kind.__name__}.name; {did_you_mean(name, interface.points)}"
-            )
-        return point
-
-    def _insert(self, registered: RegisteredHook) -> None:
-        """Check a hook and add it; active calls do not call it."""
         hook = registered.hook
-        if isinstance(hook, HookGroup):
-            raise InvalidHookError(f"{hook!r} is a group; give its `hooks`, and enter it yourself")
-        if self._composite.stands_for(hook):
+        if any(other.hook is hook for other in self._composite.find(hook)):
             raise InvalidHookError(
-                f"{hook!r} stands for {self!r}, so that a call would never end; give other hooks"
+                f"hooks has {hook!r} twice; make two objects of it if both are meant"
             )
+        if hook is self._composite.object:
+            raise InvalidHookError(f"{hook!r} stands for {self!r}; a call would never end")
         interface = self._composite.interface
         points = interface.check(registered)
         if not points:
@@ -275,6 +171,61 @@ class HookGroup(Generic[K]):
         for implemented in points:
             self._composite.methods[implemented.name].check_results(registered)
         self._composite.insert(registered, points)
+
+    def remove(self, hook: object) -> None:
+        """Remove a hook, or a function that was added with `on`; this applies from the next call.
+
+        A hook that was entered is exited when the calls that have begun by now have ended.
+
+        Args:
+            hook: a hook, a function or a registration. If a function was added several times, its
+                earliest registration is removed.
+
+        Raises:
+            InvalidArgumentError: it is not a hook of the group.
+            WrongLoopError: a hook that was entered is removed outside of the group's event loop.
+        """
+        if isinstance(hook, HookRegistration):
+            hook = hook.hook
+        registrations = self._composite.find(hook)
+        if not registrations:
+            raise InvalidArgumentError(f"{safe_repr(hook)} is not a hook of {self!r}")
+        registered = registrations[0]
+        if registered in self._entered and self._composite.state == "entered":
+            self._exit_later(registered)
+        self._composite.remove(registered)
+
+    def on(
+        self,
+        method: Callable[Concatenate[K, ...], Any],
+        **options: Unpack[HookOptions],
+    ) -> Callable[[F], F]:
+        """Return a decorator that adds a function as a hook with one method:
+        `@group.on(AgentHooks.on_tool_start)`, or `group.on(AgentHooks.on_tool_start)(log)`.
+
+        `method` is the method of the class. The function is a coroutine function, or a plain one,
+        which must not block. The options are those of `configure`.
+        """
+        name = self._point_of(method).name
+
+        def add(function: F) -> F:
+            self.add(configure(FunctionHook(name, function), **options))
+            return function
+
+        return add
+
+    def _point_of(self, method: Callable[..., Any]) -> Point:
+        """Return a method of the class; raise if it is something else."""
+        interface = self._composite.interface
+        name = getattr(method, "__name__", repr(method))
+        point = interface.points.get(name)
+        # A function of that name would be decorated with `@group.on` alone, and be replaced.
+        if point is None or method != getattr(interface.kind, name):
+            raise InvalidArgumentError(
+                f"{safe_repr(method)} is not a method of {interface.kind.__name__}; give it as"
+                f" {interface.kind.__name__}.name; {did_you_mean(name, interface.points)}"
+            )
+        return point
 
     # -- entering and leaving
 
@@ -352,8 +303,7 @@ class HookGroup(Generic[K]):
             # Now: a cancel at the next await must not make the group forget to exit the hook.
             self._entered.append(registered)
 
-        on_error = registered.registration.on_error
-        await self._call_hook(registered, "__aenter__", enter_and_note, on_error)
+        await self._call_hook(registered, "__aenter__", enter_and_note)
         if registered not in self._entered:
             logger.error("%s is removed from %r, as it was not entered", registered.name, self)
             self._composite.remove(registered)
@@ -413,7 +363,6 @@ class HookGroup(Generic[K]):
                 registered,
                 "__aexit__",
                 registered.hook.__aexit__,
-                registered.registration.on_error,
                 details,
                 max(self._composite.grace_secs, 1e-9),
             )
@@ -429,7 +378,6 @@ class HookGroup(Generic[K]):
         registered: RegisteredHook,
         method: str,
         function: Method,
-        on_error: OnError,
         args: Args = (),
         secs: float | None = None,
     ) -> None:
@@ -438,7 +386,7 @@ class HookGroup(Generic[K]):
         def bind(_registered: RegisteredHook, _method: str) -> Method:
             return function
 
-        registration = registered.registration._replace(on_error=on_error, disable_after=None)
+        registration = registered.registration._replace(disable_after=None)
         group = OrderGroup(
             method,
             [RegisteredHook(registered.name, registration)],
@@ -449,8 +397,8 @@ class HookGroup(Generic[K]):
         await call_groups((group,), args, own=self._own_context)
 
     def status(self) -> list[HookStatus]:
-        """Return the status of each hook: its calls, failures and dropped calls."""
-        return self._composite.status()
+        """Return the status of each hook: its failures and dropped calls."""
+        return self._composite.background.status(self._composite.hooks)
 
     def __repr__(self) -> str:
         return repr(self._composite)
@@ -469,14 +417,11 @@ def compose(
     It is the `hooks` of a `HookGroup`, with its `results`, `init` and errors.
 
     Raises:
-        InvalidHookError: a hook is a context manager or has background calls, so that it must be
-            entered: use a `HookGroup`.
+        HookGroupClosedError: a hook is a context manager or has background calls, so that it must
+            be entered: use a `HookGroup`.
     """
     group = HookGroup(kind, hooks, results=results, init=init)
-    try:
-        group._composite.check_usable()  # pyright: ignore[reportPrivateUsage] - of this module
-    except HookGroupClosedError as error:
-        raise InvalidHookError(f"{error}; compose cannot do it, use HookGroup") from None
+    group._composite.check_usable()  # pyright: ignore[reportPrivateUsage] - of this module
     return group.hooks
 
 
@@ -541,12 +486,10 @@ def compose_functions(
     """
     if callable(functions) or not isinstance(functions, Iterable):
         raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
-    if results is not None:
-        checked_how(results, "results")
     hooks = [_function_hook(function) for function in functions]
     if not hooks:
         raise InvalidArgumentError("functions is empty; the first one says how all are called")
-    first = hooks[0].hook.function
+    first = hooks[0].hook.__aiohooks_function__
     label = name or "functions"
     namespace = {"__call__": _method_like(first, results)}
     kind: Any = type(label, (), namespace)
@@ -576,7 +519,7 @@ def _function_hook(function: object) -> HookRegistration:
         InvalidHookError: it is not a function; from `FunctionHook`.
     """
     registration = registration_of(function)
-    hook = FunctionHook("__call__", registration.hook, is_alone=True)
+    hook = FunctionHook("__call__", registration.hook)
     return registration._replace(hook=hook)
 
 
@@ -602,10 +545,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a function; one that is written in C may take any arguments."""
     with contextlib.suppress(TypeError, ValueError):
         return inspect.signature(function)
-    return inspect.signature(_anything)
-
-
-def _anything(*args: Any, **keywords: Any) -> Any: ...
+    return inspect.signature(lambda *args, **keywords: None)
 
 
 # -- checks

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import types
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack
 
-from aiohooks._core.validate import check_choice, check_instance, check_secs, checked_int
-from aiohooks.errors import InvalidHookError, did_you_mean
+from aiohooks._core.validate import (
+    check_callable,
+    check_choice,
+    check_instance,
+    check_secs,
+    checked_int,
+)
+from aiohooks.errors import InvalidHookError
 
 OnError = Literal["raise", "log"]
 """How errors of a hook are handled: `"raise"` ends the call with the error, `"log"` logs it and
@@ -94,7 +99,7 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
             as many. Code of a background call, which other queues may wait for, never waits.
 
             `disable_after`: take the hook out of the calls, with a warning, when it has failed this
-            often in a row; with `on_error="log"` only.
+            often in a row.
 
             `name`: the name of the hook in messages and in the status, in place of its class's.
 
@@ -102,24 +107,11 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
 
     Raises:
         InvalidArgumentError: an argument is invalid.
-        InvalidHookError: `hook` is a class and not an object of it, or an option has no effect
-            without another.
+        InvalidHookError: `hook` is a class and not an object of it.
         TypeError: there is no option of that name.
     """
-    for name in options:
-        if name not in HookOptions.__optional_keys__:
-            raise TypeError(
-                f"configure() got an unexpected keyword argument {name!r};"
-                f" {did_you_mean(name, HookOptions.__optional_keys__)}"
-            )
-    original = registration_of(hook)
-    registration = registration_of(original._replace(**options))
-    if "max_pending" in options and "background" not in options and not original.background:
-        raise InvalidHookError(
-            f"max_pending of {hook_name(original.hook)} is {registration.max_pending}, but its"
-            " calls are not queued; give background=True too"
-        )
-    return registration
+    attributes: dict[str, Any] = {**registration_of(hook)._asdict(), **options}
+    return registration_of(HookRegistration(**attributes))
 
 
 def in_order(hooks: Iterable[object]) -> list[HookRegistration]:
@@ -167,48 +159,25 @@ def _check_options(registration: HookRegistration) -> None:
     check_instance(registration.name, str, f"name of {name}", optional=True)
     checked_int(registration.max_pending, f"max_pending of {name}", 1)
     checked_int(registration.disable_after, f"disable_after of {name}", 1, optional=True)
-    if registration.disable_after is not None and registration.on_error != "log":
-        raise InvalidHookError(
-            f"disable_after of {name} is {registration.disable_after}, but its errors are raised;"
-            ' give on_error="log" too'
-        )
 
 
-def hook_name(hook: object) -> str:
+def hook_name(hook: Any) -> str:
     """Return the name of a hook in messages: of its class, or of its function."""
-    name: str | None = getattr(hook, "__aiohooks_name__", None)
-    if name is None and isinstance(hook, types.FunctionType):
-        name = hook.__name__
-    return name or type(hook).__name__
+    if isinstance(hook, FunctionHook):
+        function = hook.__aiohooks_function__
+        return getattr(function, "__name__", type(function).__name__)
+    return type(hook).__name__
 
 
 class FunctionHook:
     """A function as a hook with one method."""
 
-    def __init__(
-        self,
-        name: str,
-        function: Any,
-        *,
-        is_alone: bool = False,
-    ) -> None:
-        """Make a hook whose method `name` is the function.
-
-        One that is alone stands for its function in messages, which do not speak of a method.
-        """
-        if not callable(function):
-            advice = "give a function"
-            if inspect.iscoroutine(function):
-                advice = "give the function itself, without calling it"
-            raise InvalidHookError(f"{function!r} is given as a function; {advice}")
-        self.function: Any = function
-        # The names have underscores, as the method may have any other name.
-        self.__aiohooks_name__: str = getattr(function, "__name__", type(function).__name__)
-        self.__aiohooks_is_function__: bool = is_alone
+    def __init__(self, name: str, function: Any) -> None:
+        """Make a hook whose method `name` is the function."""
+        check_callable(function, "the function of a hook")
+        # The method may have any other name.
+        self.__aiohooks_function__: Any = function
         setattr(self, name, function)
-
-    def __repr__(self) -> str:
-        return f"<hook {self.__aiohooks_name__}>"
 
 
 def identity(hook: Any) -> object:
@@ -217,6 +186,6 @@ def identity(hook: Any) -> object:
     A bound method is a new object at each access, which is equal to those before.
     """
     if isinstance(hook, FunctionHook):
-        hook = hook.function
+        hook = hook.__aiohooks_function__
     is_method = isinstance(hook, (types.MethodType, types.BuiltinMethodType))
     return hook if is_method else id(hook)

@@ -19,14 +19,14 @@ from weakref import WeakKeyDictionary, WeakSet
 from aiohooks._core.validate import check_mapping, is_coroutine_function
 from aiohooks.dispatch.arguments import without_annotations
 from aiohooks.dispatch.calls import RegisteredHook
-from aiohooks.dispatch.hook import FunctionHook, HookRegistration, hook_name, registration_of
+from aiohooks.dispatch.hook import FunctionHook, hook_name, registration_of
 from aiohooks.dispatch.ways import (
     ASYNC_GENERATOR,
+    COROUTINE,
     PLAIN,
     Combination,
     How,
     Point,
-    annotations_of,
     checked_how,
     function_kind,
     written_annotations,
@@ -117,7 +117,7 @@ class Interface:
                 self._add(name, by_name.get(name), common_way)
         if inspect.isfunction(self.members.get("__call__")):
             if self.points:
-                self._unsupported["__call__"] = f"{self.kind.__name__} has other methods"
+                self._unsupported["__call__"] = "stands beside other methods"
             else:
                 self._add("__call__", by_name.get("__call__"), common_way)
         for name in by_name:
@@ -138,19 +138,22 @@ class Interface:
         Nested classes are none of these, and neither are helpers such as factories.
         """
         member = self.members[name]
-        if _is_method(member):
+        member_kind: Any = type(cast("object", member))
+        function = inspect.unwrap(member)
+        if isinstance(member, _NO_METHODS):
+            if inspect.iscoroutinefunction(function):  # others are helpers
+                self._unsupported[name] = f"is a {member_kind.__name__}"
+        elif callable(member) and inspect.isfunction(function):
             points = self._seen.points
             key = name, own_way, common_way, self._in_group
             if key not in points:
                 points[key] = Point(self.kind, name, member, own_way, common_way)
-            self.points[name] = points[key]
-        elif isinstance(member, _HELPERS):
-            return
+            if points[key].problem:
+                self._unsupported[name] = points[key].problem
+            else:
+                self.points[name] = points[key]
         elif callable(member) or isinstance(member, _NO_FUNCTIONS):
-            member_kind: Any = type(cast("object", member))
-            self._unsupported[name] = (
-                f"{self.kind.__name__}.{name} is a {member_kind.__name__}, and no function"
-            )
+            self._unsupported[name] = f"is a {member_kind.__name__}, and no function"
         elif inspect.ismemberdescriptor(member):
             self.attributes[name] = NO_VALUE
         elif getattr(member, "fset", None) is None:  # a property that is set is the object's own
@@ -179,8 +182,8 @@ class Interface:
         says.
 
         Raises:
-            InvalidHookError: a method has another kind of function or another signature; or its
-                name is nearly that of a method of the class.
+            InvalidHookError: a method has another kind of function or another signature; or it
+                would never be called.
         """
         hook: object = registered.hook
         if isinstance(hook, (types.FunctionType, types.MethodType)):
@@ -188,11 +191,18 @@ class Interface:
                 f"{hook!r} is a function; give it to compose_functions, or add it to a HookGroup"
                 " with `on`"
             )
+        for name, reason in self._unsupported.items():
+            own = inspect.getattr_static(hook, name, None)
+            if own is not None and own is not self.members[name]:
+                raise InvalidHookError(
+                    f"{registered.name}.{name} cannot be called: {self.kind.__name__}.{name}"
+                    f" {reason}; use this hook beside the others"
+                )
         points = self.implemented(hook)
         for point in points:
             self._check_method(registered, point)
         if type(hook) not in self._seen.checked:
-            self._check_names(registered)
+            self._check_spelling(registered)
             self._seen.checked.add(type(hook))
         return points
 
@@ -201,12 +211,25 @@ class Interface:
         function = method.__func__ if isinstance(method, types.MethodType) else None
         if function in point.fitting:
             return
-        # A coroutine method may be a plain function where that is added by itself.
-        plain = isinstance(registered.hook, FunctionHook)
         who = registered.call_name(point.name)
-        problem = self._kind_problem(method, point, plain=plain)
-        if problem:
-            raise InvalidHookError(f"{who} {problem}")
+        kinds = [point.kind]
+        if point.is_async:
+            kinds.append(COROUTINE)
+            # A generator would not call the next one.
+            calls_next = point.how == "wrap" or (point.nexts and point.does_nothing)
+            if self._in_group and not calls_next:
+                kinds.append(ASYNC_GENERATOR)
+        # A coroutine method may be a plain function where that is added by itself.
+        is_function = isinstance(registered.hook, FunctionHook)
+        if is_function:
+            kinds.append(PLAIN)
+        kind = function_kind(method)
+        if kind not in kinds:
+            keyword = "async def" if point.is_async else "def"
+            raise InvalidHookError(
+                f"{who} is {kind}, but {point.label} is {point.kind}; write it as `{keyword}`"
+                f"{self._hint}"
+            )
         try:
             signature = inspect.signature(method)
         except (TypeError, ValueError):
@@ -217,100 +240,28 @@ class Interface:
                 f"{who}{without_annotations(signature)} cannot take the call"
                 f" {point.label}{point.parameters.signature}: {problem}"
             )
-        if inspect.isfunction(function) and not plain:
+        if inspect.isfunction(function) and not is_function:
             point.fitting.add(function)
 
-    def _kind_problem(
-        self,
-        method: Any,
-        point: Point,
-        *,
-        plain: bool,
-    ) -> str:
-        """Return why a function cannot be called for a method, as the end of a sentence about the
-        function; or an empty text.
-        """
-        kind = function_kind(method)
-        if point.returns_hook:
-            return (
-                "returns a hook, which would take the place of the group; use this hook beside the"
-                " group"
-            )
-        if "generator" in point.kind:
-            return (
-                f"is a generator in {self.kind.__name__}, which a group cannot stand for; use this"
-                " hook beside the group"
-            )
-        ignores_result = point.how in ("none", "any")
-        is_plain_call = plain or not point.is_async
-        if kind == "a generator" and is_plain_call and ignores_result:
-            return "is a generator, and no one would iterate over it; write it without `yield`"
-        if point.is_async:
-            return self._coroutine_problem(method, point, plain=plain)
-        if kind in PLAIN:
-            return ""
-        return (
-            f"is {kind}, but {point.label} is a plain one; write it as `def`; or, if what it"
-            " returns is awaited, derive a class in which it is annotated so, as in `->"
-            " Awaitable[None] | None`"
-        )
-
-    def _coroutine_problem(
-        self,
-        method: Any,
-        point: Point,
-        *,
-        plain: bool,
-    ) -> str:
-        """Return why a function cannot be called for a coroutine method, or an empty text."""
-        kind = function_kind(method)
-        if kind == "a coroutine function":
-            return ""
-        if kind == ASYNC_GENERATOR and self._in_group and point.how != "wrap":
-            if point.calls_next and point.does_nothing:
-                return (
-                    f"is an async generator, but an argument of {point.label} calls the next one;"
-                    f' write it as `async def` that calls it, and give results={{"{point.name}":'
-                    ' "wrap"}'
-                )
-            return ""
-        if kind in PLAIN:
-            is_wrapper = function_kind(inspect.unwrap(method)) == "a coroutine function"
-            if is_wrapper:
-                return (
-                    "is a plain function that wraps a coroutine function; write its wrapper as"
-                    " `async def`"
-                )
-            if plain or point.kind == "a plain function":
-                return ""
-        return f"is not a coroutine function; write it as `async def`{self._hint}"
-
-    def _check_names(self, registered: RegisteredHook) -> None:
-        """Raise if a method of a hook would never be called."""
+    def _check_spelling(self, registered: RegisteredHook) -> None:
+        """Raise if the name of a coroutine method is nearly that of a method of the class."""
         hook: object = registered.hook
-        for name, reason in self._unsupported.items():
-            own = inspect.getattr_static(hook, name, None)
-            if own is not None and own is not self.members[name]:
-                raise InvalidHookError(
-                    f"{registered.name}.{name} would never be called: {reason}; write it as a"
-                    " method"
-                )
-        for name, function in inspect.getmembers_static(type(hook), inspect.isfunction):
-            # A plain method is likely to be a helper.
-            is_helper = name.startswith("_") or not is_coroutine_function(function)
-            if is_helper or name in self.points:
+        for name, _ in inspect.getmembers_static(type(hook), is_coroutine_function):
+            if name.startswith("_") or name in self.points:
                 continue
-            for point_name in self.points:
-                if _is_misspelt(name, point_name):
-                    raise InvalidHookError(
-                        f"{registered.name}.{name} is not a method of {self.kind.__name__} and"
-                        f" would never be called; did you mean {point_name!r}? A helper's name"
-                        " begins with an underscore"
-                    )
+            import difflib  # seldom needed
+
+            # `send` is not a misspelt `end`.
+            for meant in difflib.get_close_matches(name, self.points, n=1, cutoff=0.87):
+                raise InvalidHookError(
+                    f"{registered.name}.{name} is not a method of {self.kind.__name__} and would"
+                    f" never be called; did you mean {meant!r}? A helper's name begins with an"
+                    " underscore"
+                )
 
 
 _NO_FUNCTIONS = (functools.partialmethod, functools.singledispatchmethod)
-_HELPERS = (type, classmethod, staticmethod)
+_NO_METHODS = (type, classmethod, staticmethod)
 
 
 def _members(kind: type[Any]) -> dict[str, Any]:
@@ -331,32 +282,6 @@ def _function_of(method: Any) -> Any:
     return getattr(method, "__func__", method)
 
 
-def _is_method(member: Any) -> bool:
-    """Return whether a member of an interface is a method that hooks can implement.
-
-    A static method or a class method is one if it is a coroutine function or returns None: others
-    are helpers.
-    """
-    function = inspect.unwrap(member)
-    if isinstance(member, type) or not inspect.isfunction(function):
-        return False
-    if isinstance(member, (classmethod, staticmethod)):
-        returns_none = annotations_of(function, {}).get("return") is types.NoneType
-        return returns_none or inspect.iscoroutinefunction(function)
-    return callable(member)  # not a property of a library, around a function
-
-
-def _is_misspelt(name: str, meant: str) -> bool:
-    """Return whether one edit makes `meant` of `name`: a letter more, less, changed or moved."""
-    import difflib  # seldom needed
-
-    if len(meant) <= 3 and name[0] != meant[0]:
-        return False  # `send` is not a misspelt `end`
-    blocks = difflib.SequenceMatcher(None, name, meant).get_matching_blocks()
-    common = sum(block.size for block in blocks)
-    return common >= max(len(name), len(meant)) - 1
-
-
 # -- registrations
 
 
@@ -364,7 +289,7 @@ def registered_hooks(
     hooks: Iterable[object],
     numbers: Counter[str] | None = None,
 ) -> tuple[RegisteredHook, ...]:
-    """Check the hooks, and name each by its class: `Name`, or `Name#2` if there are several.
+    """Check the hooks, and name each by its class: `Name`, and further ones `Name#2`, `Name#3`.
 
     `numbers` has the number of hooks that have had each name, and is updated.
 
@@ -372,12 +297,10 @@ def registered_hooks(
         InvalidHookError: a hook is a class, is listed twice, or has `once=True` and is not a
             function.
     """
-    registrations = [registration_of(hook) for hook in hooks]
-    occurrences = Counter(map(_name_of, registrations))
     if numbers is None:
         numbers = Counter()
     registered: dict[int, RegisteredHook] = {}
-    for registration in registrations:
+    for registration in map(registration_of, hooks):
         hook = registration.hook
         if id(hook) in registered:
             raise InvalidHookError(
@@ -387,50 +310,34 @@ def registered_hooks(
             raise InvalidHookError(
                 f"{hook!r} has once=True, which is for functions; remove the hook"
             )
-        name = _name_of(registration)
+        name = registration.name or hook_name(hook)
         numbers[name] += 1
-        if occurrences[name] > 1 or numbers[name] > 1:
+        if numbers[name] > 1:
             name = f"{name}#{numbers[name]}"
         registered[id(hook)] = RegisteredHook(name, registration)
     return tuple(registered.values())
 
 
-def _name_of(registration: HookRegistration) -> str:
-    return registration.name or hook_name(registration.hook)
-
-
 def check_options(registered: RegisteredHook, points: Sequence[Point]) -> None:
-    """Raise unless the attributes of a registration hold for all of these methods.
+    """Raise unless the attributes of a registration hold for these methods.
 
     Raises:
         InvalidHookError: an attribute would have no effect.
     """
     options = registered.registration
+    can_queue = False
     for point in points:
-        problem = _option_problem(registered, point)
-        if problem:
-            raise InvalidHookError(f"{registered.call_name(point.name)} {problem}")
-    queued = [point for point in points if point.is_async and point.how == "none"]
-    if options.background and not queued:
+        kind = function_kind(getattr(registered.hook, point.name))
+        if options.timeout and (kind != COROUTINE or point.how == "wrap"):
+            raise InvalidHookError(
+                f"{registered.call_name(point.name)} wraps other calls, whose time would count, or"
+                " is a plain function, which no time limit can end; give no timeout, and use"
+                " asyncio.timeout around its own waits"
+            )
+        if point.is_async and point.how == "none" and kind != ASYNC_GENERATOR:
+            can_queue = True
+    if options.background and not can_queue:
         raise InvalidHookError(
             f"{registered.name} has background=True, but none of its methods can be queued: "
             "only coroutine methods can that are annotated to return None"
         )
-
-
-def _option_problem(registered: RegisteredHook, point: Point) -> str:
-    """Return why an option cannot hold for a method, as the end of a sentence about the method; or
-    an empty text.
-    """
-    options = registered.registration
-    kind = function_kind(getattr(registered.hook, point.name))
-    if options.background and kind == ASYNC_GENERATOR:
-        return "is an async generator, which wraps other calls; give no background=True"
-    if options.timeout and point.wraps(registered.hook):
-        return (
-            "wraps other calls, whose time would count; give no timeout, and use asyncio.timeout"
-            " around its own waits"
-        )
-    if options.timeout and kind in PLAIN:
-        return "is a plain function, which no time limit can end; give no timeout"
-    return ""

@@ -15,15 +15,15 @@ import dis
 import functools
 import importlib
 import inspect
-import re
 import sys
 import types
 import typing
+from collections import ChainMap
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
-from aiohooks._core.validate import check_choice, check_instance, is_coroutine_function
+from aiohooks._core.validate import check_choice, is_coroutine_function
 from aiohooks.dispatch.arguments import Parameters
 from aiohooks.errors import InvalidHookError, did_you_mean, safe_repr
 
@@ -97,11 +97,7 @@ def chain(*, argument: str) -> How:
     """Return the way `"chain"` with the name of the argument that each result replaces.
 
     Example: `results={"on_send": ah.chain(argument="message")}`.
-
-    Raises:
-        InvalidArgumentError: `argument` is not a string.
     """
-    check_instance(argument, str, "argument")
     return Combination("chain", argument)
 
 
@@ -109,11 +105,7 @@ def wrap(*, argument: str) -> How:
     """Return the way `"wrap"` with the name of the argument that calls the next hook.
 
     Example: `results={"handle": ah.wrap(argument="app")}`.
-
-    Raises:
-        InvalidArgumentError: `argument` is not a string.
     """
-    check_instance(argument, str, "argument")
     return Combination("wrap", argument)
 
 
@@ -179,14 +171,16 @@ class Point:
         annotations = _Annotations(kind, function, self.parameters.keys)
         self.nexts: list[str] = annotations.nexts
         """The arguments that call the next hook, by their annotations."""
-        is_coroutine = self.kind == "a coroutine function"
+        is_coroutine = self.kind == COROUTINE
         self.is_async: bool = is_coroutine or annotations.returns_awaitable
         """Whether its result is awaited, or may be."""
-        self.returns_hook: bool = all(
-            part is typing.Self or class_of(part) in kind.__mro__[:-1]
-            for part in annotations.results
-        )
-        """Whether it returns a hook, which would take the place of the group."""
+        self.problem: str = ""
+        """Why hooks cannot implement it."""
+        if "generator" in self.kind:
+            self.problem = f"is {self.kind}"
+        bases = kind.__mro__[:-1]
+        if all(part is typing.Self or class_of(part) in bases for part in annotations.results):
+            self.problem = "returns a hook, which would take the place of the group"
         mark = getattr(member, _MARK, None) or getattr(function, _MARK, None)
         own_way = own_way or mark
         self.how: Way | Literal["none", "any", "one"] = self._choose_way(
@@ -350,11 +344,16 @@ class _Annotations:
 # -- annotations
 
 
-class Unknown:
+class _Unknown:
     """Stands for a class that exists for type checkers only; each name has a subclass."""
 
     def __class_getitem__(cls, parameters: object) -> Any:
         return cls
+
+
+class _UnknownNames(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        return self.setdefault(name, type(name, (_Unknown,), {}))
 
 
 def annotations_of(function: Any, names: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,16 +363,18 @@ def annotations_of(function: Any, names: Mapping[str, Any]) -> dict[str, Any]:
     """
     module_name = getattr(function, "__module__", "")
     module = sys.modules.get(module_name, builtins)
-    # Before Python 3.13, `types.CoroutineType` takes no parameters.
-    namespace = {**vars(builtins), **vars(module), "CoroutineType": Coroutine, **names}
+    namespace = ChainMap[str, Any](
+        {"CoroutineType": Coroutine},  # before Python 3.13, that of `types` takes no parameters
+        {**names},
+        vars(module),
+        {**vars(builtins)},
+        _UnknownNames(),
+    )
     evaluated = written_annotations(function).copy()
-    for word in re.findall(r"[^\W\d]\w*", str(evaluated)):
-        if word not in namespace:
-            namespace[word] = type(word, (Unknown,), {})
     for parameter, annotation in evaluated.items():
         owner = types.SimpleNamespace(__annotations__={parameter: annotation})
         with contextlib.suppress(Exception):
-            evaluated.update(typing.get_type_hints(owner, namespace))
+            evaluated.update(typing.get_type_hints(owner, {}, namespace))
     return evaluated
 
 
@@ -448,25 +449,28 @@ def _container(result: Iterable[Any]) -> type[Any]:
 
 # -- kinds of functions
 
+PLAIN = "a plain function"
+COROUTINE = "a coroutine function"
 ASYNC_GENERATOR = "an async generator"
-PLAIN = ("a plain function", "a generator")
-"""The kinds of functions that are called and not awaited."""
 
 
 def function_kind(function: Any) -> str:
-    """Return the kind of a function, for messages: "a plain function", "an async generator", ..."""
+    """Return the kind of a function, for messages."""
     while isinstance(function, functools.partial):
         function = function.func
     code = getattr(function, "__code__", None)
     if type(getattr(code, "co_flags", 0)) is not int:
-        return "a plain function"  # a mock, whose attributes are mocks
+        return PLAIN  # a mock, whose attributes are mocks
     if is_coroutine_function(function):
-        return "a coroutine function"
+        return COROUTINE
     if code is None:  # an object with `__call__`
         function = getattr(function, "__call__", None)  # noqa: B004
     if inspect.isasyncgenfunction(function):
         return ASYNC_GENERATOR
-    return "a generator" if inspect.isgeneratorfunction(function) else "a plain function"
+    if inspect.isgeneratorfunction(function):
+        return "a generator"
+    is_wrapper = is_coroutine_function(inspect.unwrap(function))
+    return "a plain function around a coroutine function" if is_wrapper else PLAIN
 
 
 def _instructions(function: Callable[..., Any]) -> list[tuple[str, Any]]:

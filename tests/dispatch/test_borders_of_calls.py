@@ -77,8 +77,8 @@ def test_a_class_without_new_objects_is_refused() -> None:
         ah.compose(Only, [Waits()])
 
 
-def test_generators_that_no_one_would_iterate_over_are_refused() -> None:
-    """Functions, called objects and hooks in threads: their bodies would never run."""
+def test_generators_are_refused() -> None:
+    """Functions and called objects: their bodies would never run."""
 
     def generate(event):
         yield
@@ -89,9 +89,9 @@ def test_generators_that_no_one_would_iterate_over_are_refused() -> None:
 
     group = ah.HookGroup(Events)
     for function in (generate, Called()):
-        with pytest.raises(InvalidHookError, match="no one would iterate over it"):
-            group.on(Events.on_event, function)
-        with pytest.raises(InvalidHookError, match="no one would iterate over it"):
+        with pytest.raises(InvalidHookError, match="is a generator, but"):
+            group.on(Events.on_event)(function)
+        with pytest.raises(InvalidHookError, match="is a generator, but"):
             ah.compose_functions([function])
 
 
@@ -104,19 +104,18 @@ async def test_a_generator_that_fits_in_a_group_is_refused_by_a_session() -> Non
 
     around = Around()
     ah.HookGroup(ah.SessionRunHook, [around])
-    with pytest.raises(InvalidHookError, match="not a coroutine function"):
+    with pytest.raises(InvalidHookError, match="is an async generator, but"):
         ah.AsyncMonitoredSession(final, [around])
 
 
 async def test_a_group_is_not_its_own_hook() -> None:
-    """Neither directly nor through another group; what is refused changes nothing."""
+    """What is refused changes nothing."""
     inner = ah.HookGroup(Events)
     outer = ah.HookGroup(Events, [inner.hooks])
-    for group in (inner, outer):
-        with pytest.raises(InvalidHookError, match="would never end"):
-            inner.add(group.hooks)
+    with pytest.raises(InvalidHookError, match="would never end"):
+        inner.add(inner.hooks)
     called = []
-    inner.on(Events.on_event, called.append)
+    inner.on(Events.on_event)(called.append)
     await outer.hooks.on_event("started")
     assert called == ["started"]
 

@@ -61,7 +61,7 @@ def test_a_way_without_a_clear_argument_is_refused(
     says = "clear which argument", f"ah.{way}(argument=...)"
     with refused(InvalidHookError, f"Job.{name} cannot {way}", *says):
         ah.compose(Job, [hook(**{name: executes})], results={name: way})
-    with refused(InvalidHookError, f"#1.{name} and Observer#2.{name}", *says):
+    with refused(InvalidHookError, f".{name} and Observer#2.{name}", *says):
         ah.compose(Job, [hook(**{name: executes}), hook(**{name: executes})], results=way)
     ah.compose(Job, [hook(**{name: executes})], results=way)
 
@@ -111,7 +111,7 @@ async def test_a_method_with_a_body_needs_a_way_for_several_hooks() -> None:
             """Nothing."""
 
     ah.compose(Middleware, [hook(notify=executes), hook(notify=executes)])
-    with refused(InvalidHookError, "#1.call and Observer#2.call both return a result"):
+    with refused(InvalidHookError, ".call and Observer#2.call both return a result"):
         ah.compose(Middleware, [hook(call=executes), hook(call=executes)])
 
 

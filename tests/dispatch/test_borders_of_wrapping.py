@@ -144,7 +144,7 @@ def test_a_way_for_all_methods_does_not_guess() -> None:
     async def setup(self, config): ...
 
     ah.compose(App, [hook(setup=setup)], results="wrap")
-    with refused(InvalidHookError, "#1.setup and Observer#2.setup both return a result"):
+    with refused(InvalidHookError, ".setup and Observer#2.setup both return a result"):
         ah.compose(App, [hook(setup=setup), hook(setup=setup)], results="wrap")
 
 
@@ -176,6 +176,6 @@ async def test_a_plain_function_returns_no_coroutine() -> None:
         return call_next(prompt)
 
     group = ah.HookGroup(Wraps)
-    group.on(Wraps.run, run)
-    with refused(InvalidHookError, "run.run is a plain function, and returned <coroutine"):
+    group.on(Wraps.run)(run)
+    with refused(InvalidHookError, "run is a plain function, and returned <coroutine"):
         await group.hooks.run("p", echo)

@@ -32,5 +32,5 @@ async def test_a_group_among_several_failures_leaves_its_notes_to_its_members() 
     for error in group.exceptions:
         assert error.__notes__ == [
             "in file rows.csv",
-            "raised by NumberedHook#1.before_run at step 1",
+            "raised by NumberedHook.before_run at step 1",
         ]

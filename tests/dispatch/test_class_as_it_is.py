@@ -14,7 +14,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
-from tests.support.checks import invalid, refused
+from tests.support.checks import refused
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ def test_an_init_that_wants_arguments_names_them() -> None:
         ah.compose(Wants, [Hook()], init={"app": "x", "port": -1})
     with refused(InvalidHookError, "unexpected keyword argument 'ports'"):
         ah.compose(Wants, [Hook()], init={"app": "x", "port": 1, "ports": 2})
-    with invalid("init is [1]; give a mapping"):
+    with refused(InvalidHookError, "failed with init=[1]", "must be a mapping"):
         ah.compose(Wants, [Hook()], init=[1])  # type: ignore[arg-type]
 
 

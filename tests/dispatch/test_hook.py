@@ -17,10 +17,10 @@ def test_options_of_a_function_are_those_of_its_registration() -> None:
     async def log() -> None: ...
 
     assert group.on(Observer.on, order=1)(log) is log
-    assert group.on(Observer.on, log, order=2, background=True) is log
+    assert group.on(Observer.on, order=2, background=True)(log) is log
     for options, says in (
         ({"order": 1.5}, "order of log is 1.5"),
         ({"timeout": 0}, "timeout of log is 0"),
     ):
         with invalid(says):
-            group.on(Observer.on, log, **options)
+            group.on(Observer.on, **options)(log)

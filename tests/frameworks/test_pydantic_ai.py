@@ -139,5 +139,5 @@ def test_a_hook_that_would_take_the_groups_place_is_refused() -> None:
         async def for_run(self, ctx: Any) -> Capability:
             return Fresh()
 
-    with pytest.raises(InvalidHookError, match=r"Fresh#1\.for_run"):
+    with pytest.raises(InvalidHookError, match=r"Fresh\.for_run"):
         ah.compose(Capability, [Fresh(), Fresh()])

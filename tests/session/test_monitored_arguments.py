@@ -64,7 +64,7 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...]]] = {
         [hook_overriding],
         ("hook_overriding", "not a SessionRunHook", '@hook("after_run")'),
     ),
-    "generator": ([Yielding()], ("Yielding.after_run", "not a coroutine function", "async def")),
+    "generator": ([Yielding()], ("Yielding.after_run is a generator", "async def")),
     "twice": (
         [TWICE, Silent(), ah.configure(TWICE, order=1)],
         ("Silent object", "twice", "make two objects"),
@@ -80,7 +80,7 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...]]] = {
     **{
         phase: (
             [hook_overriding(**{phase: lambda *_: None})],
-            (f"Silent.{phase}", "not a coroutine function", "async def", "BlockingHook"),
+            (f"Silent.{phase} is a plain function", "async def", "BlockingHook"),
         )
         for phase in HOOK_METHODS
     },
@@ -362,7 +362,7 @@ async def test_two_hooks_that_feed_one_node_conflict(by: tuple[str, str]) -> Non
             graph, [RequestingHook(None, feed) for feed in feeds]
         ) as session:
             names = (
-                "RequestingHook#1.before_run and RequestingHook#2"
+                "RequestingHook.before_run and RequestingHook#2"
                 if caller is None
                 else "RequestingHook.before_run and the caller"
             )
@@ -385,7 +385,7 @@ async def test_all_conflicts_are_listed_after_all_hooks_were_asked() -> None:
     hooks = [
         RequestingHook(None, feeds) for feeds in ({"x": 1, "y": 1}, {"y": 2}, {"z": 3, "y": 3})
     ]
-    first, second, third = (f"RequestingHook#{number}.before_run" for number in (1, 2, 3))
+    first, second, third = (f"RequestingHook{number}.before_run" for number in ("", "#2", "#3"))
     says = (
         f"'x' by {first} and the caller",
         f"'y' by {first} and {second} and {third}",
