@@ -175,7 +175,6 @@ SIGNATURES: dict[str, str | None] = {
     "Graph.finalize": "(self)",
     "Graph.finalized": "property",
     "Graph.as_default": "(self)",
-    "Graph.unique_name": "(self, name)",
     "hook": "(method, *, fetches=None, every=None, name=None)",
     "dispatch.HookRegistration": None,
     "hooks.HookTimes": None,
@@ -227,8 +226,8 @@ SIGNATURES: dict[str, str | None] = {
         "(*, init_fn=None, ready_for_local_init_fn=None, local_init_fn=None, ready_fn=None,"
         " tracked=None, copy_from_scaffold=None)"
     ),
-    "Session": "(graph, *, global_step=None, variables=None, grace_secs=None)",
-    "Session.run": "async (self, fetches, feed_dict=None, *, options=None, run_metadata=None)",
+    "Session": "(graph, *, global_step=None, variables=None)",
+    "Session.run": "async (self, fetches, feed_dict=None)",
     "Session.aclose": "async (self)",
     "Session.closed": "property",
     "Session.state_dict": "(self)",
