@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
@@ -227,7 +228,8 @@ class Graph:
                 called again.
             adds_to: the name of the variable to which the result is added when the run commits.
                 Other runs can add to it in the meantime.
-            name: the name of the operation, by default the name of the function.
+            name: the name of the operation, by default the name of the function. See
+                `unique_name`.
 
         Raises:
             GraphError: the name is taken, a parameter has no name, or the options contradict each
@@ -307,15 +309,27 @@ class Graph:
                 f"{node.name!r} cannot be added, because the graph is finalized. Add it in a hook's"
                 " begin(), or before a session opens"
             )
-        if not isinstance(node.name, str) or not node.name:
-            raise GraphError(f"{node.name!r} is not a name for a node; give a non-empty str")
+        _check_name(node.name)
         if node.name in self._nodes:
             raise GraphError(
                 f"{node.name!r} is already the name of {self._nodes[node.name]!r}. Names are unique"
-                " in a graph; give another one"
+                f" in a graph. Give another one, for example name=graph.unique_name({node.name!r})"
             )
         self._nodes[node.name] = node
         return node
+
+    def unique_name(self, name: str) -> str:
+        """Return `name` if no node has it, or else the first free one of `name_1`, `name_2` etc.
+
+        With `name=graph.unique_name("loss")`, two hooks can add the same operation. The name is not
+        reserved: it stays free until you add a node with it.
+        """
+        _check_name(name)
+        unique = name
+        numbers = itertools.count(1)
+        while unique in self._nodes:
+            unique = f"{name}_{next(numbers)}"
+        return unique
 
     def node(self, key: object) -> Node:
         """Return the node that has the name `key`, or `key` itself if it is a node of this graph.
@@ -380,6 +394,12 @@ class Graph:
     def __repr__(self) -> str:
         state = " finalized" if self.finalized else ""
         return f"<Graph {', '.join(self._nodes)}{state}>"
+
+
+def _check_name(name: object) -> None:
+    """Raise if `name` cannot be the name of a node."""
+    if not isinstance(name, str) or not name:
+        raise GraphError(f"{name!r} is not a name for a node; give a non-empty str")
 
 
 def held(graph: Graph) -> Callable[[], None]:

@@ -39,6 +39,40 @@ def test_names_are_unique(kind: str, name: str) -> None:
     assert graph.nodes == before
 
 
+async def test_unique_names() -> None:
+    """`unique_name` returns a free name, numbered if it has to be: two hooks that add one operation
+    do not collide.
+    """
+    graph = counting_graph()
+    assert graph.unique_name("norm") == graph.unique_name("norm") == "norm"
+    graph.placeholder("loss_2", default=0)
+    for expected in ("loss_1", "loss_3"):
+        node = graph.placeholder(graph.unique_name("loss"), default=0)
+        assert node.name == expected
+    assert graph.unique_name("global_step") == "global_step_1"
+    with refused(ah.errors.GraphError, "'' is not a name"):
+        graph.unique_name("")
+
+    class NormHook(ah.SessionRunHook):
+        async def begin(self) -> None:
+            graph = ah.graph.get_default_graph()
+            self.norm = graph.operation(name=graph.unique_name("norm"))(lambda total: abs(total))
+
+        async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+            return ah.SessionRunArgs(self.norm)
+
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
+            self.seen = run_values.results
+
+    hooks = [NormHook(), NormHook()]
+    async with ah.AsyncMonitoredSession(graph, hooks) as session:
+        await session.run("train", {"x": -4})
+        await session.run("train")
+    assert [(hook.norm.name, hook.seen) for hook in hooks] == [("norm", 4), ("norm_1", 4)]
+
+
 # -- operations
 
 

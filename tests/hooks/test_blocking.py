@@ -123,7 +123,7 @@ class RateHook:
 
     def begin(self) -> None:
         graph = ah.graph.get_default_graph()
-        self._half = graph.operation(name=f"half {id(self)}")(lambda rate: rate / 2)
+        self._half = graph.operation(name=graph.unique_name("half"))(lambda rate: rate / 2)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         self._session, self._coord = session, coord

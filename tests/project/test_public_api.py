@@ -175,6 +175,7 @@ SIGNATURES: dict[str, str | None] = {
     "Graph.finalize": "(self)",
     "Graph.finalized": "property",
     "Graph.as_default": "(self)",
+    "Graph.unique_name": "(self, name)",
     "hook": "(method, *, fetches=None, every=None, name=None)",
     "dispatch.HookRegistration": None,
     "hooks.HookTimes": None,
