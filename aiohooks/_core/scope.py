@@ -16,7 +16,13 @@ T = TypeVar("T")
 
 
 class RunOwner(Protocol):
-    """A session, as the code of its runs sees it."""
+    """A session, as the code of its runs sees it.
+
+    Attributes:
+        grace_secs: how long a cancelled run waits for calls that do not end immediately.
+    """
+
+    grace_secs: float
 
     def until(self, awaitable: Awaitable[T], /) -> Awaitable[T]:
         """Return a wait for an awaitable, which a stop of the session ends."""

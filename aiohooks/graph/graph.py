@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import (
@@ -18,13 +18,17 @@ from typing import (
     TypedDict,
     TypeVar,
     Unpack,
-    cast,
     overload,
 )
 
-from aiohooks._core.cancel import to_thread
-from aiohooks._core.scope import RunScope, current_scope
-from aiohooks._core.validate import call_error, check_callable, checked_int, is_coroutine_function
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._core.scope import RunScope, assigned, current_scope
+from aiohooks._core.validate import (
+    check_callable,
+    check_instance,
+    checked_int,
+    is_coroutine_function,
+)
 from aiohooks.errors import (
     FetchError,
     GraphError,
@@ -42,9 +46,6 @@ if TYPE_CHECKING:
 else:
     T_co = TypeVar("T_co", covariant=True)
 A = TypeVar("A")
-B = TypeVar("B")
-C = TypeVar("C")
-D = TypeVar("D")
 
 
 class _Missing:
@@ -115,7 +116,6 @@ class Operation(Node[T_co]):
         keyword_only: the inputs that are passed by keyword.
         updates: the variable that the result replaces, if any.
         adds_to: the variable to which the result is added, if any.
-        thread: whether the function is called in a worker thread.
     """
 
     fn: Callable[..., Any]
@@ -125,27 +125,16 @@ class Operation(Node[T_co]):
     keyword_only: frozenset[str]
     updates: str | None
     adds_to: str | None
-    thread: bool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, as if it were not an operation."""
         return self.fn(*args, **kwargs)
 
 
-Two = tuple[Node[A], Node[B]]
-Three = tuple[Node[A], Node[B], Node[C]]
-Four = tuple[Node[A], Node[B], Node[C], Node[D]]
-"""Several nodes that are fetched together."""
 FeedDict = Mapping[Any, Any] | None
 """Values by node or by name. None feeds nothing."""
 Options = Mapping[str, Any] | None
 """The options of a session class that has a `run` of its own. None passes no options."""
-VariableKey = str | Variable | None
-"""A variable or its name. None names no variable."""
-InputKeys = Sequence[str | Node] | None
-"""The inputs of an operation, as nodes or names. None means the names of its parameters."""
-
-
 AsyncFn = Callable[..., Coroutine[Any, Any, A]]
 """A coroutine function."""
 
@@ -153,10 +142,8 @@ AsyncFn = Callable[..., Coroutine[Any, Any, A]]
 class OperationOptions(TypedDict, total=False):
     """The options of `Graph.operation`, which explains them."""
 
-    inputs: InputKeys
-    updates: VariableKey
-    adds_to: VariableKey
-    thread: bool
+    updates: str | None
+    adds_to: str | None
     name: str | None
 
 
@@ -229,26 +216,24 @@ class Graph:
     ) -> Operation | AddOperation:
         """Add a function as an operation. The names of its parameters are those of its inputs.
 
-        Use this method as a decorator, with or without options. A run awaits a coroutine function.
-        It calls a plain function in the event loop, or in a worker thread with `thread=True`.
+        A parameter that has a default does not need a node.
+
+        Use this method as a decorator, with or without options. A run awaits a coroutine function,
+        such as that of `in_thread`, and calls a plain function in the event loop.
 
         Args:
             fn: the function, if you write `@graph.operation` without options.
-            inputs: the nodes, or their names, to pass by position in this order. By default, the
-                nodes with the names of the parameters are passed. A parameter that has a default
-                does not need a node.
-            updates: the variable that the result replaces when the run commits. If the variable
-                got another value after this run read it, the operations of the run are called
-                again.
-            adds_to: the variable to which the result is added when the run commits. Other runs can
-                add to it in the meantime.
-            thread: whether to call the function in a worker thread.
+            updates: the name of the variable that the result replaces when the run commits. If the
+                variable got another value after this run read it, the operations of the run are
+                called again.
+            adds_to: the name of the variable to which the result is added when the run commits.
+                Other runs can add to it in the meantime.
             name: the name of the operation, by default the name of the function. See
                 `unique_name`.
 
         Raises:
-            GraphError: the name is taken, the function does not take the inputs, or the options
-                contradict each other.
+            GraphError: the name is taken, a parameter has no name, or the options contradict each
+                other.
             GraphFinalizedError: the graph is finalized, for example by an open session.
         """
         return self._operation_or_decorator(fn, steps=0, **options)
@@ -282,10 +267,8 @@ class Graph:
         *,
         steps: int,
         name: str | None = None,
-        inputs: InputKeys = None,
-        updates: VariableKey = None,
-        adds_to: VariableKey = None,
-        thread: bool = False,
+        updates: str | None = None,
+        adds_to: str | None = None,
     ) -> Operation:
         """Check the options of an operation, which `operation` explains, and add it."""
         if not callable(fn):
@@ -294,77 +277,29 @@ class Graph:
             # A callable object may have no `__name__`.
             name = str(getattr(fn, "__name__", repr(fn)))
         subject = f"operation {name!r}"
-        if thread and is_coroutine_function(fn):
-            raise GraphError(
-                f"{subject} is a coroutine function, which cannot run in a thread; leave out"
-                " thread=True"
-            )
+        check_instance(updates, str, f"updates of {subject}", optional=True)
+        check_instance(adds_to, str, f"adds_to of {subject}", optional=True)
         if updates is not None and adds_to is not None:
             raise GraphError(
                 f"{subject} has both updates={updates!r} and adds_to={adds_to!r}; give one"
             )
-        if updates is not None:
-            updates = self._name_of(updates, f"{subject} updates", Variable)
-        if adds_to is not None:
-            adds_to = self._name_of(adds_to, f"{subject} adds to", Variable)
-        names: list[str] = []
-        optional: list[str] = []
-        keyword_only: list[str] = []
-        if inputs is not None:
-            # These names need not be those of the parameters. Therefore every listed input is
-            # required and passed by position.
-            names = self._listed_input_names(fn, inputs, subject)
-        else:
-            for parameter in _input_parameters(fn, subject):
-                names.append(parameter.name)
-                if parameter.default is not parameter.empty:
-                    optional.append(parameter.name)
-                if parameter.kind is parameter.KEYWORD_ONLY:
-                    keyword_only.append(parameter.name)
+        parameters = _input_parameters(fn, subject)
         return self._add(
             Operation(
                 self,
                 name,
                 fn,
                 steps,
-                tuple(names),
-                frozenset(optional),
-                frozenset(keyword_only),
+                inputs=tuple(item.name for item in parameters),
+                optional=frozenset(
+                    item.name for item in parameters if item.default is not item.empty
+                ),
+                keyword_only=frozenset(
+                    item.name for item in parameters if item.kind is item.KEYWORD_ONLY
+                ),
                 updates=updates,
                 adds_to=adds_to,
-                thread=thread,
             )
-        )
-
-    def _listed_input_names(
-        self, fn: Callable[..., Any], inputs: object, subject: str
-    ) -> list[str]:
-        """Return the names of the listed inputs of an operation; raise if `fn` rejects them."""
-        if isinstance(inputs, str) or not isinstance(inputs, Sequence):
-            raise GraphError(f"inputs of {subject} is {inputs!r}; give a list of nodes or names")
-        keys = cast("Sequence[object]", inputs)
-        names = [self._name_of(key, f"{subject} has the input", Node) for key in keys]
-        error = call_error(fn, *names)
-        if error is not None:
-            raise GraphError(
-                f"{subject}: {fn!r} does not take the inputs ({', '.join(names)}): {error}"
-            )
-        return names
-
-    def _name_of(self, key: object, subject: str, kind: type[Node]) -> str:
-        """Return the name of a node, which may be given by node or by name.
-
-        A node must be of this graph and of the class `kind`. Messages begin with `subject`.
-        """
-        # A name is not looked up, because its node may be added after the operation.
-        if isinstance(key, str):
-            return key
-        is_foreign = isinstance(key, Node) and key.graph is not self
-        if isinstance(key, kind) and not is_foreign:
-            return key.name
-        origin = " of another graph" if is_foreign else ""
-        raise GraphError(
-            f"{subject} {key!r}{origin}; give a {kind.__name__.lower()} of this graph, or its name"
         )
 
     def _add(self, node: _NodeT) -> _NodeT:
@@ -452,9 +387,9 @@ class Graph:
         """Undo one call of `finalize` when the session that made it has ended."""
         self._finalize_count -= 1
 
-    def as_default(self) -> contextlib.AbstractContextManager[Graph]:
+    def as_default(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager that makes this the default graph in its block."""
-        return _AsDefault(self)
+        return assigned(_default_graph, _default_of(self))
 
     def __repr__(self) -> str:
         state = " finalized" if self.finalized else ""
@@ -486,27 +421,13 @@ class _Default(NamedTuple):
 _default_graph: ContextVar[_Default | None] = ContextVar("aiohooks_default_graph", default=None)
 
 
+def _default_of(graph: Graph) -> _Default:
+    return _Default(graph, current_scope.get())
+
+
 def make_default(graph: Graph) -> Token[Any]:
     """Make a graph the default of the current context; return the token that undoes this."""
-    return _default_graph.set(_Default(graph, current_scope.get()))
-
-
-class _AsDefault(contextlib.AbstractContextManager[Graph]):
-    """The context manager that `Graph.as_default` returns.
-
-    It is a class because `contextlib.contextmanager` sets the traceback of an error that the block
-    raises. Setting it fails if the error is a frozen dataclass.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-
-    def __enter__(self) -> Graph:
-        self._token = make_default(self._graph)
-        return self._graph
-
-    def __exit__(self, *_: object) -> None:
-        _default_graph.reset(self._token)
+    return _default_graph.set(_default_of(graph))
 
 
 def get_default_graph() -> Graph:
@@ -543,40 +464,35 @@ def _enclosing_runs(scope: RunScope | None) -> Iterator[RunScope]:
         scope = scope.outer
 
 
-class in_thread:  # The name is in lower case because you call it like a function.
-    """A step that calls the blocking function `fn` in a worker thread.
+def in_thread(fn: Callable[..., A]) -> AsyncFn[A]:
+    """Return a coroutine function that calls the blocking function `fn` in a worker thread.
 
-    Write `AsyncMonitoredSession(in_thread(train_step))`. The event loop runs other tasks while the
-    function computes. A thread cannot be interrupted: if a run is cancelled, it waits until the
-    function returns, for at most the session's `stop_grace_period_secs`. A cancelled run commits
-    nothing.
+    Write `AsyncMonitoredSession(in_thread(train_step))`, or `@in_thread` below `@graph.operation`.
+    The event loop runs other tasks while the function computes. A thread cannot be interrupted: if
+    a run is cancelled, it waits until the function returns, for at most the session's
+    `stop_grace_period_secs`. A cancelled run commits nothing.
+
+    Args:
+        fn: a plain function. The parameters and the name are kept, so that a step is fed by name.
+
+    Raises:
+        InvalidArgumentError: `fn` is not callable, or is a coroutine function.
     """
+    check_callable(fn, "the step")
+    if is_coroutine_function(fn):
+        raise InvalidArgumentError(
+            f"{fn!r} is a coroutine function, which cannot run in a thread; leave out in_thread"
+        )
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        """Check the function.
+    @functools.wraps(fn)
+    async def call_in_thread(*args: Any, **kwargs: Any) -> A:
+        scope = current_scope.get()
+        grace_secs = DEFAULT_GRACE_SECS
+        if scope is not None and scope.session is not None:
+            grace_secs = scope.session.grace_secs
+        return await to_thread(functools.partial(fn, *args, **kwargs), grace_secs=grace_secs)
 
-        Args:
-            fn: a function whose parameters are fed by name and whose result is fetched, like a
-                step that is an `async def` function.
-
-        Raises:
-            InvalidArgumentError: `fn` is not callable, or is a coroutine function.
-        """
-        check_callable(fn, "the step")
-        if is_coroutine_function(fn):
-            raise InvalidArgumentError(
-                f"{fn!r} is a coroutine function, which cannot run in a thread; leave out in_thread"
-            )
-        self.fn: Callable[..., Any] = fn
-        # Messages name the function, and hooks are checked by its signature.
-        functools.update_wrapper(self, fn)
-
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Only direct calls get here: a session calls `fn` itself, as an operation in a thread.
-        return await to_thread(functools.partial(self.fn, *args, **kwargs))
-
-    def __repr__(self) -> str:
-        return f"in_thread({self.fn!r})"
+    return call_in_thread
 
 
 def graph_of_step(fn: Callable[..., Any]) -> Graph:
@@ -586,19 +502,9 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
     item of its result, which is a mapping.
 
     Raises:
-        InvalidArgumentError: the function has a `yield`, or is not a coroutine function.
+        InvalidArgumentError: the function is not a coroutine function.
     """
-    thread = False
-    if isinstance(fn, in_thread):
-        # The operation calls the blocking function itself, in a thread.
-        thread = True
-        fn = fn.fn
-    elif inspect.isasyncgenfunction(fn):
-        raise InvalidArgumentError(
-            f"{fn!r} has a `yield`, but a step returns its values. Give a generator of feeds to"
-            " session.steps(feeds=...)"
-        )
-    elif not is_coroutine_function(fn):
+    if not is_coroutine_function(fn):
         raise InvalidArgumentError(
             f"{fn!r} is not a coroutine function; write the step as `async def`, or give"
             " in_thread(...) of one that blocks"
@@ -613,7 +519,7 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
         if default is parameter.empty:
             default = MISSING
         graph.placeholder(parameter.name, default=default)
-    graph.step_operation = graph.train_op(thread=thread, name=name)(fn)
+    graph.step_operation = graph.train_op(name=name)(fn)
     return graph
 
 
@@ -629,6 +535,6 @@ def _input_parameters(fn: Callable[..., Any], subject: str) -> list[inspect.Para
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise GraphError(
                 f"{subject}: parameter {parameter} has no name that could be the name of an input;"
-                " give each input a named parameter, or list the inputs: inputs=[...]"
+                " give each input a named parameter"
             )
     return parameters

@@ -1,22 +1,17 @@
 """The plan of a run: the operations that its fetches need, their order, and the changes to commit.
 
-A fetch is a node or its name, or a list, tuple, namedtuple, mapping or dataclass of fetches, to any
-depth. A run evaluates each leaf once. The result of a request has the shape of its fetches.
-Planning never waits.
+A fetch is a node or its name, or a list, tuple, named tuple or mapping of fetches, to any depth. A
+run evaluates each leaf once. The result of a request has the shape of its fetches. Planning never
+waits.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import functools
 import operator
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from aiohooks._core.cancel import to_thread
 from aiohooks._core.coroutines import can_wait
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.errors import FetchError, GraphError, did_you_mean, safe_repr
@@ -85,79 +80,37 @@ class Leaves:
             return operator.itemgetter(self.slot(fetches))
         parts, make_container = container
         builders = [self.build(part) for part in parts]
-
-        def build_container(fetched_values: Sequence[Any]) -> Any:
-            """Build each item from the values, and then a container of the type of the fetches."""
-            items = [builder(fetched_values) for builder in builders]
-            try:
-                return make_container(items)
-            except Exception as error:
-                raise FetchError(
-                    f"the fetches have a {type(fetches).__name__}, and none can be made of their"
-                    f" values: {safe_repr(error)}. Instead, fetch a tuple, list or dict"
-                ) from error
-
-        return build_container
+        return lambda fetched_values: make_container(
+            [builder(fetched_values) for builder in builders]
+        )
 
 
 def _split_container(fetches: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     """Take a container of fetches apart, or return None if `fetches` is not a container.
 
-    Return the fetches in it, and a function that builds the same kind of container from their
-    values. A subclass of `list` becomes a plain list.
+    Return the fetches in it, and a function that builds the container of their values: a list, a
+    tuple, a named tuple of the same class, or a dict with the keys of a mapping.
     """
-    if isinstance(fetches, (str, Node)):
-        return None
-    cls: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
-    container: Any = fetches
     if isinstance(fetches, list):
-        return container, list
+        return fetches, list  # pyright: ignore[reportUnknownVariableType]
     if isinstance(fetches, tuple):
-        if hasattr(cls, "_fields"):
-            # The class of a named tuple takes each item as an argument of its own.
-            return [*container], lambda items: cls(*items)
-        return [*container], cls
+        make_tuple = getattr(fetches, "_make", tuple)  # pyright: ignore[reportUnknownArgumentType]
+        return [*fetches], make_tuple  # pyright: ignore[reportUnknownVariableType]
     if isinstance(fetches, Mapping):
-        keys = [*container]
-        if isinstance(fetches, defaultdict):
-            cls = functools.partial(cls, container.default_factory)
-        return [container[key] for key in keys], lambda items: cls(_by_key(keys, items))
-    # The package `attrs` stores the fields of a class in this attribute.
-    fields = getattr(cls, "__attrs_attrs__", None)
-    if dataclasses.is_dataclass(cls):
-        fields = dataclasses.fields(cls)
-    if fields is None:
-        return None
-    names = [field.name for field in fields]
-    parts = [getattr(fetches, name) for name in names]
-    return parts, lambda items: _copy_with(fetches, _by_key(names, items))
-
-
-def _by_key(keys: list[Any], items: list[Any]) -> dict[Any, Any]:
-    return dict(zip(keys, items, strict=True))
-
-
-def _copy_with(original: Any, attributes: dict[str, Any]) -> Any:
-    """Return a copy of an object with new values of some attributes, without calling its class.
-
-    `__init__` may not take all attributes, or may reject values of other types.
-    """
-    result = copy.copy(original)
-    for name, value in attributes.items():
-        # A frozen class rejects `setattr`, but cannot reject a call of the method of `object`.
-        object.__setattr__(result, name, value)
-    return result
+        fetches_by_key: Mapping[Any, Any] = fetches  # pyright: ignore[reportUnknownVariableType]
+        return [*fetches_by_key.values()], lambda items: dict(
+            zip(fetches_by_key, items, strict=True)
+        )
+    return None
 
 
 def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[Node, Any]:
     """Return the feeds by node.
 
-    A key may be a node, a name, or a tuple of keys. A tuple needs a tuple or list of as many
-    values.
+    A key is a node or a name.
 
     Raises:
-        FetchError: a key is unknown, a value is a node, a tuple does not match its values, or a
-            node is fed twice.
+        FetchError: a key is unknown, a value is a node, or a node is fed twice.
     """
     if feed_dict is None:
         return {}
@@ -168,19 +121,7 @@ def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[N
             " the value itself"
         )
     feeds: dict[Node, Any] = {}
-    pairs = list(feed_dict.items())
-    # Tuples can be nested: the loop appends the pairs of a tuple to the list, and so reaches them.
-    for key, value in pairs:
-        if isinstance(key, tuple):
-            keys: tuple[Any, ...] = key  # pyright: ignore[reportUnknownVariableType]
-            values: Any = value
-            if not isinstance(value, (tuple, list)) or len(values) != len(keys):
-                raise FetchError(
-                    f"feed {safe_repr(keys)} needs a tuple of {len(keys)} values; got"
-                    f" {safe_repr(values)}"
-                )
-            pairs += zip(keys, values, strict=True)
-            continue
+    for key, value in feed_dict.items():
         node = graph.node(key)
         if node in feeds:
             raise FetchError(
@@ -239,7 +180,7 @@ class Plan:
         take_fetched: takes the fetched values out of the values of a run.
     """
 
-    def __init__(self, graph: Graph, fed: Collection[Node], grace_secs: float) -> None:
+    def __init__(self, graph: Graph, fed: Collection[Node]) -> None:
         """Start with the slots of the global step and of the fed nodes, in the order of `fed`."""
         self.initial_values: list[Any] = []
         self.variable_slots: dict[str, int] = {}
@@ -248,7 +189,6 @@ class Plan:
         self.steps: int = 0
         self.take_fetched: Take = taking(())
         self._graph = graph
-        self._grace_secs = grace_secs
         # The first operation that changes each variable.
         self._changed_by: dict[str, Operation] = {}
         self._fed_count = len(fed)
@@ -344,11 +284,8 @@ class Plan:
                 named[name] = slot
             else:
                 positional.append(slot)
-        fn = node.fn
-        if node.thread:
-            fn = functools.partial(_call_in_thread, fn, self._grace_secs)
-        call = _call_with_slots(fn, positional, named)
-        slot = self._append_operation(node.name, call, (*positional, *named.values()), fn)
+        call = _call_with_slots(node.fn, positional, named)
+        slot = self._append_operation(node.name, call, (*positional, *named.values()), node.fn)
         self.steps += node.steps
         self._add_change(node, slot)
         return slot
@@ -392,14 +329,6 @@ class Plan:
                 " both, or run one"
             )
         self.changes.append(Change(name, slot, is_added=node.updates is None))
-
-
-# `fn` and `grace_secs` are positional-only, because they may be names of inputs as well.
-async def _call_in_thread(
-    fn: Callable[..., Any], grace_secs: float, /, *args: Any, **kwargs: Any
-) -> Any:
-    """Call the function of an operation in a worker thread."""
-    return await to_thread(functools.partial(fn, *args, **kwargs), grace_secs=grace_secs)
 
 
 def _call_with_slots(

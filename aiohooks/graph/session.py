@@ -16,12 +16,11 @@ from aiohooks._core.calls import Calls, RunWaits, Wait, changes, copy_back
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._core.coroutines import result_now
 from aiohooks._core.scope import current_scope
-from aiohooks._core.validate import check_instance, check_secs
+from aiohooks._core.validate import check_instance
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, snapshot
 from aiohooks.errors import (
     FetchError,
     GraphError,
-    InvalidArgumentError,
     PublisherFinishedError,
     SessionClosedError,
     UpdateConflictError,
@@ -31,18 +30,11 @@ from aiohooks.errors import (
 from aiohooks.graph.graph import (
     MISSING,
     A,
-    B,
-    C,
-    D,
     FeedDict,
-    Four,
     Graph,
     Node,
     Operation,
-    Options,
     Output,
-    Three,
-    Two,
 )
 from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Plan, PlannedOperation, canonical_feeds
 from aiohooks.graph.variables import Variables, values_of
@@ -128,7 +120,9 @@ class Session:
     committed_step: int
     """The global step after the latest run of this session."""
     grace_secs: float
-    """How long a cancelled run waits for calls that do not end immediately."""
+    """How long a cancelled run waits for calls that do not end immediately: 10 s, or the
+    `stop_grace_period_secs` of the monitored session.
+    """
     tracked: Mapping[str, Stateful]
     """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
     saver: Saver | None
@@ -150,7 +144,6 @@ class Session:
         *,
         global_step: StepStore | None = None,
         variables: Variables | None = None,
-        grace_secs: float | None = None,
     ) -> None:
         """Open a session. It holds no resources, and closing it only makes `run` raise.
 
@@ -158,25 +151,20 @@ class Session:
             graph: the graph to run.
             global_step: the store of the global step. By default, the session has its own store.
             variables: the values of the variables. By default, the session has its own values.
-            grace_secs: how long a cancelled run waits for calls that do not end immediately, such
-                as calls in worker threads. The default is 10 s, or the `stop_grace_period_secs` of
-                the monitored session that uses this one.
         """
         check_instance(graph, Graph, "graph")
         check_instance(global_step, StepStore, "global_step", optional=True)
         check_instance(variables, Variables, "variables", optional=True)
-        check_secs(grace_secs, "grace_secs", optional=True)
         self.graph = graph
         self.global_step = MemoryStepStore() if global_step is None else global_step
         self.variables = variables or Variables()
         self.committed_step = self.global_step.latest.step
-        self.grace_secs = DEFAULT_GRACE_SECS if grace_secs is None else grace_secs
+        self.grace_secs = DEFAULT_GRACE_SECS
         self.tracked = {}
         self.saver = None
         self.saved = False
         self.restored = None
         self.finished = None
-        self._has_own_grace = grace_secs is not None
         self._monitor: Monitor | None = None
         self._snapshot_memory = HostMemory()
         self._closed = False
@@ -200,55 +188,24 @@ class Session:
     @overload
     async def run(self, fetches: Node[A], feed_dict: FeedDict = None) -> A: ...
     @overload
-    async def run(self, fetches: Two[A, B], feed_dict: FeedDict = None) -> tuple[A, B]: ...
-    @overload
-    async def run(self, fetches: Three[A, B, C], feed_dict: FeedDict = None) -> tuple[A, B, C]: ...
-    @overload
-    async def run(
-        self, fetches: Four[A, B, C, D], feed_dict: FeedDict = None
-    ) -> tuple[A, B, C, D]: ...
-    @overload
-    async def run(
-        self,
-        fetches: Any,
-        feed_dict: FeedDict = None,
-        *,
-        options: Options = None,
-        run_metadata: dict[str, Any] | None = None,
-    ) -> Any: ...
-    async def run(
-        self,
-        fetches: Any,
-        feed_dict: FeedDict = None,
-        *,
-        options: Options = None,
-        run_metadata: dict[str, Any] | None = None,
-    ) -> Any:
+    async def run(self, fetches: Any, feed_dict: FeedDict = None) -> Any: ...
+    async def run(self, fetches: Any, feed_dict: FeedDict = None) -> Any:
         """Run the operations that `fetches` needs, and return the values in the same shape.
 
         A step function is called unless you fetch nothing, or only the global step.
 
         Args:
-            fetches: nodes or names, which may be nested in lists, tuples, mappings and dataclasses.
+            fetches: nodes or names, which may be nested in lists, tuples and mappings.
             feed_dict: values by node or name, for this run only. A fed node is not computed.
-            options: options for a session class that has a `run` of its own; others raise.
-            run_metadata: a dict into which such a session may write.
 
         Raises:
             FetchError: a name is unknown, or a placeholder is not fed.
             GraphError: the operations cannot be ordered.
-            InvalidArgumentError: you pass options, which this class does not accept.
             SessionClosedError: the session is closed.
             UpdateConflictError: other runs kept replacing a variable that this run replaces.
             WrongLoopError: the session was used in another event loop before.
             BaseException: an operation raised this error, or several errors form this group.
         """
-        if options:
-            raise InvalidArgumentError(
-                f"options is {options!r}, but this session accepts none: they are for a Session"
-                " subclass with a `run` of its own. For a time limit, use `async with"
-                " asyncio.timeout(...)`"
-            )
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -384,7 +341,7 @@ class Session:
             plan = self._earlier_plans.get(key)
             if plan is None:
                 step = self._step_to_run(nodes, fed_nodes, is_raw)
-                plan = Plan(self.graph, feeds, self.grace_secs)
+                plan = Plan(self.graph, feeds)
                 plan.fetch(nodes)
                 if step is not None:
                     plan.call_step(step, nodes)
@@ -564,8 +521,7 @@ def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
     session._monitor = monitor  # pyright: ignore[reportPrivateUsage]
     session._earlier_plans = monitor.plans  # pyright: ignore[reportPrivateUsage]
     monitor.plans = session._plans  # pyright: ignore[reportPrivateUsage]
-    if not session._has_own_grace:  # pyright: ignore[reportPrivateUsage]
-        session.grace_secs = monitor.grace_secs
+    session.grace_secs = monitor.grace_secs
     inherits_run = type(session).run is Session.run
     # `run` can also be replaced on the object itself.
     if inherits_run and "run" not in vars(session):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from aiohooks._core.validate import check_mapping, check_secs
 from aiohooks._core.waits import Waiters, wait_for_others
@@ -199,21 +199,6 @@ class Variables:
             if name not in by_name:
                 raise FetchError(f"{name!r} is not a variable; {did_you_mean(name, by_name)}")
         self._values.replace(values)
-
-    # If type checkers saw this method, they would accept any attribute.
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            # `copy` looks up attributes of a new object before it has set `_values`. Then
-            # `self._values` would call this method again, without end.
-            values = self.__dict__.get("_values", Values())
-            raise AttributeError(
-                f"Variables has no attribute {name!r}. Read the values with snapshot(), and replace"
-                " some with assign({name: value}); known are:"
-                f" {', '.join(values.by_name) or 'none'}",
-                name=name,
-                obj=self,
-            )
 
     def __repr__(self) -> str:
         state = "ready" if self.ready else "not ready"

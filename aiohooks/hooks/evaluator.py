@@ -94,7 +94,7 @@ class Evaluation:
         feeds.setdefault(graph.global_step, self.step)
         leaves = Leaves(graph)
         leaves.build(fetches)
-        plan = Plan(graph, feeds, self.session.grace_secs)
+        plan = Plan(graph, feeds)
         plan.fetch(leaves.nodes)
         if plan.changes or plan.steps:
             raise FetchError(

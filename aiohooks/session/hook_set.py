@@ -426,7 +426,8 @@ class Merger:
     def _merge_fetches(self, fetches: list[Any]) -> MergedRequest:
         """Return a request for all nodes, which builds the parts of the caller and the hooks."""
         leaves = Leaves(self._graph)
-        builds = self._for_owners(fetches, leaves.build, _nothing)
+        no_build: Build = _nothing
+        builds = self._for_owners(fetches, leaves.build, no_build)
         merged = MergedRequest(leaves.nodes, None, build=partial(_build_parts, builds))
         merged.takes = self._takes_of_parts
         return merged

@@ -51,18 +51,12 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.graph import (
     A,
-    B,
-    C,
-    D,
     FeedDict,
-    Four,
     Graph,
     Node,
     Options,
     Placeholder,
     T_co,
-    Three,
-    Two,
 )
 from aiohooks.graph.session import RunRequest, Session
 from aiohooks.graph.variables import Variables
@@ -186,18 +180,6 @@ class AsyncMonitoredSession(RequestMethods):
     async def run(
         self, fetches: Node[A], feed_dict: FeedDict = None, options: Options = None
     ) -> A: ...
-    @overload
-    async def run(
-        self, fetches: Two[A, B], feed_dict: FeedDict = None, options: Options = None
-    ) -> tuple[A, B]: ...
-    @overload
-    async def run(
-        self, fetches: Three[A, B, C], feed_dict: FeedDict = None, options: Options = None
-    ) -> tuple[A, B, C]: ...
-    @overload
-    async def run(
-        self, fetches: Four[A, B, C, D], feed_dict: FeedDict = None, options: Options = None
-    ) -> tuple[A, B, C, D]: ...
     @overload
     async def run(
         self, fetches: Any, feed_dict: FeedDict = None, options: Options = None
@@ -339,16 +321,6 @@ class AsyncMonitoredSession(RequestMethods):
 
     @overload
     def steps(self, fetches: Node[A], **options: Unpack[StepsOptions]) -> Steps[A]: ...
-    @overload
-    def steps(self, fetches: Two[A, B], **options: Unpack[StepsOptions]) -> Steps[tuple[A, B]]: ...
-    @overload
-    def steps(
-        self, fetches: Three[A, B, C], **options: Unpack[StepsOptions]
-    ) -> Steps[tuple[A, B, C]]: ...
-    @overload
-    def steps(
-        self, fetches: Four[A, B, C, D], **options: Unpack[StepsOptions]
-    ) -> Steps[tuple[A, B, C, D]]: ...
     @overload
     def steps(self, fetches: Any = (), **options: Unpack[StepsOptions]) -> Steps[Any]: ...
     def steps(

@@ -129,27 +129,9 @@ def operation(fn: Any = lambda a, b: None, **options: Any) -> Callable[[ah.Graph
         ),
         (operation(updates="v", adds_to="v"), ("both updates='v' and adds_to='v'", "give one")),
         (
-            operation(do_nothing, inputs=[], thread=True),
-            ("'op' is a coroutine function", "leave out thread=True"),
-        ),
-        (operation(updates=5), ("operation 'op'", "5", "variable")),
-        (operation(adds_to=["v"]), ("operation 'op'", "['v']", "variable")),
-        (
             lambda graph: graph.variable("weights", do_nothing),
             ("'weights'", "do_nothing", "coroutine function", "init_fn of a Scaffold"),
         ),
-        (operation(inputs="x"), ("inputs of operation 'op' is 'x'", "give a list")),
-        (operation(inputs={"x"}), ("give a list",)),
-        (operation(inputs=[1]), ("operation 'op' has the input 1", "its name")),
-        (
-            operation(inputs=[OTHER]),
-            ("operation 'op' has the input <Placeholder 'x'> of another graph",),
-        ),
-        (
-            operation(inputs=["x", "x", "x"]),
-            ("operation 'op'", "does not take the inputs (x, x, x)", "too many"),
-        ),
-        (operation(inputs=["x"]), ("does not take the inputs (x)", "missing a required argument")),
     ],
 )
 def test_what_cannot_be_added_is_refused(
@@ -176,11 +158,21 @@ def test_what_cannot_be_added_is_refused(
             for steps in (0, -1, 1.5, True, "1", None)
         ],
         (lambda: graph_of_step(lambda x: x), ("is not a coroutine function", "in_thread(...)")),
-        (lambda: graph_of_step(batches), ("has a `yield`", "session.steps(feeds=...)")),
+        (lambda: graph_of_step(batches), ("is not a coroutine function",)),
+        *[
+            (
+                lambda option=option, value=value: operation(**{option: value})(ah.Graph()),
+                (f"{option} of operation 'op' is {value!r}", "str"),
+            )
+            for option in ("updates", "adds_to")
+            for value in (5, ["v"], OTHER)
+        ],
     ],
 )
 def test_invalid_arguments_are_refused(add: Callable[[], Any], says: tuple[str, ...]) -> None:
-    """Of a train operation, and of a step, which is no generator and does not block."""
+    """Of an operation, whose variable is given by name, and of a step, which is no generator and
+    does not block.
+    """
     with refused(ah.errors.InvalidArgumentError, *says):
         add()
 

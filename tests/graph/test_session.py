@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import threading
 from typing import Any
 
@@ -102,20 +101,6 @@ async def test_a_commit_that_fails_changes_nothing(
     assert session.global_step.latest.step == step
 
 
-async def test_options_of_a_raw_run_are_refused() -> None:
-    """A session without a `run` of its own knows no options: one that is given, such as a time
-    limit, must not be ignored.
-    """
-    session = ah.Session(counting_graph())
-    with refused(
-        ah.errors.InvalidArgumentError,
-        "options is {'timeout_in_ms': 10}, but this session accepts none",
-    ):
-        await session.run("train", options={"timeout_in_ms": 10})
-    assert session.global_step.latest.step == 0
-    assert await session.run("train", options={}) == 1
-
-
 @pytest.mark.parametrize("thread", [False, True])
 async def test_an_error_says_which_operation_raised_it(thread: bool) -> None:
     """The error of an operation, also in a thread, is the same object with its cause, and a note of
@@ -123,10 +108,10 @@ async def test_an_error_says_which_operation_raised_it(thread: bool) -> None:
     """
     graph, error = ah.Graph(), ValueError("bad")
 
-    @graph.train_op(thread=thread)
     def train() -> None:
         raise error from KeyError("cause")
 
+    graph.train_op(ah.in_thread(train) if thread else train)
     session = ah.Session(graph, global_step=ah.MemoryStepStore(7))
     with pytest.raises(ValueError, match="bad") as caught:
         await session.run("train")
@@ -292,7 +277,7 @@ async def test_independent_operations_overlap() -> None:
         slow.set()
         return f"{left} {right}"
 
-    graph.operation(name="apart", inputs=[])(slow.wait)
+    graph.operation(name="apart")(slow.wait)
     assert await ah.Session(graph).run(["apart", "both"]) == [True, "left right"]
 
 
@@ -303,20 +288,32 @@ async def test_what_an_operation_sets_is_seen_by_those_that_need_it() -> None:
     request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="caller")
     graph, seen = ah.Graph(), dict[str, str]()
 
-    async def call(name: str, *_: None) -> None:
+    async def call(name: str) -> None:
         seen[name] = request.get()
         if name in ("first", "left"):
             request.set(name)
         await asyncio.sleep(0)
 
-    for name, *inputs in (
-        ["first"],
-        ["left", "first"],
-        ["right", "first"],
-        ["both", "left", "right"],
-        ["apart"],
-    ):
-        graph.operation(name=name, inputs=inputs)(functools.partial(call, name))
+    @graph.operation
+    async def first() -> None:
+        await call("first")
+
+    @graph.operation
+    async def left(first: None) -> None:
+        await call("left")
+
+    @graph.operation
+    async def right(first: None) -> None:
+        await call("right")
+
+    @graph.operation
+    async def both(left: None, right: None) -> None:
+        await call("both")
+
+    @graph.operation
+    async def apart() -> None:
+        await call("apart")
+
     graph.operation(name="plain")(lambda right: seen.setdefault("plain", request.get()))
     await ah.Session(graph).run(["both", "apart", "plain"])
     assert seen == {
@@ -385,14 +382,15 @@ async def test_an_operation_that_a_third_party_cancels_is_named() -> None:
 
 
 async def test_a_thread_operation_runs_in_a_worker_thread() -> None:
-    """`thread=True` runs a blocking function in another thread, beside the loop; a plain one runs
-    in the loop's.
+    """`in_thread` runs a blocking function in another thread, beside the loop; a plain one runs in
+    the loop's.
     """
     graph = ah.Graph()
     graph.placeholder("x")
     entered, leave = threading.Event(), threading.Event()
 
-    @graph.operation(thread=True)
+    @graph.operation
+    @ah.in_thread
     def blocks(x: int) -> tuple[int, threading.Thread]:
         entered.set()
         assert leave.wait(HANG_SECS)

@@ -83,18 +83,6 @@ async def test_assigning_is_all_or_nothing() -> None:
         session.variables.assign(None)  # type: ignore[arg-type]
 
 
-async def test_an_unknown_attribute_says_how_values_are_read_and_replaced() -> None:
-    """Variables are not attributes; the error says what to call, and which are known."""
-    variables = ah.Session(counting_graph()).variables
-    message = (
-        r"no attribute 'total'. Read the values with snapshot\(\), and replace some with"
-        r" assign\(.*known are: total"
-    )
-    with pytest.raises(AttributeError, match=message):
-        getattr(variables, "total")  # noqa: B009 - type checkers refuse it
-    assert not hasattr(variables, "__len__")
-
-
 async def test_waiting_until_they_are_ready() -> None:
     """`wait_ready` is woken by the session that initialises them; later waits return immediately,
     also with timeout 0.

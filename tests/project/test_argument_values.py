@@ -136,7 +136,6 @@ VALUES = [
         value("give a Graph", graph="graph"),
         value("give a StepStore", graph=GRAPH, global_step=5),
         value("give a Variables", graph=GRAPH, variables={}),
-        value("seconds, 0 or more", graph=GRAPH, grace_secs=-1),
     ),
     *refusals(
         ah.ChiefSessionCreator,

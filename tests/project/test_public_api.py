@@ -226,8 +226,8 @@ SIGNATURES: dict[str, str | None] = {
         "(*, init_fn=None, ready_for_local_init_fn=None, local_init_fn=None, ready_fn=None,"
         " tracked=None)"
     ),
-    "Session": "(graph, *, global_step=None, variables=None, grace_secs=None)",
-    "Session.run": "async (self, fetches, feed_dict=None, *, options=None, run_metadata=None)",
+    "Session": "(graph, *, global_step=None, variables=None)",
+    "Session.run": "async (self, fetches, feed_dict=None)",
     "Session.aclose": "async (self)",
     "Session.closed": "property",
     "Session.state_dict": "(self)",

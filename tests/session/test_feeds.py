@@ -368,7 +368,6 @@ async def test_a_step_in_a_thread() -> None:
         await asyncio.wait([running])
         assert (running.cancelled(), session.global_step.latest.step) == (True, 1)
     assert await ah.in_thread(train)(3) == {"loss": 30}
-    assert repr(ah.in_thread(train)).startswith("in_thread(<function test_a_step_in_a_thread")
 
 
 # -- what is refused

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from typing import Any
 
@@ -32,35 +31,35 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 # -- in a run
 
 
-@pytest.mark.parametrize(
-    ("where", "own", "grace"), [("hook", None, 9), ("operation", None, 9), ("operation", 5, 5)]
-)
+@pytest.mark.parametrize("where", ["hook", "operation"])
 async def test_an_uncancellable_call_has_the_grace_period(
     where: str,
-    own: float | None,
-    grace: float,
     clock: ManualClock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is named in a warning then, and left behind; operations have that of the raw session, if
-    it was given its own.
-    """
+    """It is named in a warning then, and left behind."""
     uncancellable, graph = Uncancellable(), counting_graph()
     fails = raises_after(2, OSError("broken"))
-    graph.operation(name="fails", inputs=[])(fails)
-    graph.operation(name="waits", inputs=[])(uncancellable.wait)
-    creator = CreatorOf(functools.partial(ah.Session, grace_secs=own), graph)
+
+    @graph.operation(name="fails")
+    async def fail() -> None:
+        await fails()
+
+    @graph.operation
+    async def waits() -> None:
+        await uncancellable.wait()
+
     hooks = (
         [PhaseHook("before_run", fails), PhaseHook("before_run", uncancellable.wait)]
         if where == "hook"
         else []
     )
-    async with ah.AsyncMonitoredSession(creator, hooks, stop_grace_period_secs=9) as session:
+    async with ah.AsyncMonitoredSession(graph, hooks, stop_grace_period_secs=9) as session:
         running = asyncio.create_task(
             session.run("loss" if where == "hook" else ["fails", "waits"])
         )
         await until_true(lambda: uncancellable.cancels)
-        await advance_clock(clock, grace - 0.1)
+        await advance_clock(clock, 8.9)
         assert not running.done()
         clock.advance(0.1)
         with pytest.raises(OSError, match="broken"):
@@ -69,7 +68,7 @@ async def test_an_uncancellable_call_has_the_grace_period(
             "PhaseHook#2.before_run at step 1" if where == "hook" else "operation 'waits' at step 1"
         )
         assert warnings_of(caplog) == [
-            f"{name} still runs {grace} s after its cancellation; continuing without it"
+            f"{name} still runs 9 s after its cancellation; continuing without it"
         ]
         await uncancellable.release()
 

@@ -47,6 +47,9 @@ async def test_a_next_that_finds_nothing_is_a_failure(raised_in: str) -> None:
         await asyncio.sleep(0)
         return take()
 
+    async def take_in_operation() -> Any:
+        return await take_async()
+
     async def waiting() -> None:
         await forever()
 
@@ -63,10 +66,10 @@ async def test_a_next_that_finds_nothing_is_a_failure(raised_in: str) -> None:
             take()
 
     graph, recorder = counting_graph(), RecordingHook()
-    graph.operation(name="async", inputs=[])(take_async)
+    graph.operation(name="async")(take_in_operation)
     graph.operation(name="plain")(lambda: next(iter(())))
     graph.operation(name="waiting")(waiting)
-    graph.operation(name="thread", thread=True)(lambda: next(iter(())))
+    graph.operation(name="thread")(ah.in_thread(lambda: next(iter(()))))
 
     async def loop(**options: Any) -> None:
         await use_up(session.steps("train", **options))

@@ -234,7 +234,8 @@ def graph_of(step: Callable[..., Any] | None = None, *, thread: bool = False) ->
 
     if thread:
 
-        @graph.train_op(adds_to="total", thread=True, name="train")
+        @graph.train_op(adds_to="total", name="train")
+        @ah.in_thread
         def train_in_thread() -> int:
             return 1
     else:

@@ -93,7 +93,8 @@ async def to_thread(fixture: Fixture) -> None:
     running = threading.Event()
     fixture.graph = graph_of_a_step()
 
-    @fixture.graph.operation(thread=True)
+    @fixture.graph.operation
+    @ah.in_thread
     def blocking(x: int) -> int:
         running.set()
         running.clear()
