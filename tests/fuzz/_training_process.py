@@ -23,6 +23,7 @@ import sklearn.model_selection  # noqa: F401 - what the example imports
 
 import aiohooks as ah
 from aiohooks.session import creators
+from aiohooks.stores import Position
 from tests.support.source import ROOT
 
 RECORD = struct.Struct("<?q119x")
@@ -73,10 +74,10 @@ def _train(steps: Any, output: Any, example: str, options: list[str], background
             os.write(fd, RECORD.pack(False, step))
             return step
 
-        async def raise_to(self, step: int) -> int:
-            step = await super().raise_to(step)
+        async def reset(self, step: int) -> Position:
+            position = await super().reset(step)
             os.write(fd, RECORD.pack(True, step))
-            return step
+            return position
 
     class InBackground(ah.CheckpointSaverHook):
         """Saves in the background."""
