@@ -27,7 +27,7 @@ from aiohooks._core.calls import Wait, limited
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
 from aiohooks._core.clock import current_clock, sleep
 from aiohooks._core.queue import Queue
-from aiohooks._core.reports import is_logged
+from aiohooks._core.reports import is_logged, wait_log
 from aiohooks._core.scope import leave_run
 from aiohooks._core.validate import (
     check_choice,
@@ -230,7 +230,11 @@ class EffectsHook(ResettingHook):
         """
         assert self._coord is not None
         full = [delivery for delivery in self._deliveries.values() if delivery.is_full]
-        with contextlib.suppress(StopRequestedError):
+
+        def describe() -> str:
+            return "; ".join(delivery.describe() for delivery in full)
+
+        with wait_log(describe), contextlib.suppress(StopRequestedError):
             await self._coord.until(_delivered(full))
 
     def _lacks_room(self, run_context: SessionRunContext, run_values: object) -> bool:
@@ -470,7 +474,7 @@ class _Delivery(Queue[Effect]):
         backoff: Backoff,
         max_pending: int,
     ) -> None:
-        super().__init__(max_pending)
+        super().__init__(f"delivery of {kind}", max_pending)
         self.kind = kind
         self.task: asyncio.Task[None] | None = None
         """Delivers the effects; None while there are none."""

@@ -5,6 +5,7 @@ step.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 from collections import deque
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, Literal, cast
 from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import to_thread, wait_done
 from aiohooks._core.clock import Clock, current_clock
+from aiohooks._core.reports import wait_log
 from aiohooks._core.scope import RunScope, begin_run, current_run
 from aiohooks._core.validate import (
     check_callable,
@@ -24,6 +26,7 @@ from aiohooks._core.validate import (
     checked_int,
     is_coroutine_function,
 )
+from aiohooks._core.waits import until_stop
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     AiohooksError,
@@ -267,9 +270,11 @@ class EvaluatorHook(SessionRunHook):
             return
         if not self._background:
             await self._finish_all()
-        while len(self._pending) > self._max_pending:
-            await self._wait_for_worker()
-            self._raise_error()
+        # A stop ends the wait for room: `end` finishes all evaluations.
+        with wait_log(self._describe_pending), contextlib.suppress(StopRequestedError):
+            while len(self._pending) > self._max_pending:
+                await until_stop(self._wait_for_worker(), current_run())
+                self._raise_error()
         self._ensure_worker()
 
     def _schedule_if_due(
@@ -334,8 +339,9 @@ class EvaluatorHook(SessionRunHook):
         """
         if not self._background:
             return
-        while self._error is None and self._pending and self._pending[0].step < step:
-            await self._wait_for_worker()
+        with wait_log(self._describe_pending):
+            while self._error is None and self._pending and self._pending[0].step < step:
+                await self._wait_for_worker()
 
     def _schedule(self, session: Session, step: int) -> None:
         """Queue the evaluation of this step, with its values."""
@@ -366,6 +372,12 @@ class EvaluatorHook(SessionRunHook):
         self._raise_error()
 
     # -- the worker in the background
+
+    def _describe_pending(self) -> str:
+        steps = ", ".join(str(evaluation.step) for evaluation in self._pending)
+        return (
+            f"the evaluations at steps {steps}, of which at most {self._max_pending} may be pending"
+        )
 
     async def _wait_for_worker(self) -> None:
         """Wait until one more evaluation in the background has ended."""

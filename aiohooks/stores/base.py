@@ -14,7 +14,13 @@ from typing import Any, ClassVar, Literal, Self
 from aiohooks._core.activity import Awaited, Parked, active, enter
 from aiohooks._core.clock import current_clock, monotonic_now, wake
 from aiohooks._core.scope import RunScope, current_run
-from aiohooks._core.waits import ANY_CHANGE, ThresholdWaiters, Waiters, wait_for_others
+from aiohooks._core.waits import (
+    ANY_CHANGE,
+    ThresholdWaiters,
+    Waiters,
+    until_stop,
+    wait_for_others,
+)
 from aiohooks._why.processes import process_state
 from aiohooks.errors import (
     AiohooksError,
@@ -198,7 +204,7 @@ class WaitRegistry:
                 timer = self._clock.call_later(secs, on_timeout)
             if publishers:
                 self.check_reachable()
-            result = await _or_stop(waiter, run)
+            result = await until_stop(waiter, run)
         finally:
             # Many waits may end at the same time, so each skips the cleanup that it does not need.
             del self.tasks[waiter]
@@ -418,13 +424,6 @@ class WaitRegistry:
         for publisher in blocked:
             del publisher.parked[waiter]  # also of a publisher that has left meanwhile
             self._on_publisher_changed(publisher)
-
-
-def _or_stop(waiter: Waiter, run: RunScope | None) -> Awaitable[int | AiohooksError]:
-    """Return an awaitable that ends with the waiter, or with a stop of the run's session."""
-    if run is None or run.session is None:
-        return waiter
-    return run.session.until(waiter)
 
 
 def _error_of_wait(error: AiohooksError, threshold: int) -> AiohooksError:
