@@ -71,7 +71,7 @@ class HookStatus(NamedTuple):
 
     Attributes:
         name: the name of the hook, with a number if several hooks have it.
-        calls: the calls that were made.
+        calls: the calls that were made, of all its methods.
         failures: the calls that failed. Their errors were raised or logged.
         last_error: the last error, as text.
         dropped: the calls that were not made, because the group was left before, or because the
@@ -99,7 +99,7 @@ class RegisteredHook:
     """A hook in one group or session, with the counts of its calls and failures."""
 
     name: str
-    """The name of its class, with a number if several hooks have that name."""
+    """The name of its class or function, with a number if several hooks have that name."""
     registration: HookRegistration
     calls: int = 0
     dropped: int = 0
