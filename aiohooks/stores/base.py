@@ -48,6 +48,7 @@ from aiohooks.stores._protocol import (
     checked_step,
     checked_timeout,
     closed_error,
+    logger,
 )
 from aiohooks.stores.publishers import (
     Publisher,
@@ -566,12 +567,16 @@ class StepStore(abc.ABC):
         timeout = checked_timeout(timeout)
         now = current_clock().now
         began = now()
+        is_logged = False
         while True:
             self._check_loop()
             if not self.inline:
                 await self._before_wait(MAX_STEP)
             if self._waits.snapshot.is_initialised:
                 return
+            if not is_logged:
+                is_logged = True
+                logger.info("run %s: waiting until its chief has initialized it", self.run)
             remaining_secs = None
             if timeout is not None:
                 remaining_secs = max(0.0, began + timeout - now())

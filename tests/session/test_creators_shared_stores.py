@@ -88,8 +88,13 @@ async def test_worker_waits_until_the_chief_has_initialised() -> None:
     assert order == ["init", "worker"]
 
 
-async def test_worker_gives_up_at_its_deadline(clock: ManualClock) -> None:
-    """A worker whose chief never comes ends at `max_wait_secs`, not before."""
+async def test_worker_gives_up_at_its_deadline(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker whose chief never comes logs that it waits, and ends at `max_wait_secs`, not
+    before.
+    """
+    caplog.set_level("INFO", logger="aiohooks")
     async with FakeStepStore(FakeEngine()) as steps:
         entering = await parked(
             ah.AsyncMonitoredSession(worker(steps, max_wait_secs=30)).__aenter__()
@@ -100,6 +105,7 @@ async def test_worker_gives_up_at_its_deadline(clock: ManualClock) -> None:
         clock.advance(0.2)
         with refused(ah.errors.SessionNotReadyError, "has not initialised it within 30 s"):
             await entering
+    assert caplog.messages == ["run default: waiting until its chief has initialized it"]
 
 
 async def test_a_worker_that_comes_after_the_end() -> None:
