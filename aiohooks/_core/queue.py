@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import functools
 import sys
 import threading
 from collections import deque
@@ -17,7 +18,10 @@ from typing import Any, Generic, TypeVar
 
 from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import wake
-from aiohooks.errors import WrongLoopError, raise_failures
+from aiohooks._core.reports import WaitLog, wait_log
+from aiohooks._core.scope import current_run
+from aiohooks._core.waits import until_stop
+from aiohooks.errors import StopRequestedError, WrongLoopError, raise_failures
 
 T = TypeVar("T")
 
@@ -26,14 +30,18 @@ class Queue(abc.ABC, Generic[T]):
     """A bounded queue of one event loop, in which its methods are called.
 
     An item stays in the queue until the work for it has ended. A failure of the work is kept, and
-    raised by the next `check` or `put`.
+    raised by the next `check` or `put`. Waits that take long are logged.
     """
 
-    def __init__(self, max_pending: int) -> None:
-        """Make an empty queue, which is full when it has `max_pending` items."""
+    def __init__(self, name: str, max_pending: int) -> None:
+        """Make an empty queue, which is full when it has `max_pending` items.
+
+        `name` is its name in messages.
+        """
+        self.name: str = name
         self.items: deque[T] = deque()
         """The items whose work has not ended, the oldest first."""
-        self._max_pending = max_pending
+        self.max_pending = max_pending
         self._failures: list[BaseException] = []  # that have not been raised
         # The callers that wait for a place, in order; the first ones may have been woken already.
         self._places: list[asyncio.Future[None]] = []
@@ -47,7 +55,7 @@ class Queue(abc.ABC, Generic[T]):
     def is_full(self) -> bool:
         """Whether the caller of `put` has to wait for a place."""
         # No item overtakes those whose callers wait for a place.
-        return bool(self._places) or len(self.items) >= self._max_pending
+        return bool(self._places) or len(self.items) >= self.max_pending
 
     def add(self, item: T) -> None:
         """Add an item, also if the queue is full."""
@@ -69,6 +77,9 @@ class Queue(abc.ABC, Generic[T]):
     async def put(self, item: T) -> None:
         """Add an item; wait while the queue is full. Waiting callers get places in their order.
 
+        A stop of the session whose run waits here ends the wait: the item is added all the same,
+        and the end of the session takes care of it.
+
         Raises:
             BaseException: as for `put_nowait`.
         """
@@ -76,16 +87,19 @@ class Queue(abc.ABC, Generic[T]):
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._places.append(place)
+        self._wait_log.begin(place)
         try:
-            await place
+            with contextlib.suppress(StopRequestedError):
+                await until_stop(place, current_run())
             self.check()
             self.add(item)
         finally:
+            self._wait_log.end(place)
             self._places.remove(place)
             self._give_places()
 
     def _give_places(self) -> None:
-        places = max(self._max_pending - len(self.items), 0)
+        places = max(self.max_pending - len(self.items), 0)
         for place in self._places[:places]:
             wake(place)
 
@@ -124,7 +138,19 @@ class Queue(abc.ABC, Generic[T]):
     async def drain(self) -> None:
         """Wait until the queue is empty."""
         while self.items:
-            await wait_done([self.when_empty()], None)
+            with wait_log(self.describe):
+                await wait_done([self.when_empty()], None)
+
+    @functools.cached_property
+    def _wait_log(self) -> WaitLog:
+        """The log of the waits for a place."""
+        return wait_log(self.describe)
+
+    def describe(self) -> str:
+        """Return a description for the log: the name, and how full the queue is."""
+        return (
+            f"the {self.name}: {len(self.items)} items are pending, of at most {self.max_pending}"
+        )
 
 
 class ThreadQueue(Queue[T]):
@@ -143,8 +169,7 @@ class ThreadQueue(Queue[T]):
             max_pending: how many items may be unfinished before the queue is full.
             max_batch: how many items `work` gets at a time.
         """
-        super().__init__(max_pending)
-        self._name = name
+        super().__init__(name, max_pending)
         self._max_batch = max_batch
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -186,7 +211,7 @@ class ThreadQueue(Queue[T]):
 
     def begin(self, item: T) -> None:
         if self._finished is not None:
-            raise RuntimeError(f"the {self._name} has been finished")
+            raise RuntimeError(f"the {self.name} has been finished")
         self._check_loop()
         with self._changed:
             self._waiting.append(item)
@@ -196,7 +221,7 @@ class ThreadQueue(Queue[T]):
             self._thread = threading.Thread(
                 target=self._run,
                 args=(self._loop,),
-                name=self._name,
+                name=self.name,
                 daemon=True,
             )
             self._thread.start()
@@ -209,7 +234,7 @@ class ThreadQueue(Queue[T]):
         # The thread reports to the loop of the first item: nothing else would end a wait.
         if self._loop not in (None, asyncio.get_running_loop()):
             raise WrongLoopError(
-                f"the {self._name} is used in another event loop than its first item: close it in"
+                f"the {self.name} is used in another event loop than its first item: close it in"
                 " that loop, and make a new one here"
             )
 

@@ -3,14 +3,16 @@
 logger      the logger
 is_logged   whether a repeated failure is logged
 WaitLog     reports of waits that take long
+wait_log    a log of the waits inside of the library that take long
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
-from aiohooks._core.clock import NO_TIMER, current_clock
+from aiohooks._core.clock import NO_TIMER, current_clock, secs_text
 
 logger = logging.getLogger("aiohooks")
 
@@ -24,18 +26,30 @@ def is_logged(count: int, more: int = 1) -> bool:
 
 
 class WaitLog:
-    """Reports when the oldest of several waits has lasted `secs`, and again after each `secs`.
+    """Reports when the oldest of several waits has lasted `secs`, but only every `pause_secs`.
 
     As a block, it is itself the only wait.
     """
 
-    def __init__(self, secs: float, report: Callable[[float], object]) -> None:
-        """Start with no waits. `report` gets the seconds that the oldest wait has lasted."""
+    def __init__(
+        self,
+        secs: float,
+        report: Callable[[float], object],
+        pause_secs: float | None = None,
+    ) -> None:
+        """Start with no waits.
+
+        Args:
+            secs: after how many seconds a wait is reported.
+            report: gets the seconds that the oldest wait has lasted.
+            pause_secs: the pause between reports, of the same or other waits; by default `secs`.
+        """
         self._secs = secs
         self._report = report
+        self._pause_secs = secs if pause_secs is None else pause_secs
         self._clock = current_clock()
         self._since: dict[object, float] = {}  # by wait, the oldest first
-        self._reported_at = 0.0
+        self._reported_at = -math.inf
         self._timer = NO_TIMER
 
     def begin(self, wait: object) -> None:
@@ -61,9 +75,21 @@ class WaitLog:
     def _check(self) -> None:
         now = self._clock.now()
         oldest = next(iter(self._since.values()))
-        secs_left = max(oldest, self._reported_at) + self._secs - now
+        secs_left = max(oldest + self._secs, self._reported_at + self._pause_secs) - now
         if secs_left <= 0:
-            secs_left = self._secs
+            secs_left = self._pause_secs
             self._reported_at = now
             self._report(now - oldest)
         self._timer = self._clock.call_later(secs_left, self._check)
+
+
+def wait_log(describe: Callable[[], str]) -> WaitLog:
+    """Return a log of waits that may not end: after a second, and then once a minute.
+
+    `describe` returns what the oldest wait is for, at the time of the report.
+    """
+
+    def report(secs: float) -> None:
+        logger.warning("a caller has waited %s for %s", secs_text(secs), describe())
+
+    return WaitLog(1.0, report, pause_secs=60.0)

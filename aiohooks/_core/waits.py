@@ -1,6 +1,7 @@
 """Waits for others, for events and for numbers; pauses.
 
 wait_for_others    a wait for another session or for an engine; a stop ends it while a session opens
+until_stop         a wait in a run, which a stop of its session ends
 Waiters            waits for the next event
 ThresholdWaiters   waits for a number that grows
 Backoff            pauses between attempts
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from aiohooks._core.clock import Clock, wait_woken, wake
-from aiohooks._core.scope import assigned
+from aiohooks._core.scope import RunScope, assigned
 from aiohooks._core.validate import check_secs
 
 T = TypeVar("T")
@@ -44,6 +45,13 @@ def wait_for_others(waiter: Awaitable[T]) -> Awaitable[T]:
     """
     until = _until.get()
     return waiter if until is None else until(waiter)
+
+
+def until_stop(waiter: Awaitable[T], run: RunScope | None) -> Awaitable[T]:
+    """Return a wait that ends with the waiter, or with a stop of the run's session."""
+    if run is None or run.session is None:
+        return waiter
+    return run.session.until(waiter)
 
 
 class Waiters:

@@ -113,12 +113,17 @@ class CallQueue(Queue["QueuedCall"]):
     """
 
     def __init__(self, registered: RegisteredHook, shared: BackgroundCalls) -> None:
-        super().__init__(registered.registration.max_pending)
         # Not the hook itself: it would keep its queue, and so itself.
-        self._name = registered.name
+        super().__init__(registered.name, registered.registration.max_pending)
         self.shared: BackgroundCalls = shared
         # Whether calls are refused, because nothing would wait for them any more.
         self._is_closed = False
+
+    def describe(self) -> str:
+        # The active call, which the others wait for.
+        name = self.items[0].group.calls[0].name if self.items else self.name
+        pending = len(self.items)
+        return f"background calls of {name}: {pending} are pending, of at most {self.max_pending}"
 
     @property
     def is_full(self) -> bool:
@@ -148,7 +153,7 @@ class CallQueue(Queue["QueuedCall"]):
         *args: Any,
         **keywords: Any,
     ) -> None:
-        """Queue a call; wait while the queue is full.
+        """Queue a call; wait while the queue is full, but not beyond a stop of the session.
 
         Raises:
             BaseException: the failures of earlier calls, several as one group.
@@ -161,7 +166,7 @@ class CallQueue(Queue["QueuedCall"]):
         super().check()
         if self._is_closed:
             raise HookGroupClosedError(
-                f"{self._name} takes no more background calls: its group has been left"
+                f"{self.name} takes no more background calls: its group has been left"
             )
 
     def close(self) -> None:
@@ -175,7 +180,7 @@ class CallQueue(Queue["QueuedCall"]):
         if not self.items:
             return
         message = "%s has %s background calls left, which are dropped"
-        logger.warning(message, self._name, len(self.items))
+        logger.warning(message, self.name, len(self.items))
         while len(self.items) > 1:
             queued = self.items.pop()
             queued.group.hooks[0].dropped += 1

@@ -96,7 +96,7 @@ class RegisteredHook:
     """A hook in one group or session, with the counts of its failures."""
 
     name: str
-    """The name of its class, with a number if several hooks have that name."""
+    """The name of its class or function, with a number if several hooks have that name."""
     registration: HookRegistration
     dropped: int = 0
     """The calls that were not made; see `HookStatus`."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from aiohooks._core.activity import active
 from aiohooks._core.cancel import new_task, to_thread
 from aiohooks._core.clock import quick_now
+from aiohooks._core.reports import wait_log
 from aiohooks._core.validate import check_instance, check_mapping
 from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
@@ -246,7 +247,8 @@ class CheckpointSaverHook(ScheduledHook):
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Save if it is due. Raise the error of a failed save."""
         if self._has_to_save(run_context, run_values):
-            await self._wait_for_write()
+            with wait_log(self._describe_write):
+                await self._wait_for_write()
             self._raise_failure()
             await self._save(run_context.session)
             self._raise_failure()
@@ -482,6 +484,9 @@ class CheckpointSaverHook(ScheduledHook):
         except asyncio.CancelledError as error:
             self._record_failure(hook_cancelled_error(f"the save of step {step}", error))
             raise
+
+    def _describe_write(self) -> str:
+        return "a save" if self._write_task is None else f"the {self._write_task.get_name()}"
 
     async def _wait_for_write(self) -> None:
         """Wait until there is no write."""

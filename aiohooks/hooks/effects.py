@@ -23,6 +23,7 @@ from aiohooks._core.activity import active, awaited_tasks
 from aiohooks._core.calls import Wait, limited
 from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import current_clock, sleep
+from aiohooks._core.reports import wait_log
 from aiohooks._core.scope import leave_run
 from aiohooks._core.validate import (
     check_choice,
@@ -213,7 +214,11 @@ class EffectsHook(ResettingHook):
         because its runs need room as well.
         """
         assert self._coord is not None
-        with contextlib.suppress(StopRequestedError):
+
+        def describe() -> str:
+            return f"the handlers of effects: {len(self._ready())} are pending"
+
+        with wait_log(describe), contextlib.suppress(StopRequestedError):
             await self._coord.until(self._wait_for_deliveries(self._max_pending))
 
     def _lacks_room(self, run_context: SessionRunContext, run_values: object) -> bool:

@@ -5,6 +5,7 @@ step.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,6 +16,7 @@ from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import Clock, current_clock
 from aiohooks._core.queue import Queue
+from aiohooks._core.reports import wait_log
 from aiohooks._core.scope import RunScope, begin_run, current_run
 from aiohooks._core.validate import (
     check_callable,
@@ -24,7 +26,7 @@ from aiohooks._core.validate import (
     checked_int,
     is_coroutine_function,
 )
-from aiohooks._core.waits import Waiters
+from aiohooks._core.waits import Waiters, until_stop
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     AiohooksError,
@@ -245,9 +247,11 @@ class EvaluatorHook(SessionRunHook):
             return
         if not self._background:
             await self._queue.drain()
-        while self._queue.is_full:
-            await self._queue.wait_for_end()
-            self._queue.check()
+        # A stop ends the wait for room: `end` finishes all evaluations.
+        with wait_log(self._queue.describe), contextlib.suppress(StopRequestedError):
+            while self._queue.is_full:
+                await until_stop(self._queue.wait_for_end(), current_run())
+                self._queue.check()
         self._queue.start()
 
     def _schedule_if_due(
@@ -311,8 +315,10 @@ class EvaluatorHook(SessionRunHook):
         """
         if not self._background:
             return
-        while self._queue.items and self._queue.items[0].step < step and not self._queue.has_failed:
-            await self._queue.wait_for_end()
+        queue = self._queue
+        with wait_log(queue.describe):
+            while queue.items and queue.items[0].step < step and not queue.has_failed:
+                await queue.wait_for_end()
 
     def _schedule(self, session: Session, step: int) -> None:
         """Queue the evaluation of this step, with its values."""
@@ -381,7 +387,7 @@ class _Evaluations(Queue[Evaluation]):
         background: bool,
     ) -> None:
         # An evaluation that is due is added before its run waits for a place.
-        super().__init__(max_pending + 1)
+        super().__init__("queue of evaluations", max_pending + 1)
         self.coord: Coordinator | None = None
         """The coordinator of the session; None before the first and after `close`."""
         self.failed_items: list[Evaluation] = []
@@ -453,7 +459,8 @@ class _Evaluations(Queue[Evaluation]):
         """Make all evaluations, or wait until the task has made them; raise the error of one."""
         while self.items:
             if self._background:
-                await self.wait_for_end()
+                with wait_log(self.describe):
+                    await self.wait_for_end()
             else:
                 await self._make_first()
             self.check()

@@ -38,6 +38,7 @@ from aiohooks.errors import (
 from aiohooks.graph.graph import Graph, graph_of_step
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables, values_of
+from aiohooks.stores._protocol import Term
 from aiohooks.stores.base import StepStore
 from aiohooks.stores.memory import MemoryStepStore
 
@@ -45,20 +46,12 @@ if TYPE_CHECKING:
     from aiohooks.checkpoint import Restored
 
 
-async def set_step(store: StepStore, step: int) -> None:
-    """Raise a step store that is behind, which wakes its waiters; reset one that is ahead, in a new
-    epoch.
-    """
-    latest = await store.value()
-    if latest.step > step:
-        await store.reset(step)
-    elif latest.step < step:
-        await store.raise_to(step)
-
-
 async def restore_session(session: Session, restored: Restored) -> None:
     """Restore the variables, the tracked objects and the global step; `restore_hooks` follows
     later.
+
+    The step begins a new epoch, even at the step that the store has: what the session before had
+    received, such as the items of a version gate, is lost.
 
     Args:
         session: the session.
@@ -83,7 +76,7 @@ async def restore_session(session: Session, restored: Restored) -> None:
                 f" {shape}. Was the model changed?"
             )
     step = restored.checkpoint.step
-    await set_step(session.global_step, step)
+    await session.global_step.reset(step)
     session.variables.assign(variables)
     session.committed_step = step
     for name, tracked_object in session.tracked.items():
@@ -284,7 +277,8 @@ class ChiefSessionCreator(_Creator):
 
     With a checkpoint directory, the first session is restored from the newest intact checkpoint, as
     is the session that replaces one in a recovery. Without one, a recovery continues with the
-    current variables and step.
+    current variables and step. Each restore begins a new epoch of the step, and so does the first
+    session of a chief that succeeds another one.
 
     With a step store for several processes it leads the run (`StepStore.lead`) while the monitored
     session is open, and notifies the workers when everything is initialized. A second chief of the
@@ -323,7 +317,8 @@ class ChiefSessionCreator(_Creator):
         self._latest: Session | None = None
         self._needs_lead = lead and not self.global_step.inline
         self._lead = contextlib.AsyncExitStack()
-        self._has_lead = False
+        # While this process leads.
+        self._term: Term | None = None
 
     async def create_session(self) -> Session:
         """Create a session: the checkpoint or `init_fn`, `ready_for_local_init_fn`,
@@ -339,9 +334,9 @@ class ChiefSessionCreator(_Creator):
             StoreUnavailableError: the engine of the step store cannot be reached.
         """
         values = values_of(self._variables)
-        if self._needs_lead and not self._has_lead:
-            await self._lead.enter_async_context(self.global_step.lead())
-            self._has_lead = True
+        if self._needs_lead and self._term is None:
+            self._term = await self._lead.enter_async_context(self.global_step.lead())
+        has_predecessor = self._term is not None and self._term.number > 1
         loss = self.global_step.acknowledge_loss()
         seen = await self.global_step.value()  # so that the latest position is known
         first = await values.claim()
@@ -359,6 +354,9 @@ class ChiefSessionCreator(_Creator):
                 # The store has lost steps that the variables in memory have.
                 await self.global_step.reset(latest.committed_step)
                 session.committed_step = latest.committed_step
+            elif latest is None and has_predecessor:
+                # As in `restore_session`: what the earlier chief had received is lost.
+                await self.global_step.reset(seen.step)
             if first and self._scaffold.init_fn is not None:
                 await self._scaffold.init_fn(session)
 
@@ -371,7 +369,7 @@ class ChiefSessionCreator(_Creator):
         if first:
             values.mark_ready()
         self._latest = session
-        if self._has_lead:
+        if self._term is not None:
             await self.global_step.mark_initialised()
         return session
 
@@ -382,7 +380,7 @@ class ChiefSessionCreator(_Creator):
         A given `Saver` is not closed; what it has not copied to its mirror yet is waited for, at
         most `grace_secs`.
         """
-        self._has_lead = False
+        self._term = None
         async with self._lead:
             if self._saver is None:
                 return

@@ -57,7 +57,10 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     """
     check_callable(main, "main")
     if not is_coroutine_function(main):
-        raise InvalidArgumentError(f"main is {main!r}; give a coroutine function (`async def`)")
+        raise InvalidArgumentError(
+            f"main is {main!r}; give a coroutine function (`async def`) and its arguments, such as"
+            " run(worker, 0) and not run(lambda: worker(0))"
+        )
     if running_loop() is not None:
         raise WrongLoopError(
             "run was called while an event loop is running, as in a notebook; write `await main()`"

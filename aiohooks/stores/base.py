@@ -14,7 +14,13 @@ from typing import Any, ClassVar, Literal, Self
 from aiohooks._core.activity import Awaited, Parked, active, enter
 from aiohooks._core.clock import current_clock, monotonic_now, wake
 from aiohooks._core.scope import RunScope, current_run
-from aiohooks._core.waits import ANY_CHANGE, ThresholdWaiters, Waiters, wait_for_others
+from aiohooks._core.waits import (
+    ANY_CHANGE,
+    ThresholdWaiters,
+    Waiters,
+    until_stop,
+    wait_for_others,
+)
 from aiohooks._why.processes import process_state
 from aiohooks.errors import (
     AiohooksError,
@@ -41,6 +47,7 @@ from aiohooks.stores._protocol import (
     checked_step,
     checked_timeout,
     closed_error,
+    logger,
 )
 from aiohooks.stores.publishers import (
     Publisher,
@@ -197,7 +204,7 @@ class WaitRegistry:
                 timer = self._clock.call_later(secs, on_timeout)
             if publishers:
                 self.check_reachable()
-            result = await _or_stop(waiter, run)
+            result = await until_stop(waiter, run)
         finally:
             # Many waits may end at the same time, so each skips the cleanup that it does not need.
             del self.tasks[waiter]
@@ -403,13 +410,6 @@ class WaitRegistry:
             self._on_publisher_changed(publisher)
 
 
-def _or_stop(waiter: Waiter, run: RunScope | None) -> Awaitable[int | AiohooksError]:
-    """Return an awaitable that ends with the waiter, or with a stop of the run's session."""
-    if run is None or run.session is None:
-        return waiter
-    return run.session.until(waiter)
-
-
 def _error_of_wait(error: AiohooksError, threshold: int) -> AiohooksError:
     """Return a copy of an error that ends all waits, with the step that this wait is for."""
     if threshold == ANY_CHANGE:
@@ -550,12 +550,16 @@ class StepStore(abc.ABC):
         timeout = checked_timeout(timeout)
         now = current_clock().now
         began = now()
+        is_logged = False
         while True:
             self._check_loop()
             if not self.inline:
                 await self._before_wait(MAX_STEP)
             if self._waits.snapshot.is_initialised:
                 return
+            if not is_logged:
+                is_logged = True
+                logger.info("run %s: waiting until its chief has initialized it", self.run)
             remaining_secs = None
             if timeout is not None:
                 remaining_secs = max(0.0, began + timeout - now())

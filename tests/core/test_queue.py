@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+import aiohooks as ah
 from aiohooks._core.queue import Queue, ThreadQueue
 from aiohooks.errors import WrongLoopError
+from aiohooks.testing import ManualClock
 from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -17,6 +19,9 @@ pytestmark = pytest.mark.every_python
 
 class Letters(Queue[str]):
     """Begins no work: the test ends it."""
+
+    def __init__(self, max_pending: int) -> None:
+        super().__init__("letters", max_pending)
 
     def begin(self, item: str) -> None:
         pass
@@ -77,6 +82,55 @@ async def test_places_are_given_in_order() -> None:
     queue.end_first()
     await asyncio.gather(*puts, return_exceptions=True)
     assert [*queue.items] == ["e"]
+
+
+async def test_a_long_wait_is_logged(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A wait for a place after a second, and then at most once a minute, whoever waits; a wait for
+    the end of all work as well. A short wait is not logged.
+    """
+    queue = Letters(2)
+    queue.add("a")
+    queue.add("b")
+    first = await parked(queue.put("c"))
+    clock.advance(0.9)
+    assert caplog.messages == []
+    clock.advance(0.1)
+    full = "the letters: 2 items are pending, of at most 2"
+    assert caplog.messages == [f"a caller has waited 1 s for {full}"]
+    second = await parked(queue.put("d"))
+    queue.end_first()
+    await first
+    clock.advance(59.9)
+    assert len(caplog.messages) == 1
+    clock.advance(0.1)
+    assert caplog.messages[1:] == [f"a caller has waited 60 s for {full}"]
+    queue.end_first()
+    await second
+    draining = await parked(queue.drain())
+    clock.advance(1)
+    assert caplog.messages[2:] == [f"a caller has waited 1 s for {full}"]
+    queue.end_first()
+    queue.end_first()
+    await draining
+    clock.advance(600)
+    assert len(caplog.messages) == 3
+
+
+async def test_a_stop_ends_the_wait_for_a_place() -> None:
+    """In a run of a session: the item is added all the same, and so are items that come later."""
+    queue = Letters(1)
+
+    async def step() -> None:
+        for letter in "abc":
+            await queue.put(letter)
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        run = await parked(session.run("global_step"))
+        await ticks(20)
+        assert [*queue.items] == ["a"]
+        session.request_stop("enough")
+        await run
+    assert [*queue.items] == ["a", "b", "c"]
 
 
 async def test_a_failure_is_raised_once() -> None:

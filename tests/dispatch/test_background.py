@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook
+from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.sessions import NO_BACKOFF, counting, doubling
-from tests.support.waiting import parked, ticks, until_true
+from tests.support.waiting import advance_clock, parked, pass_time, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -172,6 +172,33 @@ async def test_a_background_hook_is_called_after_a_recovery() -> None:
         hook.gate.set()
         await run
     assert hook.steps == [1, 2]
+
+
+async def test_a_stop_ends_the_wait_for_a_hook_that_hangs(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full queue of a hook that hangs makes the run wait, which is logged with the hook, the
+    method and the size of the queue. A stop ends the wait; what the end of the session drops is
+    logged with its number.
+    """
+    hook = Watching()
+    configured = ah.configure(hook, background=True, max_pending=2)
+    async with counting(configured, stop_grace_period_secs=5) as session:
+        for _ in range(2):
+            await session.run("train")
+        third = await parked(session.run("train"))
+        await ticks(20)
+        await advance_clock(clock, 1)
+        log = "a caller has waited 1 s for background calls of Watching.after_run"
+        assert caplog.messages == [f"{log}: 2 are pending, of at most 2"]
+        session.request_stop("enough")
+        await third
+        assert (session.global_step.latest.step, session.status().hooks[0].pending) == (3, 3)
+        closing = await parked(session.aclose())
+        await pass_time(clock, 5)
+        await closing
+    assert caplog.messages[-1] == "Watching has 3 background calls left, which are dropped"
+    assert hook.steps == []
 
 
 async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -> None:

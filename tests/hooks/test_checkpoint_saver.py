@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook
+from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import drop, invalid
 from tests.support.hooks import PhaseHook
 from tests.support.saving_sessions import (
@@ -216,9 +216,11 @@ class Counter(ah.SessionRunHook):
 
 
 @both_ways
-async def test_one_is_written_at_a_time(tmp_path: Path, background: bool) -> None:
-    """A save that is due during a write waits for it, inside its step; in the foreground every step
-    waits for its own.
+async def test_one_is_written_at_a_time(
+    tmp_path: Path, background: bool, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A save that is due during a write waits for it, inside its step, which is logged after a
+    second; in the foreground every step waits for its own.
     """
     saver, listener = HeldSaver(tmp_path), Listener()  # asserts that there is one at a time
     hook = saving(
@@ -233,6 +235,9 @@ async def test_one_is_written_at_a_time(tmp_path: Path, background: bool) -> Non
             1 + background,
             False,
         )
+        clock.advance(1)
+        log = "a caller has waited 1 s for the save of step 1"
+        assert caplog.messages == [log][:background]
         saver.let()
         await run
         assert (listener.saved, saver.began) == (([1], [1, 2]) if background else ([1], [1]))

@@ -22,7 +22,7 @@ from tests.support.checks import refused
 from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
 from tests.support.hooks import RestoringHook
 from tests.support.sessions import NO_BACKOFF, counting
-from tests.support.waiting import ticks
+from tests.support.waiting import advance_clock, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -130,6 +130,30 @@ async def test_snapshot(mode: Any) -> None:
 
 
 # -- none is skipped, and their number is bounded
+
+
+async def test_a_stop_ends_the_wait_for_room(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that waits for an evaluation is logged after a second, and a stop ends the wait. No
+    evaluation is skipped: the end of the session waits for all of them.
+    """
+    gate = GatedEvaluation()
+    hook = EvaluatorHook(gate, every=ah.Every(steps=1), mode="background")
+    async with counting(hook) as session:
+        await session.run("train")
+        second = await parked(session.run("train"))
+        await ticks(20)
+        await advance_clock(clock, 1)
+        assert caplog.messages == [
+            "a caller has waited 1 s for the evaluations at steps 1, 2, of which at most 1 may be"
+            " pending"
+        ]
+        session.request_stop("enough")
+        await second
+        assert hook.pending == (1, 2)
+        gate.release(2)
+    assert hook.results == {1: 1, 2: 2}
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])

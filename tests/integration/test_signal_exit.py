@@ -98,6 +98,43 @@ def test_a_signal_while_a_session_waits_for_another_one(creator: str, tmp_path: 
     assert (code, output) == (128 + TERM, "")
 
 
+HANGS = """
+    import asyncio, logging
+    import aiohooks as ah
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            text = record.getMessage()
+            print("ready" if "a caller has waited 1" in text else text, flush=True)
+
+    class Hangs(ah.SessionRunHook):
+        async def after_run(self, run_context, run_values):
+            await asyncio.Event().wait()
+
+    async def step():
+        pass
+
+    async def main():
+        logging.getLogger("aiohooks").addHandler(Handler())
+        hooks = [ah.configure(Hangs(), background=True, max_pending=2)]
+        options = {"handle_signals": True, "stop_grace_period_secs": 0.1}
+        async with ah.AsyncMonitoredSession(step, hooks, **options) as session:
+            async for _ in session.steps():
+                pass
+
+    ah.run(main)
+"""
+
+
+def test_a_signal_while_a_step_waits_for_a_hook_that_hangs() -> None:
+    """The queue of a background hook is full, and its only call hangs: that is logged. The first
+    signal ends the program, and the calls that are dropped are logged.
+    """
+    code, output, _ = send_signals([sys.executable, "-c", textwrap.dedent(HANGS)], TERM)
+    dropped = "Hangs has 3 background calls left, which are dropped"
+    assert (code, output) == (128 + TERM, dropped)
+
+
 def program(run: str, loop: str, result: object = None, signals: int = 1) -> list[str]:
     """Return the command of a program that waits in a step, and after it for the other signals."""
     source = textwrap.dedent(PROGRAM)

@@ -34,6 +34,7 @@ QUICKLY_FOUND = (
     "names_are_not_synced",
     "an_interrupted_element_is_repeated",
     "lost_feeds_are_not_said",
+    "a_restore_at_the_same_step_begins_no_epoch",
 )
 
 

@@ -20,8 +20,9 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.hooks import EndRecorder, PhaseHook
-from tests.support.sessions import counting, counting_graph, outcome
+from tests.support.sessions import NO_BACKOFF, counting, counting_graph, outcome
 from tests.support.stores import local_store, locked
+from tests.support.version_gates import admit_one
 from tests.support.waiting import advance_clock, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -87,8 +88,13 @@ async def test_worker_waits_until_the_chief_has_initialised() -> None:
     assert order == ["init", "worker"]
 
 
-async def test_worker_gives_up_at_its_deadline(clock: ManualClock) -> None:
-    """A worker whose chief never comes ends at `max_wait_secs`, not before."""
+async def test_worker_gives_up_at_its_deadline(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker whose chief never comes logs that it waits, and ends at `max_wait_secs`, not
+    before.
+    """
+    caplog.set_level("INFO", logger="aiohooks")
     async with FakeStepStore(FakeEngine()) as steps:
         entering = await parked(
             ah.AsyncMonitoredSession(worker(steps, max_wait_secs=30)).__aenter__()
@@ -99,6 +105,7 @@ async def test_worker_gives_up_at_its_deadline(clock: ManualClock) -> None:
         clock.advance(0.2)
         with refused(ah.errors.SessionNotReadyError, "has not initialised it within 30 s"):
             await entering
+    assert caplog.messages == ["run default: waiting until its chief has initialized it"]
 
 
 async def test_a_worker_that_comes_after_the_end() -> None:
@@ -335,6 +342,71 @@ async def test_restarted_chief_takes_a_new_term_restores_and_resets(tmp_path: Pa
         assert engine.runs["default"].term == 2
         assert (await steps.value()) == (2, 12)
         peer.close()
+
+
+@pytest.mark.parametrize("saves", [True, False])
+async def test_a_successor_frees_the_places_of_lost_items(tmp_path: Path, saves: bool) -> None:
+    """The first chief leaves at the step that the store has, which is that of its checkpoint, if
+    there is one. Its successor begins an epoch, as what it had received is lost: a worker's wait
+    for room in a version gate ends. The first chief begins none.
+    """
+    engine = FakeEngine()
+
+    async def lead(steps: int) -> None:
+        hooks: list[Any] = []
+        if saves:
+            hooks.append(ah.CheckpointSaverHook(every=ah.Every(steps=1), background=False))
+        directory = tmp_path if saves else None
+        async with FakeStepStore(engine) as store:
+            creator = chief(store, checkpoint_dir=directory)
+            async with ah.AsyncMonitoredSession(creator, hooks) as session:
+                for _ in range(steps):
+                    await session.run("train")
+
+    async with FakeStepStore(engine, on_lost="keep") as versions:
+        peer = versions.publisher("a worker at work")
+        gate = ah.VersionGate(versions, max_lag=0)
+        await lead(3)
+        assert await versions.value() == (1, 3)
+        async with gate.admit():
+            pass  # shipped to the chief, which is gone
+        waiting = await parked(admit_one(gate))
+        await lead(0)
+        assert (await waiting).position == (2, 3)
+        peer.close()
+
+
+async def test_a_recovery_at_the_same_step_frees_the_places_of_lost_items(tmp_path: Path) -> None:
+    """A run fails after it has received the only item: the session restores the step that the
+    store has, repeats the run, and gets another item.
+    """
+    engine, items = FakeEngine(), asyncio.Queue[ah.stores.Position]()
+    faults = [ah.UnavailableError("lost with its item")]
+
+    async def learn() -> None:
+        await items.get()
+        if faults:
+            raise faults.pop()
+
+    async def work() -> None:
+        while True:
+            async with gate.admit() as ticket:
+                items.put_nowait(ticket.position)
+
+    async with FakeStepStore(engine) as steps, FakeStepStore(engine) as versions:
+        gate = ah.VersionGate(versions, max_lag=0)
+        working = asyncio.create_task(work())
+        creator = ah.ChiefSessionCreator(learn, checkpoint_dir=tmp_path, global_step=steps)
+        hooks = [
+            ah.StopAtStepHook(last_step=2),
+            ah.CheckpointSaverHook(every=ah.Every(steps=1), background=False),
+        ]
+        async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
+            async for _ in session.steps():
+                assert faults == []
+        assert steps.latest == (2, 2)
+        with pytest.raises(ah.errors.PublisherFinishedError):
+            await working
 
 
 async def test_chief_whose_lease_expired_is_refused(clock: ManualClock) -> None:

@@ -39,11 +39,15 @@ def _handler_of_interrupts() -> Iterator[None]:
         (lambda: 5, ["main is 5", "function"]),
         (lambda: repr, ["main is <built-in function repr>", "give a coroutine function"]),
         (
+            lambda: lambda: do_nothing(0),
+            ["<lambda>", "run(worker, 0) and not run(lambda: worker(0))"],
+        ),
+        (
             do_nothing,
             ["main is <coroutine object", "give the function and its arguments, not the call"],
         ),
     ],
-    ids=["int", "plain", "coroutine"],
+    ids=["int", "plain", "lambda", "coroutine"],
 )
 def test_run_takes_a_coroutine_function(make: Callable[[], Any], says: list[str]) -> None:
     """Anything else is refused before there is a loop; a coroutine is closed, not left

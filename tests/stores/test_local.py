@@ -20,7 +20,7 @@ from aiohooks.stores._protocol import Snapshot
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.processes import run_python
 from tests.support.stores import directory_of, engine_of, local_store, locked
-from tests.support.waiting import parked, ticks, until_true
+from tests.support.waiting import advance_clock, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -330,6 +330,23 @@ async def test_an_advance_cancelled_too_late_still_wakes(tmp_path: Path) -> None
         assert await wait == 1
         with pytest.raises(asyncio.CancelledError):
             await advance
+
+
+async def test_a_long_wait_for_the_lock_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that is suspended may keep the lock: the other one logs that it waits for it."""
+    with ManualClock() as clock:
+        async with local_store(tmp_path) as store:
+            with locked(store):
+                write = await parked(store.raise_to(5))
+                await ticks(20)
+                await advance_clock(clock, 1)
+                directory = directory_of(store)
+                assert caplog.messages == [
+                    f"a caller has waited 1 s for the lock of {directory}, which a process has"
+                ]
+            assert await write == 5
 
 
 async def test_waits_and_reads_need_no_lock(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import ClassVar, TypeVar
 from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
 from aiohooks._core.clock import sleep
 from aiohooks._core.fork import call_after_fork
+from aiohooks._core.reports import wait_log
 from aiohooks._core.validate import check_directory
 from aiohooks._core.waits import wait_for_others
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError, UnsupportedSystemError
@@ -93,6 +94,8 @@ class LocalEngine(Engine):
         self._inotify: Inotify | None = None
         self._subscribed_step: int | None = None
         self._reported_revision: int | None = None
+        # Of the waits for the lock of the run.
+        self._lock_log = wait_log(lambda: f"the lock of {self.directory}, which a process has")
 
     def attach(self, link: EngineLink) -> None:
         super().attach(link)
@@ -113,7 +116,7 @@ class LocalEngine(Engine):
             # Watch first and read second, so that no change is missed.
             self._inotify = Inotify()
             self._inotify.add_run(self.directory)
-            snapshot = await call_when_unlocked(partial(database.register, self.link.process))
+            snapshot = await self._call(lambda database: database.register(self.link.process))
             self._reported_revision = snapshot.revision
         except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
@@ -191,11 +194,13 @@ class LocalEngine(Engine):
         outcome = call_when_unlocked(partial(work, self._database))
         try:
             if not outcome.done():  # usually the lock is free, and `work` has been called
+                self._lock_log.begin(outcome)
                 await wait_for_others(outcome)
             return outcome.result()
         except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
         finally:
+            self._lock_log.end(outcome)
             outcome.cancel()  # if the session or the caller ended the wait: `work` is not called
 
     # Notifications.

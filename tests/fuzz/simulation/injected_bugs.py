@@ -204,6 +204,15 @@ def lost_feeds_are_not_said(report: Method, self: SessionFeeds, *args: Any) -> N
     """A recovery goes back, and the feeds of the steps since are gone without a word."""
 
 
+@bug(SharedStepStore, "reset", scenario=training)
+async def a_restore_at_the_same_step_begins_no_epoch(
+    reset: Method, self: SharedStepStore, step: int
+) -> Position:
+    """The items that a killed trainer had received keep their places, and no others are shipped."""
+    latest = await self.value()
+    return latest if latest.step == step else await reset(self, step)
+
+
 @bug(Ticket, "use", scenario=training)
 def a_stale_item_is_used(use: Method, self: Ticket) -> bool:
     """The age of an item is not looked at."""

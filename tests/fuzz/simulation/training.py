@@ -4,9 +4,10 @@ checkpoints on a shared disk.
 The chief and the standby train the same model, one after the other: whoever leads restores the
 newest checkpoint and continues. They are fed with numbers from 1, one each step, mostly by feeds
 that checkpoints set back, in one loop or in two; steps and hooks fail in between. The workers wait
-for each step, through a version gate. To the faults of `scenario` come a kill at any operation of
-the disk, and a power cut, which leaves any state of the disk that a crash could leave. Whoever
-fails is started again, as by a launcher.
+for each step, through a version gate; one of them ships items to the trainer, whose steps need them
+in the end, when a trainer is killed just after a save. To the faults of `scenario` come a kill at
+any operation of the disk, and a power cut, which leaves any state of the disk that a crash could
+leave. Whoever fails is started again, as by a launcher.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.checkpoint import KeepNewest, Saver
 from aiohooks.errors import AiohooksError, PublisherFinishedError
-from aiohooks.stores import SharedStepStore
+from aiohooks.stores import Position, SharedStepStore
 from tests.fuzz._harness import scratch
 from tests.fuzz.checkpoints.operations import Call, Crash, Recorder, Seam, materialise
 from tests.fuzz.simulation.cluster import Cluster, Program
@@ -36,6 +37,8 @@ from tests.fuzz.simulation.scenario import Scenario
 from tests.fuzz.simulation.virtual_time import Process, World
 from tests.support.hooks import PhaseHook
 
+_SHIPPER = "worker 1"
+"""The worker that ships items."""
 _PROGRESS_SECS = 60.0
 """How long after the faults the next step may take."""
 
@@ -105,10 +108,24 @@ class TrainingCluster(Cluster):
         self.durable = -1
         """The sequence of the last checkpoint that a save has returned."""
         self.steps_made = 0
+        self.inbox: list[Position] | None = None
+        """The items that the latest trainer has received, in its memory; None before the first."""
+        self.is_quiet = False
+        """Whether there are no more faults: each step uses an item."""
+        self.on_save: Callable[[Process], None] = lambda process: None
+        """Called when a save has returned."""
         super().__init__(world, engine)
 
     def program_of(self, name: str) -> Program:
+        if name == _SHIPPER:
+            return self._ship
         return self._train if name in ("chief", "standby") else self._work
+
+    @property
+    def needs_items(self) -> bool:
+        """Whether a step waits for an item."""
+        is_shipping = any(process.name.startswith(f"{_SHIPPER}#") for process in self.living)
+        return self.is_quiet and is_shipping and not self.over
 
     @property
     def trainers(self) -> list[Process]:
@@ -149,10 +166,12 @@ class TrainingCluster(Cluster):
 
     async def _train(self, process: Process, store: SharedStepStore) -> None:
         chance, model, numbers = self.world.chance, _Count(), _Count()
+        inbox: list[Position] = []
         is_tracked = chance.random() < 0.7
 
         async def train(number: int) -> dict[str, int]:
             await sleep(chance.expovariate(1 / self.pace_secs))
+            await self._use_item(inbox)
             self.fail_sometimes("before the step")
             model.last += 1
             if is_tracked and number != model.last:
@@ -170,8 +189,16 @@ class TrainingCluster(Cluster):
                 if self.over:
                     break
 
+        cluster = self
+
         class Files(Saver):
             _fs: ClassVar[Any] = self.files[process]
+
+            async def restore(self, *args: Any, **options: Any) -> Any:
+                # What a session has received is lost with it.
+                inbox.clear()
+                cluster.inbox = inbox
+                return await super().restore(*args, **options)
 
         saver = Files(self.directory / "run", keep=KeepNewest(2))
         creator = ah.ChiefSessionCreator(
@@ -201,6 +228,22 @@ class TrainingCluster(Cluster):
                 await use()
         finally:
             await saver.aclose()
+
+    async def _use_item(self, inbox: list[Position]) -> None:
+        """Use an item of a trainer; wait for it if need be, while no other trainer gets them."""
+        while not inbox and self.needs_items and self.inbox is inbox:
+            await sleep(0.1)
+        if inbox:
+            inbox.pop()
+
+    async def _ship(self, process: Process, store: SharedStepStore) -> None:
+        """Ship items to the latest trainer, dead or alive."""
+        gate = ah.VersionGate(store, max_lag=self.world.chance.randrange(3))
+        while not self.over:
+            async with gate.admit() as ticket:
+                while self.inbox is None:
+                    await sleep(0.1)
+                self.inbox.append(ticket.position)
 
     async def _work(self, process: Process, store: SharedStepStore) -> None:
         graph, gate = ah.Graph(), ah.VersionGate(store, max_lag=self.world.chance.randrange(3))
@@ -267,6 +310,7 @@ class TrainingCluster(Cluster):
         if sequence <= self.durable:
             self.report(process, f"saved checkpoint {sequence} after {self.durable}: two writers")
         self.durable = max(self.durable, sequence)
+        self.on_save(process)
 
     def on_step(self, process: Process, step: int, model_steps: int) -> None:
         """A run of a trainer is complete."""
@@ -400,15 +444,16 @@ class TrainingScenario(Scenario):
             self.world.after(secs, functools.partial(self._start_again, name))
 
     def _end(self) -> None:
-        """A trainer makes further steps, each worker sees them, and all end cleanly."""
+        """A trainer makes further steps, also after one was killed just after a save; each worker
+        sees them, and all end cleanly.
+        """
         cluster, world = self.cluster, self.world
         for process in cluster.living:
             cluster.files[process].kill_in = None
-        if not cluster.trainers:
-            cluster.start("chief")
-        made = cluster.steps_made
-        if not world.run(world.now + _PROGRESS_SECS, lambda: cluster.steps_made > made + 3):
-            self._report_stuck(cluster.tasks, "training")
+        cluster.is_quiet = True
+        self._make_steps()
+        self._kill_after_save()
+        self._make_steps()
         cluster.over = True
         if not world.run(
             world.now + self.most_secs, lambda: all(task.done() for task in cluster.tasks.values())
@@ -423,6 +468,31 @@ class TrainingScenario(Scenario):
         ]
         if cluster.durable < 0:
             cluster.history.violations.append("nothing was saved")
+
+    def _make_steps(self) -> None:
+        cluster, world = self.cluster, self.world
+        if not cluster.trainers:
+            cluster.start("chief")
+        made = cluster.steps_made
+        if not world.run(world.now + _PROGRESS_SECS, lambda: cluster.steps_made > made + 3):
+            self._report_stuck(cluster.tasks, "training")
+
+    def _kill_after_save(self) -> None:
+        """Kill the trainer that makes the next save, just after it."""
+        cluster, world = self.cluster, self.world
+        killed: list[Process] = []
+
+        def kill(process: Process) -> None:
+            if process in cluster.living and not killed:
+                killed.append(process)
+                world.at(world.now, lambda: cluster.kill(process))
+
+        cluster.on_save = kill
+        world.run(
+            world.now + _PROGRESS_SECS,
+            lambda: bool(killed) and killed[0] not in cluster.living,
+        )
+        self._note("killed after a save", *killed)
 
 
 @contextlib.contextmanager
