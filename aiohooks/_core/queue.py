@@ -41,7 +41,7 @@ class Queue(abc.ABC, Generic[T]):
         self.name: str = name
         self.items: deque[T] = deque()
         """The items whose work has not ended, the oldest first."""
-        self.max_pending = max_pending
+        self.max_pending: int = max_pending
         self._failures: list[BaseException] = []  # that have not been raised
         # The callers that wait for a place, in order; the first ones may have been woken already.
         self._places: list[asyncio.Future[None]] = []

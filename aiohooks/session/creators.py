@@ -354,7 +354,7 @@ class ChiefSessionCreator(_Creator):
                 # The store has lost steps that the variables in memory have.
                 await self.global_step.reset(latest.committed_step)
                 session.committed_step = latest.committed_step
-            elif latest is None and has_predecessor:
+            elif first and has_predecessor:
                 # As in `restore_session`: what the earlier chief had received is lost.
                 await self.global_step.reset(seen.step)
             if first and self._scaffold.init_fn is not None:

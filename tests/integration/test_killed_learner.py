@@ -44,12 +44,14 @@ def test_a_learner_that_is_killed_after_a_save_gets_new_items(url: str, tmp_path
     worker admits. Its successor restores the step that the store has; the worker sends further
     items, and both end normally.
     """
-    with process("worker", url, str(tmp_path)) as worker:
-        with process("learner", url, str(tmp_path), "6", "3") as learner:
+    with process("learner", url, str(tmp_path), "6", "3") as learner:
+        assert learner.stdout is not None
+        assert learner.stdout.readline() == "ready\n"
+        with process("worker", url, str(tmp_path)) as worker:
             learner.communicate(timeout=HANG_SECS)
             assert learner.returncode == -signal.SIGKILL
-        with process("learner", url, str(tmp_path), "6", "0") as successor:
-            learned, _ = successor.communicate(timeout=HANG_SECS)
-            assert (successor.returncode, learned) == (0, "learned 6\n")
-        worked, _ = worker.communicate(timeout=HANG_SECS)
-        assert (worker.returncode, worked) == (0, "finished\n")
+            with process("learner", url, str(tmp_path), "6", "0") as successor:
+                learned, _ = successor.communicate(timeout=HANG_SECS)
+                assert (successor.returncode, learned) == (0, "ready\nlearned 6\n")
+            worked, _ = worker.communicate(timeout=HANG_SECS)
+            assert (worker.returncode, worked) == (0, "finished\n")

@@ -11,6 +11,7 @@ has received all items that the gate admits; 0 for never.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -21,18 +22,36 @@ import aiohooks as ah
 MAX_LAG = 2
 
 
+class _Inbox:
+    """The items that a learner has received."""
+
+    def __init__(self) -> None:
+        self.items = asyncio.Queue[ah.stores.Position]()
+        self.changed = asyncio.Event()
+
+    async def receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Receive an item, and answer."""
+        epoch, step = map(int, (await reader.readline()).split())
+        self.items.put_nowait(ah.stores.Position(epoch, step))
+        self.changed.set()
+        writer.write(b"received\n")
+        await writer.drain()
+        writer.close()
+
+
 class _DieAfterSave(ah.CheckpointSaverListener):
     """Kills the process after the save of a step, when all places of the gate are shipped."""
 
-    def __init__(self, step: int, received: asyncio.Queue[ah.stores.Position]) -> None:
+    def __init__(self, step: int, inbox: _Inbox) -> None:
         self._step = step
-        self._received = received
+        self._inbox = inbox
 
     async def after_save(self, session: ah.Session, global_step: int) -> None:
         """Wait for all items that the gate admits, and die."""
         if global_step == self._step:
-            while self._received.qsize() <= MAX_LAG:  # noqa: ASYNC110 - a queue has no such event
-                await asyncio.sleep(0.001)
+            while self._inbox.items.qsize() <= MAX_LAG:
+                self._inbox.changed.clear()
+                await self._inbox.changed.wait()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -44,31 +63,24 @@ def store(url: str) -> ah.StepStore:
 
 async def learn(url: str, directory: Path, steps: int, killed_at: int) -> None:
     """Make the steps up to `steps`, each with an item, and report the last one."""
-    items = asyncio.Queue[ah.stores.Position]()
-
-    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        epoch, step = map(int, (await reader.readline()).split())
-        items.put_nowait(ah.stores.Position(epoch, step))
-        writer.write(b"received\n")
-        await writer.drain()
-        writer.close()
-
+    inbox = _Inbox()
     socket = directory / "socket"
     socket.unlink(missing_ok=True)  # of the process that was killed
     async with (
-        await asyncio.start_unix_server(receive, socket),
+        await asyncio.start_unix_server(inbox.receive, socket),
         store(url) as versions,
     ):
+        print("ready", flush=True)
         gate = ah.VersionGate(versions, max_lag=MAX_LAG)
 
         async def use_item() -> None:
-            while gate.lag_of(await items.get()) > MAX_LAG:
+            while gate.lag_of(await inbox.items.get()) > MAX_LAG:
                 pass
 
         creator = ah.ChiefSessionCreator(
             use_item, checkpoint_dir=directory / "checkpoints", global_step=versions
         )
-        listener = _DieAfterSave(killed_at, items)
+        listener = _DieAfterSave(killed_at, inbox)
         hooks = [
             ah.StopAtStepHook(last_step=steps),
             ah.CheckpointSaverHook(every=ah.Every(steps=1), background=False, listeners=[listener]),
@@ -92,18 +104,12 @@ async def work(url: str, directory: Path) -> None:
 
 
 async def send(socket: Path, position: ah.stores.Position) -> None:
-    """Send an item, when there is a learner that receives it."""
-    while True:
-        try:
-            reader, writer = await asyncio.open_unix_connection(socket)
-            writer.write(f"{position.epoch} {position.step}\n".encode())
-            received = await reader.readline()
-            writer.close()
-        except OSError:
-            received = b""
-        if received:
-            return
-        await asyncio.sleep(0.01)
+    """Send an item, and wait until the learner has received it, or is gone."""
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_unix_connection(socket)
+        writer.write(f"{position.epoch} {position.step}\n".encode())
+        await reader.readline()
+        writer.close()
 
 
 def main(role: str, url: str, directory: str, *numbers: str) -> None:
