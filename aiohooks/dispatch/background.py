@@ -112,7 +112,11 @@ class CallQueue(Queue["QueuedCall"]):
     ended.
     """
 
-    def __init__(self, registered: RegisteredHook, shared: BackgroundCalls) -> None:
+    def __init__(
+        self,
+        registered: RegisteredHook,
+        shared: BackgroundCalls,
+    ) -> None:
         super().__init__(registered.registration.max_pending)
         # Not the hook itself: it would keep its queue, and so itself.
         self._name = registered.name

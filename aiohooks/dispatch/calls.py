@@ -427,7 +427,11 @@ async def call_groups(
     return results
 
 
-async def _call_in_context(context: OwnContext, method: Method, *args: Any) -> Any:
+async def _call_in_context(
+    context: OwnContext,
+    method: Method,
+    *args: Any,
+) -> Any:
     """Make a call that cannot wait in the caller's task, in a context of its own."""
     try:
         return context.update().run(result_now, method(*args))
@@ -529,7 +533,11 @@ class HookCalls(Calls):
         """Return the hook of a call."""
         return self._group.hooks[number].hook
 
-    def timeout_error(self, number: int, task: asyncio.Task[Any]) -> HookTimeoutError:
+    def timeout_error(
+        self,
+        number: int,
+        task: asyncio.Task[Any],
+    ) -> HookTimeoutError:
         # Seldom needed, and slow to import.
         from aiohooks._why.builder import why
         from aiohooks._why.tasks import describe_suspension

@@ -195,24 +195,37 @@ class HookGroup(Generic[K]):
             self._exit_later(registered)
         self._composite.remove(registered)
 
+    @overload
     def on(
         self,
         method: Callable[Concatenate[K, ...], Any],
+        fn: F,
         **options: Unpack[HookOptions],
-    ) -> Callable[[F], F]:
-        """Return a decorator that adds a function as a hook with one method:
-        `@group.on(AgentHooks.on_tool_start)`, or `group.on(AgentHooks.on_tool_start)(log)`.
+    ) -> F: ...
+    @overload
+    def on(
+        self,
+        method: Callable[Concatenate[K, ...], Any],
+        fn: None = None,
+        **options: Unpack[HookOptions],
+    ) -> Callable[[F], F]: ...
+    def on(
+        self,
+        method: Callable[..., Any],
+        fn: Any = None,
+        **options: Unpack[HookOptions],
+    ) -> Any:
+        """Add a function as a hook with one method: `group.on(AgentHooks.on_tool_start, log)`; also
+        as a decorator.
 
-        `method` is the method of the class. The function is a coroutine function, or a plain one,
-        which must not block. The options are those of `configure`.
+        `method` is the method of the class, `fn` a coroutine function, or a plain function, which
+        must not block; it is returned. The options are those of `configure`.
         """
         name = self._point_of(method).name
-
-        def add(function: F) -> F:
-            self.add(configure(FunctionHook(name, function), **options))
-            return function
-
-        return add
+        if fn is None:
+            return functools.partial(self.on, method, **options)
+        self.add(configure(FunctionHook(name, fn), **options))
+        return fn
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
         """Return a method of the class; raise if it is something else."""
@@ -349,7 +362,11 @@ class HookGroup(Generic[K]):
         name = f"exit of {registered.name}, which was removed"
         self._exits[new_task(exit_removed(), name)] = registered
 
-    async def _exit(self, registered: RegisteredHook, error: BaseException | None) -> None:
+    async def _exit(
+        self,
+        registered: RegisteredHook,
+        error: BaseException | None,
+    ) -> None:
         """Call `__aexit__` of a hook, which cannot swallow the error of the block.
 
         Raise nothing: a failure, also a cancel, is added to the failures, as the other hooks have

@@ -206,7 +206,11 @@ class Interface:
             self._seen.checked.add(type(hook))
         return points
 
-    def _check_method(self, registered: RegisteredHook, point: Point) -> None:
+    def _check_method(
+        self,
+        registered: RegisteredHook,
+        point: Point,
+    ) -> None:
         method = getattr(registered.hook, point.name)
         function = method.__func__ if isinstance(method, types.MethodType) else None
         if function in point.fitting:
@@ -318,7 +322,10 @@ def registered_hooks(
     return tuple(registered.values())
 
 
-def check_options(registered: RegisteredHook, points: Sequence[Point]) -> None:
+def check_options(
+    registered: RegisteredHook,
+    points: Sequence[Point],
+) -> None:
     """Raise unless the attributes of a registration hold for these methods.
 
     Raises:

@@ -237,7 +237,11 @@ class Point:
             return "any"
         return "one"
 
-    def _choose_argument(self, way: Combination, annotations: _Annotations) -> str:
+    def _choose_argument(
+        self,
+        way: Combination,
+        annotations: _Annotations,
+    ) -> str:
         """Choose the argument that a way is about; return why the way cannot hold, or no text."""
         does = _ARGUMENT_OF.get(way.way)
         if does is None:
@@ -356,7 +360,10 @@ class _UnknownNames(dict[str, Any]):
         return self.setdefault(name, type(name, (_Unknown,), {}))
 
 
-def annotations_of(function: Any, names: Mapping[str, Any]) -> dict[str, Any]:
+def annotations_of(
+    function: Any,
+    names: Mapping[str, Any],
+) -> dict[str, Any]:
     """Return the evaluated annotations of a function, by parameter; `names` may not be global.
 
     An annotation that cannot be evaluated stays as it is.

@@ -234,7 +234,7 @@ async def test_functions_are_hooks() -> None:
     assert events == ["second x", "first x", "first y"]
     assert repr(group) == "<HookGroup AgentHooks: first>"
     with invalid("on_tool_begin", "is not a method of AgentHooks"):
-        group.on(on_tool_begin)(first)  # type: ignore[arg-type]
+        group.on(on_tool_begin, first)  # type: ignore[arg-type]
     undecorated: list[Any] = [on_tool_begin, of_the_same_name()]
     for fn in undecorated:
         with invalid(f"{fn.__name__}", "is not a method of AgentHooks"):
@@ -244,7 +244,7 @@ async def test_functions_are_hooks() -> None:
         "give it as AgentHooks.name",
         "did you mean 'on_tool_start'",
     ):
-        group.on("on_tool_start")(first)  # type: ignore[arg-type]
+        group.on("on_tool_start", first)  # type: ignore[call-overload]
     with refused(
         ah.errors.InvalidHookError,
         "without_arguments()",

@@ -23,7 +23,7 @@ def test_options_have_names_and_defaults_that_say_something() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'odrer'"):
         ah.configure(Observer(), odrer=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="unexpected keyword argument 'later'"):
-        ah.HookGroup(Observer).on(Observer.on, later=1)(ah.HookGroup)  # type: ignore[call-arg]
+        ah.HookGroup(Observer).on(Observer.on, ah.HookGroup, later=1)  # type: ignore[call-overload]
 
 
 def test_options_of_a_function_are_those_of_its_registration() -> None:

@@ -110,7 +110,7 @@ SIGNATURES: dict[str, str | None] = {
     "Clock": None,
     "configure": "(hook, **options)",
     "HookGroup": "(kind, hooks=(), *, results=None, grace_secs=10.0, init=None)",
-    "HookGroup.on": "(self, method, **options)",
+    "HookGroup.on": "(self, method, fn=None, **options)",
     "HookGroup.add": "(self, hook)",
     "HookGroup.remove": "(self, hook)",
     "HookGroup.status": "(self)",
