@@ -94,7 +94,7 @@ def point(how: How) -> Callable[[F], F]:
 
 
 def chain(*, argument: str) -> How:
-    """Return the way `"chain"` with the name of the argument that each result replaces.
+    """Return the way `"chain"` with the name of `argument`, which each result replaces.
 
     Example: `results={"on_send": ah.chain(argument="message")}`.
     """
@@ -102,7 +102,7 @@ def chain(*, argument: str) -> How:
 
 
 def wrap(*, argument: str) -> How:
-    """Return the way `"wrap"` with the name of the argument that calls the next hook.
+    """Return the way `"wrap"` with the name of `argument`, which calls the next hook.
 
     Example: `results={"handle": ah.wrap(argument="app")}`.
     """
