@@ -135,13 +135,14 @@ class Interface:
     ) -> None:
         """Add a member to the methods, to the data, or to the members that hooks cannot implement.
 
-        Nested classes are none of these, and neither are helpers such as factories.
+        Nested classes, and static and class methods that are no coroutine functions, such as
+        factories, are none of these.
         """
         member = self.members[name]
         member_kind: Any = type(cast("object", member))
         function = inspect.unwrap(member)
         if isinstance(member, _NO_METHODS):
-            if inspect.iscoroutinefunction(function):  # others are helpers
+            if inspect.iscoroutinefunction(function):
                 self._unsupported[name] = f"is a {member_kind.__name__}"
         elif callable(member) and inspect.isfunction(function):
             points = self._seen.points
@@ -211,24 +212,17 @@ class Interface:
         registered: RegisteredHook,
         point: Point,
     ) -> None:
+        """Raise unless the hook's function for a method is of a kind that can be called as it, and
+        takes its arguments.
+        """
         method = getattr(registered.hook, point.name)
         function = method.__func__ if isinstance(method, types.MethodType) else None
         if function in point.fitting:
             return
         who = registered.call_name(point.name)
-        kinds = [point.kind]
-        if point.is_async:
-            kinds.append(COROUTINE)
-            # A generator would not call the next one.
-            calls_next = point.how == "wrap" or (point.nexts and point.does_nothing)
-            if self._in_group and not calls_next:
-                kinds.append(ASYNC_GENERATOR)
-        # A coroutine method may be a plain function where that is added by itself.
         is_function = isinstance(registered.hook, FunctionHook)
-        if is_function:
-            kinds.append(PLAIN)
         kind = function_kind(method)
-        if kind not in kinds:
+        if kind not in self._fitting_kinds(point, is_function=is_function):
             keyword = "async def" if point.is_async else "def"
             raise InvalidHookError(
                 f"{who} is {kind}, but {point.label} is {point.kind}; write it as `{keyword}`"
@@ -246,6 +240,22 @@ class Interface:
             )
         if inspect.isfunction(function) and not is_function:
             point.fitting.add(function)
+
+    def _fitting_kinds(self, point: Point, *, is_function: bool) -> list[str]:
+        """Return the kinds of functions that can be called for a method.
+
+        A coroutine method may be a plain function where that is added by itself.
+        """
+        kinds = [point.kind]
+        if is_function:
+            kinds.append(PLAIN)
+        if point.is_async:
+            kinds.append(COROUTINE)
+            # A generator would not call the next one.
+            calls_next = point.how == "wrap" or (point.nexts and point.does_nothing)
+            if self._in_group and not calls_next:
+                kinds.append(ASYNC_GENERATOR)
+        return kinds
 
     def _check_spelling(self, registered: RegisteredHook) -> None:
         """Raise if the name of a coroutine method is nearly that of a method of the class."""

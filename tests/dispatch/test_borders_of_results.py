@@ -237,6 +237,20 @@ async def test_all_results() -> None:
     assert await group.hooks.all() == [None, None]
 
 
+async def test_a_chain_without_results_has_that_of_the_class() -> None:
+    """Its own body runs if all hooks return None."""
+
+    class Own:
+        @ah.point("chain")
+        async def clean(self, text: str) -> str:
+            return f"own {text}"
+
+    async def changes_nothing(self: object, text: str) -> None: ...
+
+    hooks = [hook(clean=changes_nothing), hook(clean=changes_nothing)]
+    assert await ah.compose(Own, hooks).clean("x") == "own x"
+
+
 async def test_a_chain_ends_early() -> None:
     """With the value of `end_chain`, which is that of the call; the hooks behind are not called."""
     called: list[str] = []
