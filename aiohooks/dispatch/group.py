@@ -497,9 +497,9 @@ def compose_functions(
         name: its name, and that of the group in messages.
 
     Raises:
-        InvalidHookError: one is not a function, cannot be called as the first one is, or has an
-            option that cannot hold.
-        InvalidArgumentError: an argument is invalid.
+        InvalidHookError: one cannot be called as the first one is, or has an option that cannot
+            hold.
+        InvalidArgumentError: an argument is invalid, or one of the functions is none.
     """
     if callable(functions) or not isinstance(functions, Iterable):
         raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
@@ -533,7 +533,7 @@ def _function_hook(function: object) -> HookRegistration:
     `function` may be the function, or its registration, which keeps its options.
 
     Raises:
-        InvalidHookError: it is not a function; from `FunctionHook`.
+        InvalidArgumentError: it is not a function; from `FunctionHook`.
     """
     registration = registration_of(function)
     hook = FunctionHook("__call__", registration.hook)

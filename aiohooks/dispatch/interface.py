@@ -263,15 +263,13 @@ class Interface:
         for name, _ in inspect.getmembers_static(type(hook), is_coroutine_function):
             if name.startswith("_") or name in self.points:
                 continue
-            import difflib  # seldom needed
-
-            # `send` is not a misspelt `end`.
-            for meant in difflib.get_close_matches(name, self.points, n=1, cutoff=0.87):
-                raise InvalidHookError(
-                    f"{registered.name}.{name} is not a method of {self.kind.__name__} and would"
-                    f" never be called; did you mean {meant!r}? A helper's name begins with an"
-                    " underscore"
-                )
+            for meant in self.points:
+                if _is_misspelt(name, meant):
+                    raise InvalidHookError(
+                        f"{registered.name}.{name} is not a method of {self.kind.__name__} and"
+                        f" would never be called; did you mean {meant!r}? A helper's name begins"
+                        " with an underscore"
+                    )
 
 
 _NO_FUNCTIONS = (functools.partialmethod, functools.singledispatchmethod)
@@ -294,6 +292,17 @@ def _members(kind: type[Any]) -> dict[str, Any]:
 
 def _function_of(method: Any) -> Any:
     return getattr(method, "__func__", method)
+
+
+def _is_misspelt(name: str, meant: str) -> bool:
+    """Return whether one edit makes `meant` of `name`: a letter more, less, changed or moved."""
+    import difflib  # seldom needed
+
+    if len(meant) <= 3 and name[0] != meant[0]:
+        return False  # `send` is not a misspelt `end`
+    blocks = difflib.SequenceMatcher(None, name, meant).get_matching_blocks()
+    common = sum(block.size for block in blocks)
+    return common >= max(len(name), len(meant)) - 1
 
 
 # -- registrations

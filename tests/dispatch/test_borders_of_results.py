@@ -237,6 +237,32 @@ async def test_all_results() -> None:
     assert await group.hooks.all() == [None, None]
 
 
+async def test_a_chain_knows_classes_that_exist_for_checkers_alone() -> None:
+    """The argument of the class that is returned is replaced, and none of another class."""
+
+    class Text:
+        async def clean(
+            self,
+            limit: Limit,  # type: ignore[name-defined]  # noqa: F821
+            text: Words | None,  # type: ignore[name-defined]  # noqa: F821
+        ) -> Words | None: ...  # type: ignore[name-defined]  # noqa: F821
+
+        async def limit(
+            self,
+            limit: Limit,  # type: ignore[name-defined]  # noqa: F821
+            text: str,
+        ) -> Limits: ...  # type: ignore[name-defined]  # noqa: F821
+
+    async def clean(self: object, limit: int, text: str) -> str:
+        return f"{text}{limit}"
+
+    hooks = [hook(clean=clean), hook(clean=clean)]
+    composite: Any = ah.compose(Text, hooks, results={"clean": "chain"})
+    assert await composite.clean(1, "x") == "x11"
+    with refused(InvalidHookError, "Text.limit cannot chain", "not clear which argument"):
+        ah.compose(Text, hooks, results={"limit": "chain"})
+
+
 async def test_a_chain_without_results_has_that_of_the_class() -> None:
     """Its own body runs if all hooks return None."""
 
