@@ -104,6 +104,7 @@ class Interface:
             )
 
     def _read_members(self, results: Mapping[str, How] | How | None) -> None:
+        """Sort the members of the class into methods, data, and what hooks cannot implement."""
         by_name: dict[str, Combination] = {}
         common_way: Combination | None = None
         if isinstance(results, (str, Combination)):

@@ -356,6 +356,8 @@ class _Unknown:
 
 
 class _UnknownNames(dict[str, Any]):
+    """Has a class for any name."""
+
     def __missing__(self, name: str) -> Any:
         return self.setdefault(name, type(name, (_Unknown,), {}))
 
@@ -476,8 +478,9 @@ def function_kind(function: Any) -> str:
         return ASYNC_GENERATOR
     if inspect.isgeneratorfunction(function):
         return "a generator"
-    is_wrapper = is_coroutine_function(inspect.unwrap(function))
-    return "a plain function around a coroutine function" if is_wrapper else PLAIN
+    if is_coroutine_function(inspect.unwrap(function)):
+        return "a plain function around a coroutine function"
+    return PLAIN
 
 
 def _instructions(function: Callable[..., Any]) -> list[tuple[str, Any]]:
