@@ -465,20 +465,17 @@ def compose_functions(  # type: ignore[overload-overlap]
     functions: Iterable[Callable[P, object]],
     *,
     results: How | None = None,
-    name: str | None = None,
 ) -> ComposedFunctions[P]: ...
 @overload
 def compose_functions(
     functions: Iterable[object],
     *,
     results: How | None = None,
-    name: str | None = None,
 ) -> ComposedFunctions[...]: ...
 def compose_functions(
     functions: Iterable[object],
     *,
     results: How | None = None,
-    name: str | None = None,
 ) -> ComposedFunctions[...]:
     """Return one coroutine function that calls several functions, for a framework that takes a
     plain callable.
@@ -494,7 +491,6 @@ def compose_functions(
         functions: coroutine functions and plain ones, or registrations made by `configure`; at
             least one.
         results: how the results of several become one, if they return any; see `point`.
-        name: its name, and that of the group in messages.
 
     Raises:
         InvalidHookError: one cannot be called as the first one is, or has an option that cannot
@@ -507,9 +503,8 @@ def compose_functions(
     if not hooks:
         raise InvalidArgumentError("functions is empty; the first one says how all are called")
     first = hooks[0].hook.__aiohooks_function__
-    label = name or "functions"
     namespace = {"__call__": _method_like(first, results)}
-    kind: Any = type(label, (), namespace)
+    kind: Any = type("functions", (), namespace)
     group: HookGroup[Any] = HookGroup(kind, hooks)
 
     async def call(*args: Any, **keywords: Any) -> Any:
@@ -518,8 +513,8 @@ def compose_functions(
     def add(function: object, /) -> None:
         group.add(_function_hook(function))
 
-    call.__name__ = label
-    call.__qualname__ = label
+    call.__name__ = kind.__name__
+    call.__qualname__ = kind.__name__
     attributes: Any = call
     attributes.add = add
     attributes.remove = group.remove

@@ -484,9 +484,9 @@ def test_functions_whose_signatures_do_not_fit() -> None:
         else:
             with refused(InvalidHookError, second.__name__, "cannot take the call functions("):
                 ah.compose_functions([first, second])
-            composed: Any = ah.compose_functions([first], name="on_request")
+            composed: Any = ah.compose_functions([first])
             with refused(
-                InvalidHookError, second.__name__, "cannot take the call on_request("
+                InvalidHookError, second.__name__, "cannot take the call functions("
             ) as caught:
                 composed.add(second)
             assert "method" not in str(caught)
@@ -511,8 +511,8 @@ async def test_messages_about_functions_have_no_methods() -> None:
             case()
         assert "call." not in str(caught.value)
         assert "method" not in str(caught.value)
-    with pytest.raises(InvalidHookError, match="tags got the results") as caught:
-        await ah.compose_functions([gives, gives], name="tags")("x")
+    with pytest.raises(InvalidHookError, match="functions got the results") as caught:
+        await ah.compose_functions([gives, gives])("x")
     assert "method" not in str(caught.value)
 
 

@@ -242,10 +242,10 @@ async def test_functions_are_called_as_one() -> None:
         assert threading.current_thread() is not threading.main_thread()
 
     functions = [first, second, plain, ah.in_thread(blocking)]
-    hooks = ah.compose_functions(functions, name="on_request")
+    hooks = ah.compose_functions(functions)
     assert inspect.iscoroutinefunction(hooks)
     assert inspect.signature(hooks) == inspect.signature(first)
-    assert hooks.__name__ == "on_request"  # type: ignore[attr-defined]
+    assert hooks.__name__ == "functions"  # type: ignore[attr-defined]
     await hooks("x")
     assert sorted(called) == ["first x", "plain x", "second x"]
     hooks.remove(first)
@@ -254,7 +254,7 @@ async def test_functions_are_called_as_one() -> None:
     called.clear()
     await hooks(request="y")
     assert called == ["plain y", "plain y"]
-    with invalid("first", "is not a hook of <HookGroup on_request"):
+    with invalid("first", "is not a hook of <HookGroup functions"):
         hooks.remove(first)
 
 

@@ -115,7 +115,7 @@ SIGNATURES: dict[str, str | None] = {
     "HookGroup.remove": "(self, hook)",
     "HookGroup.status": "(self)",
     "compose": "(kind, hooks, *, results=None, init=None)",
-    "compose_functions": "(functions, *, results=None, name=None)",
+    "compose_functions": "(functions, *, results=None)",
     "in_order": "(hooks)",
     "point": "(how)",
     "chain": "(*, argument)",
