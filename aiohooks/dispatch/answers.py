@@ -308,7 +308,11 @@ def _merged(point: Point, results: list[Any]) -> Any:
 # -- hooks that wrap
 
 
-async def _call_innermost(point: Point, values: Values, passed: Arguments) -> Any:
+async def _call_innermost(
+    point: Point,
+    values: Values,
+    passed: Arguments,
+) -> Any:
     """Call the function that the caller of the method has passed as the next one.
 
     It gets the positions that the last hook passes, or else those of the call, as many as it takes;
@@ -466,6 +470,9 @@ async def _throw(
     await _reject_second_yield(generator, who)
 
 
-async def _reject_second_yield(generator: AsyncGenerator[Any, Any], who: str) -> NoReturn:
+async def _reject_second_yield(
+    generator: AsyncGenerator[Any, Any],
+    who: str,
+) -> NoReturn:
     await generator.aclose()
     raise InvalidHookError(f"{who} has yielded twice; a generator that wraps has one `yield`")

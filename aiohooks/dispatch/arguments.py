@@ -163,7 +163,11 @@ class Parameters:
         by_key.update(zip(last_keys, reversed(args), strict=False))
         return {**values, **by_key}
 
-    def for_function(self, values: Values, function: Callable[..., Any]) -> Arguments:
+    def for_function(
+        self,
+        values: Values,
+        function: Callable[..., Any],
+    ) -> Arguments:
         """Return the positions and the keywords of a call of a function that is no hook.
 
         It gets the last positions, as many as it takes, and by name all that hooks get by name.

@@ -454,7 +454,11 @@ async def call_groups(
     return results
 
 
-async def _call_in_context(context: OwnContext, method: Method, *args: Any) -> Any:
+async def _call_in_context(
+    context: OwnContext,
+    method: Method,
+    *args: Any,
+) -> Any:
     """Make a call that cannot wait in the caller's task, in a context of its own."""
     try:
         return context.update().run(result_now, method(*args))

@@ -76,7 +76,11 @@ class Composite:
 
     # -- the hooks
 
-    def insert(self, registered: RegisteredHook, points: Sequence[Point]) -> None:
+    def insert(
+        self,
+        registered: RegisteredHook,
+        points: Sequence[Point],
+    ) -> None:
         """Add a hook that implements these methods; this applies from the next call."""
         key = identity(registered.hook)
         self._by_identity.setdefault(key, []).append(registered)

@@ -195,24 +195,37 @@ class HookGroup(Generic[K]):
             self._exit_later(registered)
         self._composite.remove(registered)
 
+    @overload
     def on(
         self,
         method: Callable[Concatenate[K, ...], Any],
+        fn: F,
         **options: Unpack[HookOptions],
-    ) -> Callable[[F], F]:
-        """Return a decorator that adds a function as a hook with one method:
-        `@group.on(AgentHooks.on_tool_start)`, or `group.on(AgentHooks.on_tool_start)(log)`.
+    ) -> F: ...
+    @overload
+    def on(
+        self,
+        method: Callable[Concatenate[K, ...], Any],
+        fn: None = None,
+        **options: Unpack[HookOptions],
+    ) -> Callable[[F], F]: ...
+    def on(
+        self,
+        method: Callable[..., Any],
+        fn: Any = None,
+        **options: Unpack[HookOptions],
+    ) -> Any:
+        """Add a function as a hook with one method: `group.on(AgentHooks.on_tool_start, log)`; also
+        as a decorator.
 
-        `method` is the method of the class. The function is a coroutine function, or a plain one,
-        which must not block. The options are those of `configure`.
+        `method` is the method of the class, `fn` a coroutine function, or a plain function, which
+        must not block; it is returned. The options are those of `configure`.
         """
         name = self._point_of(method).name
-
-        def add(function: F) -> F:
-            self.add(configure(FunctionHook(name, function), **options))
-            return function
-
-        return add
+        if fn is None:
+            return functools.partial(self.on, method, **options)
+        self.add(configure(FunctionHook(name, fn), **options))
+        return fn
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
         """Return a method of the class; raise if it is something else."""
@@ -349,7 +362,11 @@ class HookGroup(Generic[K]):
         name = f"exit of {registered.name}, which was removed"
         self._exits[new_task(exit_removed(), name)] = registered
 
-    async def _exit(self, registered: RegisteredHook, error: BaseException | None) -> None:
+    async def _exit(
+        self,
+        registered: RegisteredHook,
+        error: BaseException | None,
+    ) -> None:
         """Call `__aexit__` of a hook, which cannot swallow the error of the block.
 
         Raise nothing: a failure, also a cancel, is added to the failures, as the other hooks have
@@ -448,20 +465,17 @@ def compose_functions(  # type: ignore[overload-overlap]
     functions: Iterable[Callable[P, object]],
     *,
     results: How | None = None,
-    name: str | None = None,
 ) -> ComposedFunctions[P]: ...
 @overload
 def compose_functions(
     functions: Iterable[object],
     *,
     results: How | None = None,
-    name: str | None = None,
 ) -> ComposedFunctions[...]: ...
 def compose_functions(
     functions: Iterable[object],
     *,
     results: How | None = None,
-    name: str | None = None,
 ) -> ComposedFunctions[...]:
     """Return one coroutine function that calls several functions, for a framework that takes a
     plain callable.
@@ -477,12 +491,11 @@ def compose_functions(
         functions: coroutine functions and plain ones, or registrations made by `configure`; at
             least one.
         results: how the results of several become one, if they return any; see `point`.
-        name: its name, and that of the group in messages.
 
     Raises:
-        InvalidHookError: one is not a function, cannot be called as the first one is, or has an
-            option that cannot hold.
-        InvalidArgumentError: an argument is invalid.
+        InvalidHookError: one cannot be called as the first one is, or has an option that cannot
+            hold.
+        InvalidArgumentError: an argument is invalid, or one of the functions is none.
     """
     if callable(functions) or not isinstance(functions, Iterable):
         raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
@@ -490,9 +503,8 @@ def compose_functions(
     if not hooks:
         raise InvalidArgumentError("functions is empty; the first one says how all are called")
     first = hooks[0].hook.__aiohooks_function__
-    label = name or "functions"
     namespace = {"__call__": _method_like(first, results)}
-    kind: Any = type(label, (), namespace)
+    kind: Any = type("functions", (), namespace)
     group: HookGroup[Any] = HookGroup(kind, hooks)
 
     async def call(*args: Any, **keywords: Any) -> Any:
@@ -501,8 +513,8 @@ def compose_functions(
     def add(function: object, /) -> None:
         group.add(_function_hook(function))
 
-    call.__name__ = label
-    call.__qualname__ = label
+    call.__name__ = kind.__name__
+    call.__qualname__ = kind.__name__
     attributes: Any = call
     attributes.add = add
     attributes.remove = group.remove
@@ -516,7 +528,7 @@ def _function_hook(function: object) -> HookRegistration:
     `function` may be the function, or its registration, which keeps its options.
 
     Raises:
-        InvalidHookError: it is not a function; from `FunctionHook`.
+        InvalidArgumentError: it is not a function; from `FunctionHook`.
     """
     registration = registration_of(function)
     hook = FunctionHook("__call__", registration.hook)

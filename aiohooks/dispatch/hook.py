@@ -71,7 +71,10 @@ class HookOptions(TypedDict, total=False):
     once: bool
 
 
-def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
+def configure(
+    hook: object,
+    **options: Unpack[HookOptions],
+) -> HookRegistration:
     """Return a registration of `hook` that says how its methods are called; the hook itself is
     unchanged.
 

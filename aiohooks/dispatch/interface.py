@@ -104,6 +104,7 @@ class Interface:
             )
 
     def _read_members(self, results: Mapping[str, How] | How | None) -> None:
+        """Sort the members of the class into methods, data, and what hooks cannot implement."""
         by_name: dict[str, Combination] = {}
         common_way: Combination | None = None
         if isinstance(results, (str, Combination)):
@@ -135,13 +136,14 @@ class Interface:
     ) -> None:
         """Add a member to the methods, to the data, or to the members that hooks cannot implement.
 
-        Nested classes are none of these, and neither are helpers such as factories.
+        Nested classes, and static and class methods that are no coroutine functions, such as
+        factories, are none of these.
         """
         member = self.members[name]
         member_kind: Any = type(cast("object", member))
         function = inspect.unwrap(member)
         if isinstance(member, _NO_METHODS):
-            if inspect.iscoroutinefunction(function):  # others are helpers
+            if inspect.iscoroutinefunction(function):
                 self._unsupported[name] = f"is a {member_kind.__name__}"
         elif callable(member) and inspect.isfunction(function):
             points = self._seen.points
@@ -206,25 +208,22 @@ class Interface:
             self._seen.checked.add(type(hook))
         return points
 
-    def _check_method(self, registered: RegisteredHook, point: Point) -> None:
+    def _check_method(
+        self,
+        registered: RegisteredHook,
+        point: Point,
+    ) -> None:
+        """Raise unless the hook's function for a method is of a kind that can be called as it, and
+        takes its arguments.
+        """
         method = getattr(registered.hook, point.name)
         function = method.__func__ if isinstance(method, types.MethodType) else None
         if function in point.fitting:
             return
         who = registered.call_name(point.name)
-        kinds = [point.kind]
-        if point.is_async:
-            kinds.append(COROUTINE)
-            # A generator would not call the next one.
-            calls_next = point.how == "wrap" or (point.nexts and point.does_nothing)
-            if self._in_group and not calls_next:
-                kinds.append(ASYNC_GENERATOR)
-        # A coroutine method may be a plain function where that is added by itself.
         is_function = isinstance(registered.hook, FunctionHook)
-        if is_function:
-            kinds.append(PLAIN)
         kind = function_kind(method)
-        if kind not in kinds:
+        if kind not in self._fitting_kinds(point, is_function=is_function):
             keyword = "async def" if point.is_async else "def"
             raise InvalidHookError(
                 f"{who} is {kind}, but {point.label} is {point.kind}; write it as `{keyword}`"
@@ -243,21 +242,35 @@ class Interface:
         if inspect.isfunction(function) and not is_function:
             point.fitting.add(function)
 
+    def _fitting_kinds(self, point: Point, *, is_function: bool) -> list[str]:
+        """Return the kinds of functions that can be called for a method.
+
+        A coroutine method may be a plain function where that is added by itself.
+        """
+        kinds = [point.kind]
+        if is_function:
+            kinds.append(PLAIN)
+        if point.is_async:
+            kinds.append(COROUTINE)
+            # A generator would not call the next one.
+            calls_next = point.how == "wrap" or (point.nexts and point.does_nothing)
+            if self._in_group and not calls_next:
+                kinds.append(ASYNC_GENERATOR)
+        return kinds
+
     def _check_spelling(self, registered: RegisteredHook) -> None:
         """Raise if the name of a coroutine method is nearly that of a method of the class."""
         hook: object = registered.hook
         for name, _ in inspect.getmembers_static(type(hook), is_coroutine_function):
             if name.startswith("_") or name in self.points:
                 continue
-            import difflib  # seldom needed
-
-            # `send` is not a misspelt `end`.
-            for meant in difflib.get_close_matches(name, self.points, n=1, cutoff=0.87):
-                raise InvalidHookError(
-                    f"{registered.name}.{name} is not a method of {self.kind.__name__} and would"
-                    f" never be called; did you mean {meant!r}? A helper's name begins with an"
-                    " underscore"
-                )
+            for meant in self.points:
+                if _is_misspelt(name, meant):
+                    raise InvalidHookError(
+                        f"{registered.name}.{name} is not a method of {self.kind.__name__} and"
+                        f" would never be called; did you mean {meant!r}? A helper's name begins"
+                        " with an underscore"
+                    )
 
 
 _NO_FUNCTIONS = (functools.partialmethod, functools.singledispatchmethod)
@@ -280,6 +293,17 @@ def _members(kind: type[Any]) -> dict[str, Any]:
 
 def _function_of(method: Any) -> Any:
     return getattr(method, "__func__", method)
+
+
+def _is_misspelt(name: str, meant: str) -> bool:
+    """Return whether one edit makes `meant` of `name`: a letter more, less, changed or moved."""
+    import difflib  # seldom needed
+
+    if len(meant) <= 3 and name[0] != meant[0]:
+        return False  # `send` is not a misspelt `end`
+    blocks = difflib.SequenceMatcher(None, name, meant).get_matching_blocks()
+    common = sum(block.size for block in blocks)
+    return common >= max(len(name), len(meant)) - 1
 
 
 # -- registrations
@@ -318,7 +342,10 @@ def registered_hooks(
     return tuple(registered.values())
 
 
-def check_options(registered: RegisteredHook, points: Sequence[Point]) -> None:
+def check_options(
+    registered: RegisteredHook,
+    points: Sequence[Point],
+) -> None:
     """Raise unless the attributes of a registration hold for these methods.
 
     Raises:

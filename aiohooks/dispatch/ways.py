@@ -94,7 +94,7 @@ def point(how: How) -> Callable[[F], F]:
 
 
 def chain(*, argument: str) -> How:
-    """Return the way `"chain"` with the name of the argument that each result replaces.
+    """Return the way `"chain"` with the name of `argument`, which each result replaces.
 
     Example: `results={"on_send": ah.chain(argument="message")}`.
     """
@@ -102,7 +102,7 @@ def chain(*, argument: str) -> How:
 
 
 def wrap(*, argument: str) -> How:
-    """Return the way `"wrap"` with the name of the argument that calls the next hook.
+    """Return the way `"wrap"` with the name of `argument`, which calls the next hook.
 
     Example: `results={"handle": ah.wrap(argument="app")}`.
     """
@@ -237,7 +237,11 @@ class Point:
             return "any"
         return "one"
 
-    def _choose_argument(self, way: Combination, annotations: _Annotations) -> str:
+    def _choose_argument(
+        self,
+        way: Combination,
+        annotations: _Annotations,
+    ) -> str:
         """Choose the argument that a way is about; return why the way cannot hold, or no text."""
         does = _ARGUMENT_OF.get(way.way)
         if does is None:
@@ -352,11 +356,16 @@ class _Unknown:
 
 
 class _UnknownNames(dict[str, Any]):
+    """Has a class for any name."""
+
     def __missing__(self, name: str) -> Any:
         return self.setdefault(name, type(name, (_Unknown,), {}))
 
 
-def annotations_of(function: Any, names: Mapping[str, Any]) -> dict[str, Any]:
+def annotations_of(
+    function: Any,
+    names: Mapping[str, Any],
+) -> dict[str, Any]:
     """Return the evaluated annotations of a function, by parameter; `names` may not be global.
 
     An annotation that cannot be evaluated stays as it is.
@@ -469,8 +478,9 @@ def function_kind(function: Any) -> str:
         return ASYNC_GENERATOR
     if inspect.isgeneratorfunction(function):
         return "a generator"
-    is_wrapper = is_coroutine_function(inspect.unwrap(function))
-    return "a plain function around a coroutine function" if is_wrapper else PLAIN
+    if is_coroutine_function(inspect.unwrap(function)):
+        return "a plain function around a coroutine function"
+    return PLAIN
 
 
 def _instructions(function: Callable[..., Any]) -> list[tuple[str, Any]]:

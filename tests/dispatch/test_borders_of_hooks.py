@@ -105,7 +105,7 @@ async def test_a_call_that_outlives_its_group_queues_nothing(clock: ManualClock)
 
 
 def test_a_name_that_is_nearly_a_method_is_refused() -> None:
-    """Another word, such as `send` beside `end`, is not."""
+    """Its first letter, too, if the name has more than three."""
 
     class Machine:
         async def stop(self) -> None: ...
@@ -114,8 +114,8 @@ def test_a_name_that_is_nearly_a_method_is_refused() -> None:
 
     async def method(self): ...
 
-    with refused(InvalidHookError, "Observer.stopp is not a method", "did you mean 'stop'"):
-        ah.compose(Machine, [hook(stop=method, stopp=method)])
+    with refused(InvalidHookError, "Observer.atop is not a method", "did you mean 'stop'"):
+        ah.compose(Machine, [hook(stop=method, atop=method)])
     ah.compose(Machine, [hook(stop=method, send=method)])
 
 

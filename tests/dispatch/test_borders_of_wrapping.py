@@ -179,3 +179,51 @@ async def test_a_plain_function_returns_no_coroutine() -> None:
     group.on(Wraps.run)(run)
     with refused(InvalidHookError, "run is a plain function, and returned <coroutine"):
         await group.hooks.run("p", echo)
+
+
+async def test_an_error_that_passes_through_a_wrapper_is_not_its_own() -> None:
+    """It names the hook that raised it, and counts as a failure of that one alone."""
+
+    class Events:
+        async def on(self, text: str) -> None: ...
+
+    async def around(self, text):
+        yield
+
+    async def fails(self, text):
+        raise OSError(text)
+
+    group = ah.HookGroup(Events, [hook(on=around), hook(on=fails)])
+    with pytest.raises(OSError, match="away") as caught:
+        await group.hooks.on("away")
+    assert caught.value.__notes__ == ["raised by Observer#2.on"]
+    assert [status.failures for status in group.status()] == [0, 1]
+
+
+async def test_a_disabled_wrapper_is_left_out() -> None:
+    """The call has the result of what it would have wrapped."""
+
+    async def fails(self, prompt, call_next):
+        raise OSError
+
+    wrapper = ah.configure(hook(run=fails), on_error="log", disable_after=1)
+    group = ah.HookGroup(Wraps, [wrapper])
+    for _ in range(2):
+        assert await group.hooks.run("p", echo) == (("p",), {})
+    (status,) = group.status()
+    assert (status.failures, status.dropped) == (1, 1)
+
+
+def test_an_argument_by_name_behind_any_positions_has_to_be_taken() -> None:
+    """The method says so, though it takes any positions before it."""
+
+    class Events:
+        async def on(self, *args, flag): ...
+
+    async def without(self, *args): ...
+
+    async def with_flag(self, *args, flag): ...
+
+    ah.compose(Events, [hook(on=with_flag)])
+    with refused(InvalidHookError, "Observer.on(*args)", "cannot take the call", "flag"):
+        ah.compose(Events, [hook(on=without)])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+import aiohooks as ah
 from tests.support.hooks import five_hooks
 from tests.support.sessions import run_once
 from tests.support.waiting import forever, ticks
@@ -34,3 +35,18 @@ async def test_a_group_among_several_failures_leaves_its_notes_to_its_members() 
             "in file rows.csv",
             "raised by NumberedHook.before_run at step 1",
         ]
+
+
+async def test_an_error_of_a_call_that_cannot_wait_names_its_hook() -> None:
+    """As that of a call in a task does."""
+
+    class Events:
+        async def on(self, text: str) -> None: ...
+
+    class Fails:
+        async def on(self, text: str) -> None:
+            raise OSError(text)
+
+    with pytest.raises(OSError, match="away") as raised:
+        await ah.compose(Events, [Fails()]).on("away")
+    assert raised.value.__notes__ == ["raised by Fails.on"]

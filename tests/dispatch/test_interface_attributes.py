@@ -84,6 +84,9 @@ def test_attributes_that_hooks_set_are_taken_over() -> None:
     assert ah.compose(Lifecycle, [hook]).strict
     composite = ah.compose(Lifecycle, [other, Strict()])
     assert (composite.strict, composite.quiet) == (True, True)
+    # Of the class itself, they are what they are in the class of the framework.
+    assert type(composite).strict is False
+    assert type(composite).quiet is Lifecycle.quiet
 
 
 def test_the_first_hook_that_sets_an_attribute_decides() -> None:

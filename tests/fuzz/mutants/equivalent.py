@@ -106,11 +106,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "point.fitting.add(function)  =>  pass",
     ): "it is checked once more, and fits",
     (
-        "aiohooks/dispatch/interface.py",
-        "Interface._coroutine_problem",
-        'return ""  =>  return None',
-    ): "either is no problem",
-    (
         "aiohooks/stores/local/_directory.py",
         "remote_file_system",
         f"{_STATFS.format(64)}  =>  {_STATFS.format(65)}",
