@@ -43,8 +43,6 @@ else:
     T_co = TypeVar("T_co", covariant=True)
 A = TypeVar("A")
 B = TypeVar("B")
-C = TypeVar("C")
-D = TypeVar("D")
 
 
 class _Missing:
@@ -133,8 +131,6 @@ class Operation(Node[T_co]):
 
 
 Two = tuple[Node[A], Node[B]]
-Three = tuple[Node[A], Node[B], Node[C]]
-Four = tuple[Node[A], Node[B], Node[C], Node[D]]
 """Several nodes that are fetched together."""
 FeedDict = Mapping[Any, Any] | None
 """Values by node or by name. None feeds nothing."""

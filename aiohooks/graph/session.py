@@ -32,16 +32,12 @@ from aiohooks.graph.graph import (
     MISSING,
     A,
     B,
-    C,
-    D,
     FeedDict,
-    Four,
     Graph,
     Node,
     Operation,
     Options,
     Output,
-    Three,
     Two,
 )
 from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Plan, PlannedOperation, canonical_feeds
@@ -201,12 +197,6 @@ class Session:
     async def run(self, fetches: Node[A], feed_dict: FeedDict = None) -> A: ...
     @overload
     async def run(self, fetches: Two[A, B], feed_dict: FeedDict = None) -> tuple[A, B]: ...
-    @overload
-    async def run(self, fetches: Three[A, B, C], feed_dict: FeedDict = None) -> tuple[A, B, C]: ...
-    @overload
-    async def run(
-        self, fetches: Four[A, B, C, D], feed_dict: FeedDict = None
-    ) -> tuple[A, B, C, D]: ...
     @overload
     async def run(
         self,
