@@ -110,7 +110,11 @@ class WaitGraph:
         needed = {edge.awaited for edge in self.edges}
 
         def rank(node: WaitNode) -> tuple[bool, bool, bool]:
-            return node.kind != "session", node.id in needed, node.kind == HIDDEN
+            return (
+                node.kind != "session",
+                node.id in needed,
+                node.kind == HIDDEN,
+            )
 
         roots = sorted(awaited, key=rank)
         chains: list[Chain] = []
@@ -168,7 +172,9 @@ def _cycle_in(awaited: dict[WaitNode, list[WaitNode]]) -> Chain:
 
 
 def _node_texts(
-    chain: Chain, deadlocked: set[WaitNode], unsure: set[tuple[str, str]]
+    chain: Chain,
+    deadlocked: set[WaitNode],
+    unsure: set[tuple[str, str]],
 ) -> Iterator[str]:
     """Yield the texts of the nodes of a chain, which ends where it reaches a deadlock."""
     waiter = ""

@@ -433,11 +433,9 @@ async def call_groups(
             results += calls.results
             continue
         first = len(results)
-        remaining: Any
-        if second_args is None:
-            remaining = iter(methods)
-        else:
-            remaining = zip(methods, second_args, strict=True)
+        remaining: Any = iter(methods)
+        if second_args is not None:
+            remaining = zip(remaining, second_args, strict=True)
         while True:  # the loop continues behind a call whose error is only logged
             try:
                 # Two loops: a tuple of arguments for each call would cost a sixth of a run.

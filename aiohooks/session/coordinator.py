@@ -18,7 +18,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from aiohooks._core.activity import Awaited, Observer, active
 from aiohooks._core.calls import Wait
@@ -62,8 +62,6 @@ Producer: TypeAlias = Task | Iterable[Task]
 """The task that a wait depends on, or several."""
 Producers: TypeAlias = tuple[Task, ...]
 
-RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
-"""The event loops of `aiohooks.run`, each with its thread."""
 WHY_VARIABLE = "AIOHOOKS_WHY"
 """The environment variable that lets the processes of a program be asked why they wait."""
 _FIRST_LOOK_SECS = 0.05
@@ -1030,19 +1028,13 @@ class SessionWait(Wait[T]):
 
 
 def _end_of(producers: Producers) -> BaseException:
-    """Return the failure of a producer, or else a clean end with what has become of them."""
-    ends: list[str] = []
+    """Return the failure of a producer, or else a clean end."""
     for producer in producers:
         error = None if producer.cancelled() else producer.exception()
-        end = "has finished"
-        if producer.cancelled():
-            end = "was cancelled"
-        elif error is not None and not is_clean_end(error):
+        if error is not None and not is_clean_end(error):
             return error
-        elif error is not None and not is_end_of_producers(error):
-            end = f"has ended: {safe_repr(error)}"
-        ends.append(f"producer {producer.get_name()!r} {end}")
-    return ProducerFinishedError(", ".join(ends))
+    names = ", ".join(repr(producer.get_name()) for producer in producers)
+    return ProducerFinishedError(f"ended, or cancelled: producer {names}")
 
 
 def is_end_of_producers(error: BaseException) -> bool:

@@ -344,7 +344,7 @@ def _may_give_elements(tracked: Any) -> bool:
     return isinstance(tracked, (AsyncIterable, Iterable)) and not is_model
 
 
-def _check_options(feeds: Any, producer: Any, prefetch: int, *, thread: bool) -> None:
+def _check_options(feeds: object, producer: object, prefetch: int, *, thread: bool) -> None:
     """Raise `InvalidArgumentError` for feeds, or options, that make no sense."""
     shown = safe_repr(feeds)
     is_queue = isinstance(feeds, asyncio.Queue)

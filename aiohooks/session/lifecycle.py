@@ -30,7 +30,7 @@ from weakref import WeakKeyDictionary
 
 from aiohooks._core.activity import ENTRIES, Awaited, active, enter
 from aiohooks._core.calls import RunWaits, Wait, limited
-from aiohooks._core.cancel import current_task, running_loop, shielded, shielded_task
+from aiohooks._core.cancel import current_task, shielded, shielded_task
 from aiohooks._core.clock import (
     current_clock,
     monotonic_now,
@@ -48,7 +48,6 @@ from aiohooks.errors import (
     SessionClosedError,
     StopRequestedError,
     StoreRefusedError,
-    WrongLoopError,
     add_note,
     flattened,
     is_clean_end,
@@ -588,8 +587,9 @@ class Lifecycle(TasksOwner):
             await self.hooks.background.finish(self.grace_secs)
         await self.feeds.stop_reading()
         coordinator.disown("its session was replaced")
-        with long_wait_log(f"{label}, recovering", coordinator.descriptions):
-            await coordinator.end_tasks(0, self.grace_secs, reason)
+        if coordinator.all_tasks:
+            with long_wait_log(f"{label}, recovering", coordinator.descriptions):
+                await coordinator.end_tasks(0, self.grace_secs, reason)
         try:
             await session.aclose()
         except Exception as error:
@@ -849,10 +849,7 @@ class Lifecycle(TasksOwner):
         """Raise if the session was never entered, or belongs to another loop."""
         if self.phase == "new":
             raise SessionClosedError("this session was not entered; use `async with`")
-        if running_loop() is not self.requests.loop:
-            raise WrongLoopError(
-                "this session belongs to another event loop; use it where it was entered"
-            )
+        self.coordinator.bind()
 
     def _raise_if_not_closable(self) -> None:
         """Raise if the session cannot be closed yet, or its end would wait for the caller."""

@@ -44,7 +44,6 @@ from aiohooks._core.validate import (
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
-    InvalidArgumentError,
     SessionClosedError,
     StopRequestedError,
     safe_repr,
@@ -74,7 +73,7 @@ from aiohooks.session.feeds import Element, Feeds, FeedsWentBack
 from aiohooks.session.feeds import Source as FeedSource
 from aiohooks.session.hook import SessionRunContext, SessionRunHook
 from aiohooks.session.lifecycle import DEFAULT_YIELD_SECS, Lifecycle
-from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
+from aiohooks.session.signals import SignalPolicy, StopOnSignal
 from aiohooks.session.status import SessionStatus
 from aiohooks.stores.base import StepStore
 
@@ -164,15 +163,13 @@ class AsyncMonitoredSession(RequestMethods):
         check_secs(stop_grace_period_secs, "stop_grace_period_secs")
         check_secs(yield_secs, "yield_secs", optional=True)
         check_instance(recovery, RecoveryPolicy, "recovery")
-        if name is not None and (not isinstance(name, str) or not name):
-            raise InvalidArgumentError(f"name is {name!r}; give a non-empty str, or leave it out")
         creator = creator_of(source, global_step, variables)
-        signals = policy_of(handle_signals)
+        signals = SignalPolicy() if handle_signals is True else handle_signals
         self._lifecycle = lifecycle = Lifecycle(
             creator, hooks, recovery, stop_grace_period_secs, yield_secs, name
         )
         self.requests: Requests = lifecycle.requests
-        self._signals = None if signals is None else StopOnSignal(signals, lifecycle.coordinator)
+        self._signals = StopOnSignal(signals, lifecycle.coordinator) if signals else None
 
     # -- running
 
@@ -603,7 +600,6 @@ class Steps(Generic[T_co]):
         inputs = () if graph.step_operation is None else graph.step_operation.inputs
         placeholders = [name for name in inputs if isinstance(graph.nodes[name], Placeholder)]
         self._parameter = placeholders[0] if len(placeholders) == 1 else None
-        self._takes_mappings = len(inputs) != 1 or self._parameter is None
         self._has_begun = False
 
     def __aiter__(self) -> Steps[T_co]:
@@ -639,10 +635,8 @@ class Steps(Generic[T_co]):
                         await self._wait_for_feed(source)
                         element = source.take(self._producers)
                     fed = element.value
-                    if not self._takes_mappings:
+                    if self._parameter is not None:
                         fed = {self._parameter: fed}
-                    elif self._parameter is not None:
-                        fed = self._mapping_of(fed)
                 elif requests.drain_reason is not None:
                     raise StopAsyncIteration
                 before = lifecycle.waits.scope
@@ -666,14 +660,6 @@ class Steps(Generic[T_co]):
         gets them first.
         """
         return [] if self._source is None else self._source.unused
-
-    def _mapping_of(self, value: Any) -> Any:
-        """Return the mapping that a step with one parameter, besides the global step, is fed
-        with.
-        """
-        if issubclass(type(value), Mapping) and self._parameter in value:
-            return value
-        return {self._parameter: value}
 
     def _is_committed(self, before: RunScope | None) -> bool:
         """Return whether the run of this task that has raised is committed; `before` it was the

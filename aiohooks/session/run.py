@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 from aiohooks._core.cancel import running_loop
 from aiohooks._core.validate import check_callable, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError
-from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE
 from aiohooks.session.signals import stopped_by
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
@@ -31,10 +28,6 @@ T = TypeVar("T")
 def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     """Call the coroutine function `main` with `args` in a new event loop: uvloop's where it is
     installed, otherwise asyncio's.
-
-    With AIOHOOKS_WHY=1 in its environment the process can be asked why it waits: by `aiohooks why`,
-    and by SIGUSR1 and SIGQUIT, which a terminal sends at Ctrl-backslash. They print the answer to
-    standard error, unless they have a handler or a session handles them.
 
     A Ctrl-C that no session handles has the effect that it has in `asyncio.run`: it cancels `main`,
     and `run` raises `KeyboardInterrupt`.
@@ -66,16 +59,11 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
             "run was called while an event loop is running, as in a notebook; write `await main()`"
             " there"
         )
-    if WHY_VARIABLE in os.environ:
-        from aiohooks.session.why import enable_why  # seldom needed
-
-        enable_why()
     loop: asyncio.AbstractEventLoop | None = None
     end: BaseException | None = None
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             loop = runner.get_loop()
-            RUN_LOOPS[loop] = threading.get_ident()
             try:
                 result = runner.run(main(*args))
             except (KeyboardInterrupt, SystemExit) as error:

@@ -26,7 +26,7 @@ from aiohooks._core.clock import TimerHandle, call_later
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_secs
-from aiohooks.errors import InvalidArgumentError, StopRequestedError
+from aiohooks.errors import StopRequestedError
 from aiohooks.session.coordinator import Coordinator, Requests
 
 
@@ -67,31 +67,9 @@ class SignalPolicy:
     drain_secs: float | None = None
 
     def __post_init__(self) -> None:
-        numbers = self.signals
-        if not isinstance(numbers, tuple) or not numbers or not all(map(_can_be_handled, numbers)):
-            raise InvalidArgumentError(
-                f"signals is {numbers!r}; give a tuple of signals that can be handled:"
-                " (signal.SIGTERM,)"
-            )
+        object.__setattr__(self, "signals", tuple(map(Signals, self.signals)))
         for name in ("step_secs", "grace_secs", "drain_secs"):
             check_secs(getattr(self, name), name, optional=True)
-
-
-def _can_be_handled(number: object) -> bool:
-    return isinstance(number, Signals) and number.name not in ("SIGKILL", "SIGSTOP", "SIGCHLD")
-
-
-def policy_of(handle_signals: object) -> SignalPolicy | None:
-    """Return the policy that a session's `handle_signals` stands for, or None to leave signals
-    alone.
-    """
-    if isinstance(handle_signals, SignalPolicy):
-        return handle_signals
-    if not isinstance(handle_signals, bool):
-        raise InvalidArgumentError(
-            f"handle_signals is {handle_signals!r}; give True, False or a SignalPolicy"
-        )
-    return SignalPolicy() if handle_signals else None
 
 
 def may_handle(number: Signals) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import re
-import signal
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -108,11 +107,7 @@ VALUES = [
         value("give a StepStore", global_step=5),
         value("give a Variables", variables={"w": 1}),
         value("RecoveryPolicy", recovery=None),
-        other("name", "5", name=5),
-        other("name", "''", name=""),
         value("give seconds, 0 or more, or None", yield_secs=-1),
-        value("give True, False or a SignalPolicy", handle_signals=None),
-        value("give True, False or a SignalPolicy", handle_signals=1),
     ),
     *refusals(
         ah.AsyncSingularMonitoredSession,
@@ -182,10 +177,6 @@ VALUES = [
     Case(ah.RecoveryPolicy, *value(on_lost_feeds="none")),
     *refusals(
         ah.SignalPolicy,
-        value(signals=()),
-        value(signals=signal.SIGTERM),
-        value(signals=(15,)),
-        other("give a tuple of signals that can be handled", signals=(signal.SIGKILL,)),
         value(step_secs=-1),
         value(grace_secs="30"),
         value(drain_secs=-2),

@@ -59,9 +59,7 @@ async def test_steps_of_a_graph_are_fed_by_mappings() -> None:
 
 
 async def test_the_global_step_does_not_change_how_a_step_is_fed() -> None:
-    """One parameter is fed with the element; a mapping that has its name, in a step with the global
-    step, by name as before.
-    """
+    """One parameter, besides the global step, is fed with the element, whatever that is."""
 
     async def add(batch: Any, global_step: int) -> dict[str, Any]:
         return {"got": (batch, global_step)}
@@ -69,7 +67,7 @@ async def test_the_global_step_does_not_change_how_a_step_is_fed() -> None:
     async with ah.AsyncMonitoredSession(add) as session:
         feeds = [7, {"batch": 8}, {"other": 9}, None]
         got = [one async for one in session.steps("got", feeds=feeds)]
-    assert got == [(7, 0), (8, 1), ({"other": 9}, 2), (None, 3)]
+    assert got == [(7, 0), ({"batch": 8}, 1), ({"other": 9}, 2), (None, 3)]
 
 
 async def test_steps_without_feeds_end_at_the_stop() -> None:

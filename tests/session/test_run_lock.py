@@ -350,7 +350,7 @@ def test_a_session_is_not_carried_to_the_next_loop() -> None:
         opened.append(await doubling().__aenter__())
 
     asyncio.run(enter())
-    with refused(ah.errors.WrongLoopError, "belongs to another event loop"):
+    with refused(ah.errors.WrongLoopError, "outside its own event loop"):
         asyncio.run(opened[0].run("loss"))
     with pytest.warns(ResourceWarning, match="was never closed"):
         drop(opened)

@@ -23,7 +23,6 @@ from aiohooks.__main__ import main
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.session import why
 from tests.support.hangs import disable_why, unfolded
-from tests.support.processes import run_python
 from tests.support.sessions import doubling, use_up
 from tests.support.waiting import HANG_SECS, forever, parked, ticks
 
@@ -316,13 +315,3 @@ def test_a_process_that_cannot_be_asked(
     """The command shows the reason, and what to do."""
     assert main(["why", target]) == 1
     assert says in capsys.readouterr().out
-
-
-def test_run_lets_a_program_be_asked(folder: Path) -> None:
-    """A program without a session can be asked, too, and at its end nothing is left."""
-    program = (
-        "import os, sys, aiohooks as ah\nasync def main():"
-        " print(len(os.listdir(sys.argv[1])))\nah.run(main)"
-    )
-    found = run_python("-c", program, str(folder))
-    assert (found.stdout, found.stderr, files(folder)) == ("1\n", "", [])
