@@ -26,7 +26,7 @@ class Queue(abc.ABC, Generic[T]):
     """A bounded queue of one event loop, in which its methods are called.
 
     An item stays in the queue until the work for it has ended. A failure of the work is kept, and
-    raised by the next `check` or `put`.
+    raised by the next `check`: not by `put`, whose item would be lost.
     """
 
     def __init__(self, max_pending: int) -> None:
@@ -34,7 +34,8 @@ class Queue(abc.ABC, Generic[T]):
         self.items: deque[T] = deque()
         """The items whose work has not ended, the oldest first."""
         self._max_pending = max_pending
-        self._failures: list[BaseException] = []  # that have not been raised
+        self.failures: list[BaseException] = []
+        """The failures that have not been raised, the oldest first."""
         # The callers that wait for a place, in order; the first ones may have been woken already.
         self._places: list[asyncio.Future[None]] = []
         self._empty: asyncio.Future[None] | None = None
@@ -55,30 +56,20 @@ class Queue(abc.ABC, Generic[T]):
         self.items.append(item)
 
     def put_nowait(self, item: T) -> bool:
-        """Add an item unless the queue is full; return whether it was added.
-
-        Raises:
-            BaseException: the failures of earlier items; this item is not added.
-        """
-        self.check()
+        """Add an item unless the queue is full; return whether it was added."""
         if self.is_full:
             return False
         self.add(item)
         return True
 
     async def put(self, item: T) -> None:
-        """Add an item; wait while the queue is full. Waiting callers get places in their order.
-
-        Raises:
-            BaseException: as for `put_nowait`.
-        """
+        """Add an item; wait while the queue is full. Waiting callers get places in their order."""
         if self.put_nowait(item):
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._places.append(place)
         try:
             await place
-            self.check()
             self.add(item)
         finally:
             self._places.remove(place)
@@ -101,12 +92,12 @@ class Queue(abc.ABC, Generic[T]):
 
     def failed(self, items: list[T], error: BaseException) -> None:
         """Keep the error of items for `check`."""
-        self._failures.append(error)
+        self.failures.append(error)
 
-    def take_failures(self) -> list[BaseException]:
-        """Return the failures that have not been raised, and forget them."""
-        failures = self._failures
-        self._failures = []
+    def take_failures(self, count: int = sys.maxsize) -> list[BaseException]:
+        """Return the failures that have not been raised, at most `count`, and forget them."""
+        failures = self.failures[:count]
+        del self.failures[:count]
         return failures
 
     def check(self) -> None:

@@ -261,7 +261,10 @@ class Quiet(Member):
     run.
     """
 
+    calls: int = 0
+
     async def call(self, number: int) -> None:
+        self.calls += 1
         await self._perform("work")
         self.numbers.append(number)
 
@@ -292,14 +295,25 @@ async def background(fixture: Fixture) -> None:
 
 @scenario("a background call fails", hooks=0, expect=(Broken, ExceptionGroup))
 async def background_failure(fixture: Fixture) -> None:
+    await calls_after_failures(fixture, Quiet(fixture, "b0"))
+
+
+async def calls_after_failures(fixture: Fixture, hook: Quiet) -> None:
+    """Call a group whose background hook fails, and check that no call of the hook is lost: a call
+    that raises the failure of an earlier one is made as well.
+    """
     fixture.actions["b0.work"] = fails(Broken, at=1, until=3)
-    hook = Quiet(fixture, "b0")
-    async with ah.HookGroup(
-        Calls, [*members(fixture, count=1), ah.configure(hook, background=True)]
-    ) as group:
-        for number in range(3):
-            await call(fixture, functools.partial(group.hooks.call, number))
-            await fixture.pause("between", 1)
+    try:
+        async with ah.HookGroup(
+            Calls, [*members(fixture, count=1), ah.configure(hook, background=True)]
+        ) as group:
+            for number in range(3):
+                with contextlib.suppress(Broken, ExceptionGroup):
+                    await call(fixture, functools.partial(group.hooks.call, number))
+                await fixture.pause("between", 1)
+    finally:
+        if not fixture.probe.delivered and hook.calls != 3:
+            fixture.add_violation(f"background: of 3 calls {hook.calls} were made")
 
 
 @scenario("background hooks of a session", hooks=1)
