@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from aiohooks._core.activity import active
 from aiohooks._core.cancel import new_task, to_thread
 from aiohooks._core.clock import quick_now
+from aiohooks._core.reports import is_logged
 from aiohooks._core.validate import check_choice, check_instance, check_mapping
 from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
@@ -171,6 +172,7 @@ class CheckpointSaverHook(ScheduledHook):
         """How many checkpoints were written."""
         self.failed: int = 0
         """How many saves failed."""
+        self._failed_in_a_row = 0
         self.skipped: int = 0
         """How many saves were due during a write and skipped."""
 
@@ -485,6 +487,7 @@ class CheckpointSaverHook(ScheduledHook):
             del state  # else it would be kept until the listeners return
         self.latest = checkpoint
         self.saved += 1
+        self._failed_in_a_row = 0
         try:
             await self._coord.events.saved.emit(step, checkpoint.path)
             for listener in self._listeners:
@@ -511,14 +514,15 @@ class CheckpointSaverHook(ScheduledHook):
         self.failed += 1
         if self._last_at(step) is not None:
             self._last = None
-        if self._logs_failures:
-            logger.error(
-                "saving step %d failed; continuing, because of on_save_error",
-                step,
-                exc_info=error,
-            )
-        else:
+        self._failed_in_a_row += 1
+        if not self._logs_failures:
             self._record_failure(error)
+        elif self._failed_in_a_row == 1:
+            message = "saving step %d failed; continuing, because of on_save_error"
+            logger.error(message, step, exc_info=error)
+        elif is_logged(self._failed_in_a_row):
+            message = "saving step %d failed, the %sth time in a row; continuing: %s"
+            logger.error(message, step, self._failed_in_a_row, safe_repr(error))
 
     def _record_failure(self, error: Exception) -> None:
         if self._failure is None:

@@ -105,7 +105,25 @@ async def test_a_failed_save_is_raised_or_logged(
     assert [(record.getMessage(), record.exc_info is not None) for record in caplog.records] == [
         (f"saving step {step} failed; continuing, because of on_save_error", True)
         for step in failed
+        if step - 1 not in failed  # repeated failures are not logged
     ]
+    await saver.aclose()
+
+
+async def test_repeated_failures_of_saves_do_not_fill_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of failures in a row, the first is logged with its traceback, and the 10th, the 100th, ...
+    without one. A success begins the count again.
+    """
+    errors = [*(disk_full_error() for _ in range(12)), None, disk_full_error()]
+    saver = HeldSaver(tmp_path, *errors, held=False)
+    hook = saving(saver, background=False, on_save_error="log", save_on_end=False)
+    await train(array_graph(), [hook], 13)
+    assert (hook.saved, hook.failed) == (1, 13)
+    logged = [(record.getMessage(), record.exc_info is not None) for record in caplog.records]
+    assert [has_traceback for _, has_traceback in logged] == [True, False, True]
+    assert "saving step 9 failed, the 10th time in a row; continuing: " in logged[1][0]
     await saver.aclose()
 
 
