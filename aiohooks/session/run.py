@@ -11,11 +11,14 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from aiohooks._core.cancel import running_loop
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, LEFT_BEHIND, running_loop
+from aiohooks._core.clock import current_clock
+from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_callable, check_instance, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, failure_of
-from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE
+from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE, long_wait_log
 from aiohooks.session.signals import stopped_by
+from aiohooks.session.status import activity_of
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:
@@ -48,6 +51,10 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
 
     A Ctrl-C that no session handles has the effect that it has in `asyncio.run`: it cancels `main`,
     and `run` raises `KeyboardInterrupt`.
+
+    At its end it cancels the remaining tasks and waits for them, as `asyncio.run` does, and logs
+    which ones it waits for. After 10 s it ends without those that ignore their cancellation and
+    that a group or a session has left behind for this reason, with a warning.
 
     Args:
         main: a coroutine function.
@@ -87,7 +94,7 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
     loop: asyncio.AbstractEventLoop | None = None
     end: BaseException | None = None
     try:
-        with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+        with _Runner(loop_factory=_new_event_loop) as runner:
             loop = runner.get_loop()
             if sys.version_info < (3, 12):
                 loop.set_default_executor(_Executor(thread_name_prefix="asyncio"))
@@ -117,6 +124,51 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
     if number is not None and result is None:
         _exit_by_signal(number)
     return result
+
+
+class _Runner(asyncio.Runner):
+    """A runner that logs what its end waits for, and ends without tasks that were left behind."""
+
+    def close(self) -> None:
+        loop = self.get_loop()
+        watch = _EndWatch(loop)
+        loop.call_soon(watch.begin)
+        try:
+            super().close()
+        except RuntimeError:
+            if not watch.has_stopped_loop:
+                raise
+
+
+class _EndWatch:
+    """Watches the end of a loop, which waits for the tasks that remain."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.has_stopped_loop = False
+        self._loop = loop
+
+    def begin(self) -> None:
+        """Log long waits from now on, and end them after the grace period."""
+        long_wait_log("aiohooks.run, ending", self._descriptions).begin(self)
+        current_clock().call_later(DEFAULT_GRACE_SECS, self._check)
+
+    def _check(self) -> None:
+        remaining = asyncio.all_tasks(self._loop)
+        if not remaining or not remaining.issubset(LEFT_BEHIND):
+            current_clock().call_later(1.0, self._check)
+            return
+        # The end of the runner has no other way to end without a task. It raises a RuntimeError.
+        self.has_stopped_loop = True
+        self._loop.stop()
+        descriptions = "; ".join(self._descriptions().values())
+        logger.warning("aiohooks.run ends without %s", descriptions)
+
+    def _descriptions(self) -> dict[object, str]:
+        remaining = asyncio.all_tasks(self._loop)
+        descriptions: dict[object, str] = {}
+        for task in remaining:
+            descriptions[task] = str(activity_of(f"task {task.get_name()!r}", task))
+        return descriptions or {None: "threads of the default executor, or async generators"}
 
 
 def _exit_by_signal(number: signal.Signals) -> NoReturn:
