@@ -32,7 +32,7 @@ import anyio
 
 from aiohooks._core import cancel
 from aiohooks._core.activity import ENTRIES, Awaited
-from aiohooks._core.cancel import retrieve_exception, running_loop, wait_done
+from aiohooks._core.cancel import leave_behind, retrieve_exception, running_loop, wait_done
 from aiohooks._core.clock import TimerHandle, call_later, current_clock, monotonic_now
 from aiohooks._core.coroutines import as_coroutine, close_unawaited
 from aiohooks._core.reports import logger
@@ -483,10 +483,8 @@ class Calls(abc.ABC):
         message = "%s still runs %s s after its cancellation; continuing without it"
         logger.warning(message, names, self.grace_secs)
         ending.left_behind.update(numbers)
+        leave_behind(self._tasks[number] for number in numbers)
         for number in numbers:
-            task = self._tasks[number]
-            _left_running.add(task)
-            task.add_done_callback(_left_running.discard)
             self.stop_timer(number)
             self.pending -= 1
             if number in ending.timeouts:
@@ -541,8 +539,6 @@ class _EagerStarts(threading.local):
 
 
 _eager_starts = _EagerStarts()
-_left_running: set[asyncio.Task[None]] = set()
-"""Tasks that were left behind. The event loop itself has only weak references to tasks."""
 
 
 # -- one awaitable

@@ -3,6 +3,7 @@
     shielded       runs cleanup to its end
     to_thread      calls a function in a thread, and waits for it
     wait_done      waits for tasks, and cancels none of them
+    leave_behind   keeps tasks that ignore their cancellation, for which nothing waits any more
     new_task       makes a task that begins later
     current_task   the running task
 
@@ -140,6 +141,18 @@ async def _end_within(
     if not await _is_done_within(task, grace_secs):
         message = "%s still runs %s s after its cancellation; continuing without it"
         logger.warning(message, what, grace_secs)
+        leave_behind([task])
+
+
+LEFT_BEHIND: set[asyncio.Task[Any]] = set()
+"""The tasks that were left behind. The event loop itself has only weak references to tasks."""
+
+
+def leave_behind(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Keep tasks that still run after their grace period; `aiohooks.run` ends without them."""
+    for task in tasks:
+        LEFT_BEHIND.add(task)
+        task.add_done_callback(LEFT_BEHIND.discard)
 
 
 async def _is_done_within(task: asyncio.Task[Any], secs: float) -> bool:

@@ -30,7 +30,8 @@ class Queue(abc.ABC, Generic[T]):
     """A bounded queue of one event loop, in which its methods are called.
 
     An item stays in the queue until the work for it has ended. A failure of the work is kept, and
-    raised by the next `check` or `put`. Waits that take long are logged.
+    raised by the next `check`: not by `put`, whose item would be lost. Waits that take long are
+    logged.
     """
 
     def __init__(self, name: str, max_pending: int) -> None:
@@ -42,7 +43,8 @@ class Queue(abc.ABC, Generic[T]):
         self.items: deque[T] = deque()
         """The items whose work has not ended, the oldest first."""
         self.max_pending: int = max_pending
-        self._failures: list[BaseException] = []  # that have not been raised
+        self.failures: list[BaseException] = []
+        """The failures that have not been raised, the oldest first."""
         # The callers that wait for a place, in order; the first ones may have been woken already.
         self._places: list[asyncio.Future[None]] = []
         self._empty: asyncio.Future[None] | None = None
@@ -63,12 +65,7 @@ class Queue(abc.ABC, Generic[T]):
         self.items.append(item)
 
     def put_nowait(self, item: T) -> bool:
-        """Add an item unless the queue is full; return whether it was added.
-
-        Raises:
-            BaseException: the failures of earlier items; this item is not added.
-        """
-        self.check()
+        """Add an item unless the queue is full; return whether it was added."""
         if self.is_full:
             return False
         self.add(item)
@@ -79,9 +76,6 @@ class Queue(abc.ABC, Generic[T]):
 
         A stop of the session whose run waits here ends the wait: the item is added all the same,
         and the end of the session takes care of it.
-
-        Raises:
-            BaseException: as for `put_nowait`.
         """
         if self.put_nowait(item):
             return
@@ -91,7 +85,6 @@ class Queue(abc.ABC, Generic[T]):
         try:
             with contextlib.suppress(StopRequestedError):
                 await until_stop(place, current_run())
-            self.check()
             self.add(item)
         finally:
             self._wait_log.end(place)
@@ -115,12 +108,12 @@ class Queue(abc.ABC, Generic[T]):
 
     def failed(self, items: list[T], error: BaseException) -> None:
         """Keep the error of items for `check`."""
-        self._failures.append(error)
+        self.failures.append(error)
 
-    def take_failures(self) -> list[BaseException]:
-        """Return the failures that have not been raised, and forget them."""
-        failures = self._failures
-        self._failures = []
+    def take_failures(self, count: int = sys.maxsize) -> list[BaseException]:
+        """Return the failures that have not been raised, at most `count`, and forget them."""
+        failures = self.failures[:count]
+        del self.failures[:count]
         return failures
 
     def check(self) -> None:

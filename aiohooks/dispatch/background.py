@@ -23,6 +23,7 @@ from aiohooks._core.scope import leave_run
 from aiohooks.dispatch.arguments import Args, Keywords
 from aiohooks.dispatch.calls import (
     CONDITION,
+    QUEUE,
     HookStatus,
     Method,
     OrderGroup,
@@ -64,6 +65,7 @@ class BackgroundCalls:
         call = functools.partial(queue.call, group)
         condition = functools.partial(queue.has_to_wait, group)
         setattr(call, CONDITION, condition)
+        setattr(call, QUEUE, queue)
         return call
 
     def pending(self, registered: RegisteredHook) -> int:
@@ -141,7 +143,6 @@ class CallQueue(Queue["QueuedCall"]):
         """Return whether the caller has to wait for a place; if not, queue the call.
 
         Raises:
-            BaseException: the failures of earlier calls, as for `call`.
             HookGroupClosedError: as for `call`.
         """
         return not self.put_nowait(QueuedCall(self, group, args, keywords))
@@ -156,18 +157,17 @@ class CallQueue(Queue["QueuedCall"]):
         """Queue a call; wait while the queue is full, but not beyond a stop of the session.
 
         Raises:
-            BaseException: the failures of earlier calls, several as one group.
             HookGroupClosedError: the group was left after the call of which this is a part had
                 begun.
         """
         await self.put(QueuedCall(self, group, args, keywords))
 
-    def check(self) -> None:
-        super().check()
+    def add(self, item: QueuedCall) -> None:
         if self._is_closed:
             raise HookGroupClosedError(
                 f"{self.name} takes no more background calls: its group has been left"
             )
+        super().add(item)
 
     def close(self) -> None:
         """Refuse further calls, also those of callers that wait for a place."""
@@ -199,9 +199,14 @@ class CallQueue(Queue["QueuedCall"]):
         call.task.add_done_callback(self._call_ended)
 
     def _call_ended(self, task: asyncio.Task[None]) -> None:
-        # A cancelled call was dropped.
-        error = None if task.cancelled() else task.exception()
-        self.ended([self.items[0]], error)
+        active = self.items[0]
+        error: BaseException | None = None
+        if task.cancelled():
+            # By `drop`.
+            active.group.hooks[0].dropped += 1
+        else:
+            error = task.exception()
+        self.ended([active], error)
         if self.items:
             self._start(self.items[0])
 

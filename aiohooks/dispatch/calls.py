@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from aiohooks._core.activity import Kind, Observer, observed_call
 from aiohooks._core.calls import Calls, OwnContext, RunWaits
 from aiohooks._core.coroutines import can_wait, result_now
+from aiohooks._core.queue import Queue
 from aiohooks._core.reports import is_logged, logger
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.arguments import NO_KEYWORDS, Args, Keywords
@@ -36,6 +37,7 @@ from aiohooks.errors import (
     add_origin,
     hook_cancelled_error,
     printable,
+    raise_failures,
     raise_unchanged,
     safe_repr,
 )
@@ -48,6 +50,8 @@ CONDITION = "__aiohooks_only_if__"
 
 Its value is the name of a plain method of the hook, or a function.
 """
+QUEUE = "__aiohooks_queue__"
+"""The attribute of a method that queues its calls."""
 
 
 def only_if(condition: str) -> Callable[[F], F]:
@@ -72,8 +76,8 @@ class HookStatus(NamedTuple):
         name: the name of the hook, with a number if several hooks have it.
         failures: the calls that failed. Their errors were raised or logged.
         last_error: the last error, as text.
-        dropped: the calls that were not made, because the group was left before, or because the
-            hook was disabled.
+        dropped: the calls that were not made, or were cancelled, because the group was left, and
+            those that were not made because the hook was disabled.
         disabled_since: when the hook was disabled, in Unix time; None if it is not disabled.
         pending: the background calls that wait or run.
     """
@@ -227,12 +231,12 @@ class HookCall:
         """The name of the hook and the method, for messages."""
         self.may_wait: bool = can_wait(method)
         """Whether the call gets a task of its own. Other calls are made in the caller's task."""
-        self.queued: bool = callable(condition)
-        """Whether the call is put into a queue, which counts it."""
+        self.queue: Queue[Any] | None = getattr(method, QUEUE, None)
+        """The queue in which the call is put, and which counts it."""
         self.secs: float | None = None
         """The time limit of the call."""
         # A queued call has its time limit, and is left out, when the queue makes it.
-        if not self.queued:
+        if self.queue is None:
             self.secs = registered.registration.timeout or timeout
             if registered.registration.disable_after is not None:
                 method = _unless_disabled(method, registered)
@@ -276,9 +280,12 @@ class OrderGroup:
         self.methods: Sequence[Method] = [call.method for call in self.calls]
         self.in_turn: bool = not any(call.may_wait for call in self.calls)
         """Whether no call may wait, so that they are made one after the other."""
+        queues = [call.queue for call in self.calls]
+        self.queues: list[Queue[Any]] = [queue for queue in queues if queue is not None]
+        """The queues of the background hooks."""
         self.condition: Callable[..., bool] | None = None
         """The condition of the only call, unless a queue makes it."""
-        if len(self.calls) == 1 and not self.calls[0].queued:
+        if len(self.calls) == 1 and self.calls[0].queue is None:
             self.condition = self.calls[0].condition
         self.keeping: Set[RegisteredHook] = frozenset()
         """The hooks that have one context for several methods, so that their tokens stay valid."""
@@ -391,6 +398,9 @@ async def call_groups(
     A group is complete before the next one starts. Calls of a group start in order. Calls that
     cannot wait are made in the caller's task. The others run concurrently, as in `Calls`.
 
+    Failures of background calls from before this call are raised after the last group, so that each
+    hook gets the call. If the call fails itself, they are left for the next call.
+
     Args:
         groups: the groups.
         args: the arguments of each method.
@@ -405,6 +415,7 @@ async def call_groups(
         BaseException: the failure of a hook, several as one group, or the cancel of the caller.
     """
     results: list[Any] = []
+    failed_queues: list[tuple[Queue[Any], int]] = []
     scope = None if waits is None else waits.scope
     for group in groups:
         notified = observers
@@ -424,6 +435,9 @@ async def call_groups(
             arguments = [args] * len(methods)
             if second_args is not None:
                 arguments = [(*args, second) for second in second_args]
+            failed_queues += [
+                (queue, len(queue.failures)) for queue in group.queues if queue.failures
+            ]
             if group.is_idle(arguments[0], keywords, step):
                 results.append(None)
                 continue
@@ -449,6 +463,11 @@ async def call_groups(
             except BaseException as error:
                 failed_in_turn(group, len(results) - first, step, error)
                 results.append(None)
+    if failed_queues:
+        failures: list[BaseException] = []
+        for queue, count in failed_queues:
+            failures += queue.take_failures(count)
+        raise_failures(failures, "background calls failed")
     return results
 
 
@@ -572,14 +591,14 @@ class HookCalls(Calls):
         return error
 
     def add_origin(self, number: int, error: BaseException) -> None:
-        # What a full queue raises is the error of an earlier call, which names its origin already.
-        if not self._group.calls[number].queued:
+        # A queue that rejects a call is not the hook.
+        if self._group.calls[number].queue is None:
             super().add_origin(number, error)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
         registered = self._group.hooks[number]
         is_raised = registered.registration.on_error != "log"
-        if is_raised and self._group.calls[number].queued:
-            # The error of an earlier call was counted when it occurred.
+        if is_raised and self._group.calls[number].queue is not None:
+            # The hook was not called, so this is no failure of it.
             return False
         return registered.suppresses(self.describe(number), error)

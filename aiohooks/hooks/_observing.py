@@ -248,7 +248,7 @@ class BackgroundWriter(ThreadQueue[T]):
         self._write(items)
 
     def failed(self, items: list[T], error: BaseException) -> None:
-        if not self._failures:
+        if not self.failures:
             add_note(error, f"raised by the writer of {self._what}")
             super().failed(items, error)
 

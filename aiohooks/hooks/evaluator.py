@@ -400,7 +400,7 @@ class _Evaluations(Queue[Evaluation]):
     @property
     def has_failed(self) -> bool:
         """Whether an evaluation has failed, and its error has not been raised."""
-        return bool(self._failures)
+        return bool(self.failures)
 
     @property
     def is_unfinished(self) -> bool:

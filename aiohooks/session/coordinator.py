@@ -22,7 +22,13 @@ from weakref import WeakSet
 
 from aiohooks._core.activity import Awaited, Observer, active
 from aiohooks._core.calls import Wait
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop
+from aiohooks._core.cancel import (
+    DEFAULT_GRACE_SECS,
+    current_task,
+    leave_behind,
+    new_task,
+    running_loop,
+)
 from aiohooks._core.clock import (
     current_clock,
     secs_text,
@@ -103,14 +109,14 @@ class Requests:
         check_instance(reason, str, "reason", optional=True)
         if not self.stopped:
             self.record_stop(reason)
-            self.call_in_loop(self.end_waits)
+            self.call_in_loop(self.begin_stop)
         elif self.stop_reason is None:
             # The session had ended without a reason.
             self.stop_reason = reason
 
     def record_stop(self, reason: str | None) -> None:
-        """Record a stop, from any thread or signal handler; the waits continue until `end_waits` is
-        called in the loop.
+        """Record a stop, from any thread or signal handler; the waits continue until `begin_stop`
+        or `end_waits` is called in the loop.
         """
         self.stop_reason = self.stop_reason or reason or "a stop was requested"
         # After the reason: another thread may read both in between.
@@ -121,6 +127,15 @@ class Requests:
         stopped yet.
         """
         self.stop_reason = self.stop_reason or self.drain_reason or reason
+
+    def begin_stop(self) -> None:
+        """Log the reason of the stop, and end the waits."""
+        self.log_stop(self.stop_reason)
+        self.end_waits()
+
+    def log_stop(self, reason: str | None) -> None:
+        """Log why the session stops; a failure is raised instead."""
+        logger.info("%s: stopping: %s", self.label, reason)
 
     def end_waits(self) -> None:
         """End the waits because of the stop."""
@@ -280,6 +295,9 @@ class TasksOwner:
 
     def start_recovery(self) -> None:
         """Start a task that recovers from the failure of a task, unless a run does."""
+
+    def log_wait_for_end(self) -> None:
+        """Log what the session waits for until it closes, as a signal has stopped it."""
 
     def end_run(self, cause: BaseException, /) -> None:
         """End the run in progress, if there is one."""
@@ -602,6 +620,8 @@ class Coordinator(RequestMethods):
             requests.loop = loop
             # One may have been requested before there was a loop.
             requests.begin_drain()
+            if requests.stopped:
+                requests.begin_stop()
 
     def status(self) -> SessionStatus | None:
         """Return the current activities of the session; None if this coordinator is used without
@@ -715,6 +735,7 @@ class Coordinator(RequestMethods):
         await self._wait_for_tasks(stop_grace_secs)
         self.cancel_tasks(reason)
         if not await self._wait_for(self._is_idle, cancel_grace_secs):
+            leave_behind(self.all_tasks)
             logger.warning(
                 "%s: still active %s s after their cancellation: %s",
                 self.requests.label,

@@ -42,6 +42,7 @@ from aiohooks.errors import (
     FeedsLostError,
     InvalidArgumentError,
     StopRequestedError,
+    is_clean_end,
     raise_unchanged,
     safe_repr,
 )
@@ -481,13 +482,16 @@ class Source:
         return self._coordinator.requests.drain_reason is not None
 
     def log_after_stop(self, error: Exception) -> None:
-        """Log an error of the feeds if a stop was requested before, and otherwise raise it.
+        """Log an error of the feeds if a stop was requested before, and otherwise raise it. A clean
+        end, such as that of a wait which the stop has ended, is not logged.
 
         The cause of a stop has often ended the feeds as well, such as a signal to all processes of
         a group. The feeds are at their end then.
         """
         if not self._coordinator.should_stop():
             raise_unchanged(error)
+        if is_clean_end(error):
+            return
         logger.error(
             "%s: the feeds %s failed, and the session, which stops, ends as usual: %s",
             self._coordinator.requests.label,
@@ -744,13 +748,14 @@ class IterableSource(Source):
                 await iterator.aclose()
             elif isinstance(iterator, GeneratorType) and not iterator.gi_running:
                 await self._call(iterator.close)
-        except Exception:
+        except Exception as error:
             # Raised here, it would replace the cancellation that ends the task.
-            logger.exception(
-                "%s: closing the feeds %s failed",
-                self._coordinator.requests.label,
-                safe_repr(self.feeds),
-            )
+            if not is_clean_end(error):
+                logger.exception(
+                    "%s: closing the feeds %s failed",
+                    self._coordinator.requests.label,
+                    safe_repr(self.feeds),
+                )
 
     async def _call(self, fn: Callable[..., object], *args: object) -> None:
         """Call a function that may block."""

@@ -165,6 +165,7 @@ class Lifecycle(TasksOwner):
         self.phase_began_at: float | None = None
         self._is_closed = asyncio.Event()
         self._at_end = contextlib.ExitStack()
+        self._until_closing = contextlib.ExitStack()
 
     def _enter_phase(self, phase: str) -> None:
         self.phase = phase
@@ -675,6 +676,7 @@ class Lifecycle(TasksOwner):
     @contextlib.contextmanager
     def _closing(self) -> Generator[None]:
         """The session is closing in this block, and closed afterwards, whatever happens."""
+        self._until_closing.close()
         outer = current_run()
         scope_before = current_scope.get()
         own = self.hooks.own.state()
@@ -835,6 +837,11 @@ class Lifecycle(TasksOwner):
         finally:
             errors.primary = self._take_task_failure(errors.primary)
             coordinator.disown("the session has ended")
+
+    def log_wait_for_end(self) -> None:
+        if self.phase in ("opening", "open"):
+            log = long_wait_log(f"{self.requests.label}, stopping", self.status)
+            self._until_closing.enter_context(log)
 
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")

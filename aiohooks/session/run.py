@@ -9,10 +9,14 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from aiohooks._core.cancel import running_loop
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, LEFT_BEHIND, running_loop
+from aiohooks._core.clock import current_clock
+from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_callable, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError
+from aiohooks.session.coordinator import long_wait_log
 from aiohooks.session.signals import stopped_by
+from aiohooks.session.status import activity_of
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:
@@ -31,6 +35,10 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
 
     A Ctrl-C that no session handles has the effect that it has in `asyncio.run`: it cancels `main`,
     and `run` raises `KeyboardInterrupt`.
+
+    At its end it cancels the remaining tasks and waits for them, as `asyncio.run` does, and logs
+    which ones it waits for. After 10 s it ends without those that ignore their cancellation and
+    that a group or a session has left behind for this reason, with a warning.
 
     Args:
         main: a coroutine function.
@@ -62,19 +70,21 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     loop: asyncio.AbstractEventLoop | None = None
     end: BaseException | None = None
     try:
-        with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-            loop = runner.get_loop()
-            try:
-                result = runner.run(main(*args))
-            except (KeyboardInterrupt, SystemExit) as error:
-                end = error
-                # Raised in a callback while main ends, it leaves callbacks that stop the loop,
-                # which waits for the other tasks next. `stop` would leave one, too. After one in
-                # its last iteration uvloop cannot be used at all.
-                loop.call_soon(sys.exit)
-                with contextlib.suppress(SystemExit, RuntimeError):
-                    loop.run_forever()
-                raise
+        runner = asyncio.Runner(loop_factory=_new_event_loop)
+        loop = runner.get_loop()
+        try:
+            result = runner.run(main(*args))
+        except (KeyboardInterrupt, SystemExit) as error:
+            end = error
+            # Raised in a callback while main ends, it leaves callbacks that stop the loop, which
+            # waits for the other tasks next. `stop` would leave one, too. After one in its last
+            # iteration uvloop cannot be used at all.
+            loop.call_soon(sys.exit)
+            with contextlib.suppress(SystemExit, RuntimeError):
+                loop.run_forever()
+            raise
+        finally:
+            _close(runner)
     except BaseException as error:
         # The loop could not be closed.
         if end is not None and isinstance(error, RuntimeError):
@@ -89,6 +99,47 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     if number is not None and result is None:
         _exit_by_signal(number)
     return result
+
+
+def _close(runner: asyncio.Runner) -> None:
+    """Close a runner; log what its end waits for, and end without tasks that were left behind."""
+    loop = runner.get_loop()
+    watch = _EndWatch(loop)
+    loop.call_soon(watch.begin)
+    try:
+        runner.close()
+    except RuntimeError:
+        if not watch.has_stopped_loop:
+            raise
+
+
+class _EndWatch:
+    """Watches the end of a loop, which waits for the tasks that remain."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.has_stopped_loop = False
+        self._loop = loop
+
+    def begin(self) -> None:
+        """Log long waits from now on, and end them after the grace period."""
+        long_wait_log("aiohooks.run, ending", self._descriptions).begin(self)
+        current_clock().call_later(DEFAULT_GRACE_SECS, self._check)
+
+    def _check(self) -> None:
+        remaining = asyncio.all_tasks(self._loop)
+        if not remaining or not remaining.issubset(LEFT_BEHIND):
+            current_clock().call_later(1.0, self._check)
+            return
+        # The end of the runner has no other way to end without a task. It raises a RuntimeError.
+        self.has_stopped_loop = True
+        self._loop.stop()
+        logger.warning("aiohooks.run ends without %s", self._descriptions())
+
+    def _descriptions(self) -> str:
+        activities = [
+            activity_of(f"task {task.get_name()!r}", task) for task in asyncio.all_tasks(self._loop)
+        ]
+        return "; ".join(map(str, activities)) or "threads of the executor, or async generators"
 
 
 def _exit_by_signal(number: signal.Signals) -> NoReturn:

@@ -156,6 +156,9 @@ class StopOnSignal:
             self.requests.begin_drain()
             self.timers.append(call_later(policy.drain_secs, end_period))
             return
+        if self.escalation is Escalation.STOP:
+            self.requests.log_stop(f"{number.name} received")
+            self.coordinator.owner.log_wait_for_end()
         self.requests.end_waits()
         if self.escalation is Escalation.STOP:
             abandoned = StopRequestedError(

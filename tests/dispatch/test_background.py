@@ -51,13 +51,13 @@ def group_of(hook: object, *, grace_secs: float = 10.0, **options: Any) -> ah.Ho
 
 
 async def test_a_failure_comes_out_of_the_next_call() -> None:
-    """Or when the group is left; the calls behind it are made all the same, and errors of several
-    are one group.
+    """Or when the group is left; the calls behind it are made all the same, also that which raises
+    it, and errors of several are one group.
     """
 
     async def fails(number: int) -> None:
         await asyncio.sleep(0)
-        if number != 1:
+        if number not in (1, 99):
             raise ValueError(f"call {number}")
 
     observer = Observer(fails)
@@ -77,7 +77,69 @@ async def test_a_failure_comes_out_of_the_next_call() -> None:
             for number in (4, 5):
                 await group.hooks.on(number)
     assert [str(error) for error in at_the_end.value.exceptions] == ["call 4", "call 5"]
-    assert observer.began == [0, 1, 2, 3, 4, 5]
+    assert observer.began == [0, 99, 1, 2, 3, 99, 4, 5]
+
+
+async def test_a_call_that_raises_an_earlier_failure_is_made_for_every_hook() -> None:
+    """The failure is raised when all hooks, of all orders, have got the call. It joins failures in
+    other queues; if the call itself fails, it is raised by the next one.
+    """
+
+    async def fails(number: int) -> None:
+        await asyncio.sleep(0)
+        if number == 0:
+            raise ValueError("the first call")
+
+    async def slow(number: int) -> None:
+        await ticks(3)
+        if number == 1:
+            raise OSError("the second call")
+
+    audits = [Observer(fails), Observer(fails)]
+    healthy = [Observer(slow), Observer(slow)]
+    hooks = [ah.configure(audit, background=True) for audit in audits]
+    group = ah.HookGroup(Lifecycle, [*hooks, healthy[0], ah.configure(healthy[1], order=1)])
+    async with group:
+        await group.hooks.on(0)
+        await ticks(10)
+        with pytest.raises(OSError, match="the second call"):
+            await group.hooks.on(1)
+        with pytest.raises(ExceptionGroup, match="2 background calls failed"):
+            await group.hooks.on(2)
+        await group.hooks.on(3)
+    assert [audit.ended for audit in audits] == [[1, 2, 3], [1, 2, 3]]
+    assert [hook.ended for hook in healthy] == [[0, 2, 3], [0, 2, 3]]
+
+
+async def test_a_call_that_waits_for_a_place_is_made_in_spite_of_an_earlier_failure() -> None:
+    """The call began before the failure, which is raised later: here at the end of the group."""
+    gate = asyncio.Event()
+
+    async def fails(number: int) -> None:
+        await gate.wait()
+        if number == 0:
+            raise ValueError("the first call")
+
+    observer = Observer(fails)
+    with pytest.raises(ValueError, match="the first call"):  # noqa: PT012 - the block raises it
+        async with group_of(observer, max_pending=1) as group:
+            await group.hooks.on(0)
+            waiting = await parked(group.hooks.on(1))
+            gate.set()
+            await waiting
+    assert observer.ended == [1]
+
+
+async def test_calls_that_a_group_drops_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Also the active call, which is cancelled: the count is that of the log."""
+    observer = Observer(lambda _: asyncio.Event().wait())
+    group = group_of(observer, grace_secs=0)
+    async with group:
+        for number in range(5):
+            await group.hooks.on(number)
+        await ticks()
+    assert "Observer has 5 background calls left, which are dropped" in caplog.text
+    assert group.status()[0].dropped == 5
 
 
 @pytest.mark.parametrize("places", [1, 2])

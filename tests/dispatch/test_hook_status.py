@@ -99,8 +99,8 @@ async def test_every_call_is_made_once(kind: str, made: list[type[Quick]]) -> No
 
 
 async def test_what_the_end_drops_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """After the grace period the active call is cancelled, which was made; those behind it are
-    dropped, with a warning.
+    """After the grace period the active call, which was made, is cancelled, and those behind it are
+    not made; all of them are dropped, with a warning.
     """
 
     class Stuck(Quick):
@@ -113,7 +113,7 @@ async def test_what_the_end_drops_is_counted(caplog: pytest.LogCaptureFixture) -
             for _ in range(5):
                 await group.hooks.none(1)
             asyncio.get_running_loop().call_later(0.01, clock.advance, 1)
-    assert group.status() == [("Stuck", 0, None, 4, None, 0)]
+    assert group.status() == [("Stuck", 0, None, 5, None, 0)]
     assert [record.getMessage() for record in caplog.records] == [
         "Stuck has 5 background calls left, which are dropped"
     ]

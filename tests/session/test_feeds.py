@@ -29,7 +29,7 @@ from tests.support.sessions import (
     same,
     use_up,
 )
-from tests.support.waiting import parked, ticks, until_true
+from tests.support.waiting import forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -447,6 +447,30 @@ async def test_feeds_that_fail_after_a_stop_end_the_session_as_usual(
     assert record.exc_info is not None
     assert record.exc_info[1] is error
     assert "which stops, ends as usual" in record.getMessage()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_feeds_that_a_stop_ends_cleanly_are_no_error(
+    prefetch: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wait of the feeds that a stop ends is a clean end, also if the stop came just before it."""
+
+    class Source:
+        def __aiter__(self) -> Source:
+            return self
+
+        async def __anext__(self) -> int:
+            session.request_stop("SIGTERM")
+            await session.until(forever())
+            return 1
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        await use_up(session.steps("batch", feeds=Source(), prefetch=prefetch))
+
+    session = ah.AsyncMonitoredSession(same)
+    assert await outcome(session, use) is None
+    assert session.stop_reason == "SIGTERM"
+    assert [record.levelname for record in caplog.records if record.levelno > logging.INFO] == []
 
 
 @pytest.mark.parametrize(("prefetch", "thread"), [(0, True), (2, False), (2, True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks._core.clock import LoopClock, TimerHandle, set_current_clock, sleep
 from aiohooks.adapters.trackers import TrackerHook
 from aiohooks.adapters.trackers.tensorboard import TensorBoardTracker
 from aiohooks.session import run as run_module
@@ -265,3 +267,76 @@ def test_a_healthy_program_logs_no_warning(
     assert [
         record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
     ] == []
+
+
+class _QuickClock(LoopClock):
+    """A clock on which a second takes a millisecond."""
+
+    def now(self) -> float:
+        return super().now() * 1000
+
+    def call_later(self, secs: float, callback: Callable[[], object]) -> TimerHandle:
+        return super().call_later(secs / 1000, callback)
+
+
+def test_the_end_does_not_wait_for_what_was_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    """A call that ignores its cancellation is left behind, and 10 s later `run` ends without it,
+    with the result of `main`. Before, it waits for tasks that still clean up. The log names both
+    after a second.
+    """
+    ends: list[str] = []
+
+    async def ignores_cancels() -> None:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await forever()
+
+    async def cleans_up() -> None:
+        try:
+            await forever()
+        finally:
+            await sleep(20)
+            ends.append("cleaned up")
+
+    async def main() -> int:
+        call = ah.compose_functions([ah.configure(ignores_cancels, timeout=0.001, on_error="log")])
+        await call()
+        tasks.append(asyncio.create_task(cleans_up(), name="cleaner"))
+        await asyncio.sleep(0)
+        return 5
+
+    tasks: list[asyncio.Task[None]] = []
+    restore = set_current_clock(_QuickClock())
+    try:
+        assert ah.run(main) == 5
+    finally:
+        restore()
+    assert ends == ["cleaned up"]
+    waits = [text for text in caplog.messages if "aiohooks.run, ending: has waited" in text]
+    assert "task 'ignores_cancels', at " in waits[0]
+    assert "task 'cleaner', at " in waits[0]
+    assert "aiohooks.run ends without task 'ignores_cancels', at " in caplog.messages[-1]
+
+
+def test_the_end_waits_for_other_tasks_as_long_as_they_need() -> None:
+    """A task that nothing has left behind is waited for, as by `asyncio.run`."""
+    ends: list[str] = []
+
+    async def cleans_up() -> None:
+        try:
+            await forever()
+        finally:
+            await sleep(100)
+            ends.append("cleaned up")
+
+    async def main() -> None:
+        tasks.append(asyncio.create_task(cleans_up()))
+        await asyncio.sleep(0)
+
+    tasks: list[asyncio.Task[None]] = []
+    restore = set_current_clock(_QuickClock())
+    try:
+        ah.run(main)
+    finally:
+        restore()
+    assert ends == ["cleaned up"]

@@ -454,3 +454,26 @@ async def test_a_wait_for_a_queue_with_a_time_limit_is_not_idle(clock: ManualClo
         limit.reschedule(asyncio.get_running_loop().time())
         await ending
     assert flushed
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_the_reason_of_a_stop_is_logged_once(
+    before: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At level INFO, also of a stop that was requested before the session was opened, and of one
+    that a hook requests; a later request is not.
+    """
+    caplog.set_level(logging.INFO, "aiohooks")
+    session = doubling(ah.StopAtStepHook(last_step=1), name="trainer")
+    reason = "enough"
+    if before:
+        session.request_stop(reason)
+        await outcome(session)
+    else:
+        reason = "step 1 reached the last step, 1"
+        async with session:
+            await session.run("loss")
+            session.request_stop("later")
+    assert session.stop_reason == reason
+    stops = [text for text in caplog.messages if "stopping" in text]
+    assert stops == [f"session 'trainer': stopping: {reason}"]

@@ -13,6 +13,8 @@ from types import ModuleType
 from typing import Any
 
 import aiohooks as ah
+from aiohooks._core.queue import Queue
+from aiohooks.dispatch.background import CallQueue
 from aiohooks.graph.variables import values_of
 from aiohooks.session import lifecycle
 from aiohooks.session.hook_set import HookSet
@@ -35,6 +37,7 @@ from tests.fuzz.explored.fixture import (
     two_steps,
     two_steps_with,
 )
+from tests.fuzz.explored.hook_groups import Quiet, calls_after_failures
 from tests.fuzz.explored.stores import StoreFixture, WatchedConnection, WatchedStore, lead_and_train
 from tests.fuzz.explored.version_gates import gate_of
 from tests.fuzz.random_programs.injected_bugs import BUGS
@@ -594,3 +597,14 @@ class TimerLeakingWatchdog(ah.WatchdogHook):
 async def watchdog_watches_on(fixture: Fixture) -> None:
     async with fixture.open(hooks=[TimerLeakingWatchdog(20)]) as session:
         await fixture.run(session)
+
+
+def _raises_before_it_adds(put_nowait: Method, self: CallQueue, item: object) -> Any:
+    self.check()
+    return put_nowait(self, item)
+
+
+@faulty("background: of 3 calls", expect=(Broken, ExceptionGroup))
+async def call_that_raises_an_earlier_failure_is_lost(fixture: Fixture) -> None:
+    with replaced(Queue, "put_nowait", _raises_before_it_adds):
+        await calls_after_failures(fixture, Quiet(fixture, "b0"))

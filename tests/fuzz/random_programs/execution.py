@@ -230,6 +230,8 @@ class Execution(Recorder):
         self.program = program
         self.group_record = SessionRecord(program.members, -1, recovers=False, graph=False)
         self.group: Any = None
+        self.entered_group: Any = None
+        """The group, also when it has been left."""
         self.wrong: list[str] = []
         """What the program itself found wrong."""
         self.left: list[str] = []
@@ -294,7 +296,7 @@ class Execution(Recorder):
 
         async def enter_and_leave() -> None:
             async with group:
-                self.group = group
+                self.group = self.entered_group = group
                 session.body = Record("body", "body of the group", None, is_library=False)
                 try:
                     await self.watch(session.body, self._use(program))

@@ -87,6 +87,7 @@ def violations(execution: Execution) -> list[str]:
             ]
     for session in execution.sessions:
         found += overlap_laws(execution, session)
+    found += background_laws(execution)
     return [*found, *lost_errors(execution)]
 
 
@@ -292,6 +293,37 @@ def overlap_laws(execution: Execution, session: SessionRecord) -> Iterator[str]:
     for first, second in permutations(filter(None, runs), 2):
         if first[0].began < second[0].began and not all(one.before(second[0]) for one in first):
             yield f"turns: {second[0]!r} began during {first}"
+
+
+def background_laws(execution: Execution) -> Iterator[str]:
+    """Every call of the group that was accepted is made for each background hook, or is counted as
+    dropped; also a call that raises nothing but the failures of earlier background calls.
+    """
+    specs = execution.group_record.specs
+    group = execution.entered_group
+    status = [] if group is None else group.status()
+    if len(status) != len(specs):
+        return  # a hook that could not be entered was removed
+    queued = [
+        one
+        for one in execution.of(execution.group_record)
+        if one.what == "queued" and one.hook is not None
+    ]
+    late = flat(one.outcome for one in queued)
+    accepted = [
+        one
+        for one in execution.records
+        if one.what == "call"
+        and one.name == "notify"
+        and one.ended is not None
+        and all(error in late for error in flat([one.outcome]))
+    ]
+    for number, (spec, counts) in enumerate(zip(specs, status, strict=True)):
+        if not spec.background or "notify" not in spec.names:
+            continue
+        begun = sum(one.hook.number == number for one in queued)
+        if begun + counts.dropped + counts.pending < len(accepted):
+            yield f"call lost: hook {number} has {begun} calls and {counts}, of {accepted}"
 
 
 def lost_errors(execution: Execution) -> Iterator[str]:
