@@ -8,7 +8,6 @@ from functools import partial
 from tests.benchmarks.measure import Row
 from tests.benchmarks.rows_checkpoint import (
     background_checkpoint,
-    checkpoint_memory,
     checkpoint_restore,
 )
 from tests.benchmarks.rows_dispatch import (
@@ -20,7 +19,6 @@ from tests.benchmarks.rows_dispatch import (
     silent_group,
     suspending_group,
 )
-from tests.benchmarks.rows_engines import against_ignite, against_tensorflow, tensorflow_hooks
 from tests.benchmarks.rows_hooks import (
     asked_why,
     hooked_run,
@@ -33,7 +31,7 @@ from tests.benchmarks.rows_hooks import (
 from tests.benchmarks.rows_import import imports
 from tests.benchmarks.rows_processes import callers, wake
 from tests.benchmarks.rows_stores import advance_past_waiters, wake_waiters
-from tests.benchmarks.rows_telemetry import opentelemetry_spans, timeline
+from tests.benchmarks.rows_telemetry import timeline
 
 DISPATCH: Mapping[str, Row] = {
     "aiosignal": against_aiosignal,
@@ -54,16 +52,11 @@ SESSION: Mapping[str, Row] = {
     "why": asked_why,
     "suspending": suspending_hooks,
     "waiting": waiting_hooks,
-    "opentelemetry": opentelemetry_spans,
     "timeline": timeline,
-    "ignite": against_ignite,
-    "tensorflow": against_tensorflow,
-    "tf-hooks": tensorflow_hooks,
     "advance": advance_past_waiters,
     "wake": wake_waiters,
     "checkpoint": background_checkpoint,
     "restore": checkpoint_restore,
-    "memory": checkpoint_memory,
     "import": imports,
 }
 """In one process."""

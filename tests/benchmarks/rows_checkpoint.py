@@ -8,7 +8,6 @@ import asyncio
 import inspect
 import tempfile
 import time
-import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -273,59 +272,3 @@ async def checkpoint_restore(counts: Counts) -> AsyncIterator[Setup]:
             most_times=1,
             most_rounds=9,
         )
-
-
-@asynccontextmanager
-async def checkpoint_memory(counts: Counts) -> AsyncIterator[Setup]:
-    """Memory that a write takes itself, and that a save in flight holds when every variable is
-    replaced meanwhile.
-    """
-    async with opened_training(layers(counts.checkpoint_bytes), counts) as training:
-        variables = training.variables.snapshot()
-        size = float(sum(value.nbytes for value in variables.values()))
-
-        async def write(times: int) -> float:
-            with tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory:
-                async with Saver(directory) as saver:
-                    return (
-                        await _most_memory(lambda: saver.save({"variables": variables}, 1)) * times
-                    )
-
-        async def in_flight(times: int) -> float:
-            return await _most_memory(training.saved) * times
-
-        async def all_of_it(times: int) -> float:
-            return size * times
-
-        name = f"a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB"
-        yield Setup(
-            {"write": write, "in flight": in_flight, "variables": all_of_it},
-            [
-                Figure(
-                    f"memory that the write of {name} takes / its size",
-                    0.05,
-                    "write",
-                    "variables",
-                    "MB",
-                ),
-                Figure(
-                    "the same, and the old values of all variables, replaced meanwhile",
-                    1.1,
-                    "in flight",
-                    "variables",
-                    "MB",
-                ),
-            ],
-            most_times=1,
-            most_rounds=3,
-        )
-
-
-async def _most_memory(work: Callable[[], Awaitable[object]]) -> float:
-    """Return how many bytes more are in use during some work, at most."""
-    tracemalloc.start()
-    try:
-        await work()
-        return float(tracemalloc.get_traced_memory()[1])
-    finally:
-        tracemalloc.stop()
