@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -22,7 +23,7 @@ from aiohooks._core.validate import (
     is_coroutine_function,
 )
 from aiohooks._core.waits import Backoff
-from aiohooks.checkpoint.stateful import Stateful, is_stateful
+from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.errors import (
     AbortedError,
     CheckpointMismatchError,
@@ -86,17 +87,23 @@ async def restore_session(session: Session, restored: Restored) -> None:
 
 
 def restore_hooks(session: Session, restored: Restored) -> None:
-    """Load the saved states of the hooks; a hook without a saved state keeps its own."""
+    """Load the saved states of the hooks; a hook without a saved state keeps its own, and this is
+    logged.
+    """
     what = f"checkpoint {restored.checkpoint.path}"
     states = _saved_part(restored, "hooks")
     hooks = session.stateful_hooks()
     for name, hook in hooks.items():
         if name in states:
             _load_state(hook, states[name], what, f"hook {name}")
-    different = sorted(states.keys() ^ hooks.keys())
-    # The next checkpoint forgets the states of other hooks.
-    if different and session.saver is not None and not session.saver.read_only:
-        logger.warning("%s and the session have different hooks with a state: %s", what, different)
+        else:
+            level = logging.INFO if is_numbered(hook) else logging.WARNING
+            logger.log(level, "%s has no state of the hook %s, which starts anew", what, name)
+    # A session that is saved forgets these states with its next checkpoint.
+    is_saved = session.saver is not None and not session.saver.read_only
+    level = logging.WARNING if is_saved else logging.INFO
+    for name in sorted(states.keys() - hooks.keys()):
+        logger.log(level, "%s has the state of a hook %s, which is not in this session", what, name)
 
 
 def warn_if_not_saved(session: Session, graph: Graph) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import re
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -712,11 +713,13 @@ async def program(folder: Path) -> None:
 _executions = itertools.count()
 
 
+async def in_a_new_folder() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        await program(Path(folder))
+
+
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
 async def test_whatever_happens_kept_steps_have_their_effects() -> None:
-    """In any order of tasks, with failures, cancels, stops and kills: no undone step has an effect,
-    and the last life has all.
-    """
-    explored = await explore(program, seeds=30)
-    assert explored.disturbances["kill"] > 0
+    """In any order of tasks, with failures and cancels: no undone step has an effect."""
+    explored = await explore(in_a_new_folder, seeds=30)
     assert explored.disturbances["failure"] > 0

@@ -146,8 +146,8 @@ async def test_a_stop_ends_the_wait_for_room(
         await ticks(20)
         await advance_clock(clock, 1)
         assert caplog.messages == [
-            "a caller has waited 1 s for the evaluations at steps 1, 2, of which at most 1 may be"
-            " pending"
+            "a caller has waited 1 s for the queue of evaluations: 2 items are pending, of at most"
+            " 2"
         ]
         session.request_stop("enough")
         await second

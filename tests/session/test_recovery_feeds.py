@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -289,12 +290,17 @@ async def train_beside_requests(folder: Path) -> None:
     assert kept == [(1, 2, 3, 4)]
 
 
+async def in_a_new_folder() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        await train_beside_requests(Path(folder))
+
+
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
 async def test_a_loop_uses_each_element_once_beside_recoveries_of_other_tasks() -> None:
     """Recoveries of requests that run beside the loop, and are cancelled anywhere: it does not end
     early, nor wait forever.
     """
-    await explore(train_beside_requests, seeds=50, disturb=["order", "choice"])
+    await explore(in_a_new_folder, seeds=50, disturb=["order", "choice"])
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
