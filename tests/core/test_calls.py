@@ -237,6 +237,18 @@ async def test_a_run_is_ended_from_outside() -> None:
     await cancel_and_wait(given)
 
 
+async def test_a_call_that_ends_its_own_wait_is_cancelled_at_its_first_pause() -> None:
+    """Also before its task is known: since Python 3.12 the call begins when it is started."""
+    wait = Wait[None]("a call")
+
+    async def ends_itself() -> None:
+        wait.end(ValueError("enough"))
+        await forever()
+
+    with pytest.raises(ValueError, match="enough"):
+        await wait.result_of(ends_itself())
+
+
 def test_what_is_hidden_is_kept() -> None:
     """Errors that another one hides are at the end of its context, with their own, and without a
     circle.
