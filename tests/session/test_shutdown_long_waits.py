@@ -75,14 +75,14 @@ async def test_a_hook_that_is_waited_for_is_logged(
         return wait
 
     ending = asyncio.create_task(closing([PhaseHook(phase, waits(number)) for number in range(2)]))
+    names = ("PhaseHook", "PhaseHook#2")
     for count in (1, 2):
         while len(entered) < count:
             await ticks(1)
         clock.advance(1)
         text = messages(caplog)[-1]
         assert text.startswith(
-            f"session 'trainer', closing: has waited {count} s for"
-            f" PhaseHook#{entered[-1] + 1}.{phase}"
+            f"session 'trainer', closing: has waited {count} s for {names[entered[-1]]}.{phase}"
         )
         assert len(caplog.records) == count
         gates[entered[-1]].set()
