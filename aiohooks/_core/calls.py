@@ -203,8 +203,14 @@ class Calls(abc.ABC):
             context: its context. By default, a copy of the caller's. The caller gets the changes,
                 unless this is a plain `Context`.
         """
-        if context is None or isinstance(context, OwnContext):
-            context = self._join_caller(context)
+        if self._caller is None:
+            self._caller = copy_context()
+        if context is None:
+            context = self._caller.copy()
+            self.contexts.append((self._caller, context))
+        elif isinstance(context, OwnContext):
+            self.contexts.append(context)
+            context = context.update(self._caller)
         self.pending += 1
         make_task: Any = cancel.make_task or asyncio.Task
         task: asyncio.Task[None]
@@ -240,17 +246,6 @@ class Calls(abc.ABC):
         if self.cancelling:
             # By the call itself, when its task was not in `_tasks` yet.
             task.cancel()
-
-    def _join_caller(self, shared: OwnContext | None) -> Context:
-        """Return the context for a call, whose changes the caller gets."""
-        if self._caller is None:
-            self._caller = copy_context()
-        if shared is not None:
-            self.contexts.append(shared)
-            return shared.update(self._caller)
-        context = self._caller.copy()
-        self.contexts.append((self._caller, context))
-        return context
 
     async def _report(
         self,
