@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 from aiohooks._core.activity import Observer
 from aiohooks._core.cancel import new_task, wait_done
-from aiohooks._core.clock import wake
 from aiohooks._core.queue import Queue
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import leave_run
@@ -100,7 +99,7 @@ class BackgroundCalls:
         """Close all queues, finish them, and return the failures that no call has raised."""
         queues = [*self._queues.values()]
         for queue in queues:
-            queue.close()
+            queue.is_closed = True
         await self.finish(secs)
         return [error for queue in queues for error in queue.take_failures()]
 
@@ -121,8 +120,8 @@ class CallQueue(Queue["QueuedCall"]):
         # Not the hook itself: it would keep its queue, and so itself.
         self._name = registered.name
         self.shared: BackgroundCalls = shared
-        # Whether calls are refused, because nothing would wait for them any more.
-        self._is_closed = False
+        self.is_closed: bool = False
+        """Whether calls are refused, because nothing would wait for them any more."""
 
     @property
     def is_full(self) -> bool:
@@ -163,16 +162,10 @@ class CallQueue(Queue["QueuedCall"]):
 
     def check(self) -> None:
         super().check()
-        if self._is_closed:
+        if self.is_closed:
             raise HookGroupClosedError(
                 f"{self._name} takes no more background calls: its group has been left"
             )
-
-    def close(self) -> None:
-        """Refuse further calls, also those of callers that wait for a place."""
-        self._is_closed = True
-        for place in self._places:
-            wake(place)
 
     def drop(self) -> None:
         """Drop the queued calls and cancel the active one."""
