@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -328,3 +329,17 @@ async def test_removed_hooks_are_exited_in_order_of_removal() -> None:
         group.remove(first)
         group.remove(second)
     assert exited == ["first", "second"]
+
+
+async def test_a_hook_that_was_not_entered_is_not_exited() -> None:
+    """Its removal starts no task, also inside the block of the group."""
+
+    class Events:
+        async def on(self, text: str) -> None: ...
+
+    async def ignores(self, text): ...
+
+    plain = hook(on=ignores)
+    async with ah.HookGroup(Events, [plain]) as group:
+        group.remove(plain)
+        assert len(asyncio.all_tasks()) == 1
