@@ -18,10 +18,9 @@ import contextlib
 import functools
 import sys
 import threading
-import types
 from asyncio import CancelledError
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import Context, ContextVar, Token, copy_context
 from operator import is_
 from time import monotonic
@@ -204,8 +203,14 @@ class Calls(abc.ABC):
             context: its context. By default, a copy of the caller's. The caller gets the changes,
                 unless this is a plain `Context`.
         """
-        if not isinstance(context, Context):
-            context = self._join_caller(context)
+        if self._caller is None:
+            self._caller = copy_context()
+        if context is None:
+            context = self._caller.copy()
+            self.contexts.append((self._caller, context))
+        elif isinstance(context, OwnContext):
+            self.contexts.append(context)
+            context = context.update(self._caller)
         self.pending += 1
         make_task: Any = cancel.make_task or asyncio.Task
         task: asyncio.Task[None]
@@ -242,17 +247,6 @@ class Calls(abc.ABC):
             # By the call itself, when its task was not in `_tasks` yet.
             task.cancel()
 
-    def _join_caller(self, shared: OwnContext | None) -> Context:
-        """Return the context for a call, whose changes the caller gets."""
-        if self._caller is None:
-            self._caller = copy_context()
-        if shared is not None:
-            self.contexts.append(shared)
-            return shared.update(self._caller)
-        context = self._caller.copy()
-        self.contexts.append((self._caller, context))
-        return context
-
     async def _report(
         self,
         number: int,
@@ -267,7 +261,7 @@ class Calls(abc.ABC):
         """
         try:
             if starts_later:
-                await _pause()
+                await _PAUSE
                 if secs is not None:
                     # Not earlier: a busy event loop would end a call that has not begun.
                     self.start_timer(number, secs)
@@ -527,9 +521,14 @@ class Calls(abc.ABC):
         return Awaited("calls", "", by=lambda: calls)
 
 
-@types.coroutine
-def _pause() -> Generator[None, None, None]:
-    yield
+class _Pause:
+    """Awaited, it waits for the next iteration of the event loop."""
+
+    # Without a frame of its own, as each call that waits awaits it.
+    __await__ = staticmethod(functools.partial(iter, (None,)))
+
+
+_PAUSE: Any = _Pause()
 
 
 class _EagerStarts(threading.local):
@@ -824,7 +823,7 @@ def copy_back(call_contexts: Iterable[CallContext]) -> None:
     """
     merged: dict[ContextVar[Any], Any] = {}
     for call_context in call_contexts:
-        if isinstance(call_context, OwnContext):
+        if not isinstance(call_context, tuple):
             call_context.copy_back(merged=merged)
             continue
         before, after = call_context

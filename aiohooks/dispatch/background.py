@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 from aiohooks._core.activity import Observer
 from aiohooks._core.cancel import new_task, wait_done
-from aiohooks._core.clock import wake
 from aiohooks._core.queue import Queue
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import leave_run
@@ -102,7 +101,7 @@ class BackgroundCalls:
         """Close all queues, finish them, and return the failures that no call has raised."""
         queues = [*self._queues.values()]
         for queue in queues:
-            queue.close()
+            queue.is_closed = True
         await self.finish(secs)
         return [error for queue in queues for error in queue.take_failures()]
 
@@ -118,8 +117,8 @@ class CallQueue(Queue["QueuedCall"]):
         # Not the hook itself: it would keep its queue, and so itself.
         super().__init__(registered.name, registered.registration.max_pending)
         self.shared: BackgroundCalls = shared
-        # Whether calls are refused, because nothing would wait for them any more.
-        self._is_closed = False
+        self.is_closed: bool = False
+        """Whether calls are refused, because nothing would wait for them any more."""
 
     def describe(self) -> str:
         # The active call, which the others wait for.
@@ -163,17 +162,11 @@ class CallQueue(Queue["QueuedCall"]):
         await self.put(QueuedCall(self, group, args, keywords))
 
     def add(self, item: QueuedCall) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise HookGroupClosedError(
                 f"{self.name} takes no more background calls: its group has been left"
             )
         super().add(item)
-
-    def close(self) -> None:
-        """Refuse further calls, also those of callers that wait for a place."""
-        self._is_closed = True
-        for place in self._places:
-            wake(place)
 
     def drop(self) -> None:
         """Drop the queued calls and cancel the active one."""

@@ -242,7 +242,12 @@ class Interface:
         if inspect.isfunction(function) and not is_function:
             point.fitting.add(function)
 
-    def _fitting_kinds(self, point: Point, *, is_function: bool) -> list[str]:
+    def _fitting_kinds(
+        self,
+        point: Point,
+        *,
+        is_function: bool,
+    ) -> list[str]:
         """Return the kinds of functions that can be called for a method.
 
         A coroutine method may be a plain function where that is added by itself.

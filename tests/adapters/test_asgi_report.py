@@ -140,7 +140,7 @@ async def test_progress_has_the_store() -> None:
 
 
 async def test_progress_has_what_has_become_of_hooks() -> None:
-    """`GET progress` has each hook's calls, failures and drops, and its last error as one safe
+    """`GET progress` has each hook's failures and drops, and its last error as one safe
     line.
     """
 

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from aiohooks._core.calls import Calls, RunWaits, Wait, limited
-from aiohooks._core.coroutines import can_wait
+from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks.errors import HookCancelledError, keep_errors
 from aiohooks.testing import ManualClock
 from tests.support.waiting import cancel_and_wait, fail, forever, parked, ticks, until_true
@@ -235,6 +235,40 @@ async def test_a_run_is_ended_from_outside() -> None:
         await wait.result_of(given)
     assert not given.done()
     await cancel_and_wait(given)
+
+
+async def test_a_call_that_ends_its_own_wait_is_cancelled_at_its_first_pause() -> None:
+    """Also before its task is known: since Python 3.12 the call begins when it is started."""
+    wait = Wait[None]("a call")
+
+    async def ends_itself() -> None:
+        wait.end(ValueError("enough"))
+        await forever()
+
+    with pytest.raises(ValueError, match="enough"):
+        await wait.result_of(ends_itself())
+
+
+async def test_the_first_cause_that_ends_calls_counts() -> None:
+    """Also where a call of the group gives two, and is cancelled later."""
+    wait = Wait[None]("a call")
+
+    async def ends_twice() -> None:
+        await ticks(1)
+        wait.end(ValueError("first"))
+        wait.end(KeyError("second"))
+        await forever()
+
+    with pytest.raises(ValueError, match="first"):
+        await wait.result_of(ends_twice())
+
+
+async def test_a_result_now_is_that_of_a_call_that_does_not_wait() -> None:
+    """One that waits is a fault of the library, which is not silent."""
+    waiting = ticks(1)
+    with pytest.raises(AssertionError, match="has waited"):
+        result_now(waiting)
+    waiting.close()
 
 
 def test_what_is_hidden_is_kept() -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
 from tests.support.checks import refused
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -227,3 +229,82 @@ def test_an_argument_by_name_behind_any_positions_has_to_be_taken() -> None:
     ah.compose(Events, [hook(on=with_flag)])
     with refused(InvalidHookError, "Observer.on(*args)", "cannot take the call", "flag"):
         ah.compose(Events, [hook(on=without)])
+
+
+async def test_an_error_of_a_generator_itself_is_raised() -> None:
+    """Also one of the type that Python makes of a `StopAsyncIteration`."""
+
+    class Events:
+        async def on(self, text: str) -> None: ...
+
+    async def around(self, text):
+        try:
+            yield
+        except OSError:
+            raise RuntimeError("its own") from None
+
+    async def fails(self, text):
+        raise OSError(text)
+
+    hooks = ah.compose(Events, [hook(on=around), hook(on=fails)])
+    with pytest.raises(RuntimeError, match="its own"):
+        await hooks.on("away")
+
+
+async def test_a_call_whose_error_is_logged_has_no_result_in_its_place() -> None:
+    """The results of the others stand at their own places."""
+
+    class Answers:
+        @ah.point("all")
+        async def ask(self, text: str) -> list[str]: ...
+
+    async def fails(self, text):
+        raise OSError(text)
+
+    async def echoes(self, text):
+        return text
+
+    logged = ah.configure(hook(ask=fails), on_error="log")
+    hooks = ah.compose(Answers, [hook(ask=echoes), logged, hook(ask=echoes)])
+    assert await hooks.ask("x") == ["x", None, "x"]
+
+
+async def test_removed_hooks_are_exited_in_order_of_removal() -> None:
+    """Each waits for the one before, as all exits share a context."""
+    exited = []
+
+    class Resource:
+        def __init__(self, name):
+            self.name = name
+
+        async def on(self, text): ...
+
+        async def __aenter__(self): ...
+
+        async def __aexit__(self, *_):
+            if self.name == "first":
+                await ticks(5)
+            exited.append(self.name)
+
+    class Events:
+        async def on(self, text: str) -> None: ...
+
+    first, second = Resource("first"), Resource("second")
+    async with ah.HookGroup(Events, [first, second]) as group:
+        group.remove(first)
+        group.remove(second)
+    assert exited == ["first", "second"]
+
+
+async def test_a_hook_that_was_not_entered_is_not_exited() -> None:
+    """Its removal starts no task, also inside the block of the group."""
+
+    class Events:
+        async def on(self, text: str) -> None: ...
+
+    async def ignores(self, text): ...
+
+    plain = hook(on=ignores)
+    async with ah.HookGroup(Events, [plain]) as group:
+        group.remove(plain)
+        assert len(asyncio.all_tasks()) == 1

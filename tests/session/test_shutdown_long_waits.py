@@ -74,6 +74,7 @@ async def test_a_hook_that_is_waited_for_is_logged(
         return wait
 
     ending = asyncio.create_task(closing([PhaseHook(phase, waits(number)) for number in range(2)]))
+    names = ("PhaseHook", "PhaseHook#2")
     for count in (1, 2):
         while len(entered) < count:
             await ticks(1)

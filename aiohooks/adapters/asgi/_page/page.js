@@ -93,7 +93,7 @@ function show(report) {
   byId("hooks-part").hidden = !report.hooks.length;
   table("hooks", report.hooks, (hook) => [
     hook.disabled_since === null ? hook.name : `${hook.name} (disabled)`,
-    number(hook.calls), number(hook.failures), number(hook.dropped), number(hook.pending), hook.last_error ?? ""]);
+    number(hook.failures), number(hook.dropped), number(hook.pending), hook.last_error ?? ""]);
 }
 
 async function ask(path, method = "GET") {
