@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 from aiohooks._core.cancel import running_loop
-from aiohooks._core.validate import check_callable, is_coroutine_function
-from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError
+from aiohooks._core.validate import check_callable
+from aiohooks.errors import StopRequestedError, WrongLoopError
 from aiohooks.session.signals import stopped_by
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
@@ -49,8 +49,6 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
             there.
     """
     check_callable(main, "main")
-    if not is_coroutine_function(main):
-        raise InvalidArgumentError(f"main is {main!r}; give a coroutine function (`async def`)")
     if running_loop() is not None:
         raise WrongLoopError(
             "run was called while an event loop is running, as in a notebook; write `await main()`"
