@@ -127,7 +127,10 @@ _OUTER = ("__aenter__", "_bootstrap", "_bootstrap_inner", "run", "_worker")
 """Functions that say less than the one that they have called."""
 
 
-def called_function(frames: Frames, holders: Holders) -> Awaited | None:
+def called_function(
+    frames: Frames,
+    holders: Holders,
+) -> Awaited | None:
     """Return the function of a package or a library that the innermost code of a user has called.
 
     Args:
@@ -152,7 +155,10 @@ def called_function(frames: Frames, holders: Holders) -> Awaited | None:
     return Awaited("function", name, by=lambda: [function])
 
 
-def _library_function(frames: Frames, holders: Holders) -> Awaited | None:
+def _library_function(
+    frames: Frames,
+    holders: Holders,
+) -> Awaited | None:
     """Return the function of asyncio, anyio or threading that other code has called."""
     called = _innermost(frames, _is_foreign_library)
     while len(called) > 1 and called[0].f_code.co_name in _OUTER:

@@ -15,9 +15,8 @@ import contextlib
 import contextvars
 import copy
 import functools
-import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
 from aiohooks._core.activity import Awaited, Observer, active
@@ -485,7 +484,7 @@ class Coordinator(RequestMethods):
         """
         try:
             producers = self.checked_producers(producer)
-        except InvalidArgumentError:
+        except Exception:
             close_unawaited(awaitable)
             raise
         if producers:
@@ -525,11 +524,6 @@ class Coordinator(RequestMethods):
         try:
             self.bind()
             self._raise_if_ended(drain=drain, lasts=lasts)
-            # Also generators that are marked as coroutines.
-            if not inspect.isawaitable(awaitable):
-                raise InvalidArgumentError(
-                    f"until got {awaitable!r}; give a coroutine, a task or a future"
-                )
             self.requests.waits[wait] = None
             wait.watch_producers()
             return await wait.result_of(awaitable)
@@ -565,31 +559,22 @@ class Coordinator(RequestMethods):
         """Return the producers of a wait.
 
         Raises:
-            InvalidArgumentError: there is none, or something else, or a task that ends with a
-                recovery which the wait may outlast.
+            InvalidArgumentError: a task ends with a recovery which the wait may outlast.
         """
         if producer is None:
             return None
-        given: object = producer
-        producers: tuple[object, ...] = (given,)
-        if isinstance(given, Iterable) and not asyncio.isfuture(given):
-            producers = tuple(cast("Iterable[object]", given))
-        if not producers or not all(map(is_task, producers)):
-            raise InvalidArgumentError(
-                f"producer is {producer!r}; give a task, or several in a list: what start_soon"
-                " returns"
-            )
+        given: Any = producer
+        producers: Producers = (given,) if is_task(given) else tuple(given)
         whole = self._whole
         is_lasting_code = self._starter() in (None, whole) and not self.is_part_of_call()
         outlasts_recoveries = bool(self.owner.policy.on) and is_lasting_code
-        tasks = cast("Producers", producers)
-        for task in tasks:
+        for task in producers:
             if outlasts_recoveries and self._tasks.get(task, whole) is not whole:
                 raise InvalidArgumentError(
                     f"producer is task {task.get_name()!r} of a hook's coordinator: a recovery ends"
                     " it, and not this wait; start the producer with session.start_soon"
                 )
-        return tasks
+        return producers
 
     async def _wait_for(self, condition: Callable[[], bool], secs: float | None = None) -> bool:
         """Wait until `condition()` holds, of requests or tasks, at most `secs`; return whether it
@@ -643,7 +628,6 @@ class Coordinator(RequestMethods):
             The task.
 
         Raises:
-            InvalidArgumentError: `fn` is not a coroutine function.
             SessionClosedError: the tasks are being cancelled, or the session has ended or was
                 replaced. A task that is started before, also during the grace period, ends with the
                 others.
@@ -658,11 +642,6 @@ class Coordinator(RequestMethods):
         context.run(leave_run)
         context.run(_background_of.set, (*_background_of.get(), self))
         coro: Any = context.run(fn, *args)
-        if not asyncio.iscoroutine(coro):
-            raise InvalidArgumentError(
-                f"{fn!r} returned {coro!r} and not a coroutine; start_soon takes an `async def` and"
-                " its arguments"
-            )
         task: asyncio.Task[T] = new_task(coro, name or getattr(fn, "__name__", None), context)
         self._tasks[task] = self
         task.add_done_callback(self._task_ended)

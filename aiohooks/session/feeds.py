@@ -348,10 +348,10 @@ def _may_give_elements(tracked: Any) -> bool:
 def _check_options(feeds: object, producer: object, prefetch: int, *, thread: bool) -> None:
     """Raise `InvalidArgumentError` for feeds, or options, that make no sense."""
     shown = safe_repr(feeds)
-    is_queue = isinstance(feeds, asyncio.Queue)
+    is_queue = issubclass(type(feeds), asyncio.Queue)
     # A mapping is one element.
-    is_element = isinstance(feeds, (Mapping, str, bytes))
-    is_iterable = isinstance(feeds, (AsyncIterable, Iterable)) and not is_element
+    is_element = issubclass(type(feeds), (Mapping, str, bytes))
+    is_iterable = issubclass(type(feeds), (AsyncIterable, Iterable)) and not is_element
     if not (is_iterable or is_queue or feeds is None):
         close_unawaited(feeds)
         raise InvalidArgumentError(

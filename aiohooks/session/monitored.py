@@ -36,7 +36,6 @@ from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope
 from aiohooks._core.validate import (
-    check_callable,
     check_instance,
     check_mapping,
     check_secs,
@@ -293,7 +292,6 @@ class AsyncMonitoredSession(RequestMethods):
         Returns:
             What `fn` returns. Raises like `run`.
         """
-        check_callable(fn, "the step function")
         lifecycle = self._lifecycle
         attempts = itertools.count(1)
 

@@ -12,8 +12,8 @@ from typing import Any, NoReturn, TypeVar
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, LEFT_BEHIND, running_loop
 from aiohooks._core.clock import current_clock
 from aiohooks._core.reports import logger
-from aiohooks._core.validate import check_callable, is_coroutine_function
-from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError
+from aiohooks._core.validate import check_callable
+from aiohooks.errors import StopRequestedError, WrongLoopError
 from aiohooks.session.coordinator import long_wait_log
 from aiohooks.session.signals import stopped_by
 from aiohooks.session.status import activity_of
@@ -57,11 +57,6 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
             there.
     """
     check_callable(main, "main")
-    if not is_coroutine_function(main):
-        raise InvalidArgumentError(
-            f"main is {main!r}; give a coroutine function (`async def`) and its arguments, such as"
-            " run(worker, 0) and not run(lambda: worker(0))"
-        )
     if running_loop() is not None:
         raise WrongLoopError(
             "run was called while an event loop is running, as in a notebook; write `await main()`"

@@ -402,22 +402,19 @@ CALLED: dict[str, tuple[Callable[[], Any], str]] = {
     "coroutine": (do_nothing, "give the function and its arguments, not the call"),
     "int": (lambda: 5, "5; give a function"),
     "none": (lambda: None, "None; give a function"),
-    "plain": (lambda: repr, "`async def`"),
 }
 
 
 @pytest.mark.parametrize(("make", "says"), CALLED.values(), ids=CALLED)
-async def test_step_functions_are_coroutine_functions(make: Callable[[], Any], says: str) -> None:
-    """`run_step_fn` takes an `async def`, and `start_soon` that and its arguments; a coroutine
-    object, or what cannot be called, is refused.
+async def test_background_tasks_are_started_by_functions(
+    make: Callable[[], Any], says: str
+) -> None:
+    """`start_soon` takes an `async def` and its arguments; a coroutine object, or what cannot be
+    called, is refused.
     """
     async with doubling() as session:
-        given = make()
         with invalid(says):
-            session.start_soon(given, *(["argument"] if given is repr else []))
-        if given is not repr:
-            with invalid("step function", says):
-                await session.run_step_fn(make())
+            session.start_soon(make())
 
 
 REASONS: list[Callable[[ah.AsyncMonitoredSession, Any], object]] = [

@@ -81,8 +81,7 @@ async def test_a_hook_that_is_waited_for_is_logged(
         clock.advance(1)
         text = messages(caplog)[-1]
         assert text.startswith(f"session 'trainer', closing: has waited {count} s for")
-        name = ("PhaseHook", "PhaseHook#2")[entered[-1]]
-        assert f"{name}.{phase} for 1 s" in text
+        assert f"{names[entered[-1]]}.{phase} for 1 s" in text
         assert len(caplog.records) == count
         gates[entered[-1]].set()
     assert await ending is None
