@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack
 
 from aiohooks._core.validate import check_choice, check_instance, check_secs, checked_int
-from aiohooks.errors import InvalidHookError, did_you_mean
+from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean
 
 OnError = Literal["raise", "log"]
 """How errors of a hook are handled: `"raise"` ends the call with the error, `"log"` logs it and
@@ -165,6 +165,8 @@ def _check_options(registration: HookRegistration) -> None:
     for option in ("background", "once"):
         check_instance(getattr(registration, option), bool, f"{option} of {name}")
     check_instance(registration.name, str, f"name of {name}", optional=True)
+    if registration.name == "":
+        raise InvalidArgumentError(f"name of {name} is ''; give a text, or leave it out")
     checked_int(registration.max_pending, f"max_pending of {name}", 1)
     checked_int(registration.disable_after, f"disable_after of {name}", 1, optional=True)
     if registration.disable_after is not None and registration.on_error != "log":
