@@ -94,7 +94,7 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
     loop: asyncio.AbstractEventLoop | None = None
     end: BaseException | None = None
     try:
-        with _Runner(loop_factory=_new_event_loop) as runner:
+        with _OpenRunner() as runner:
             loop = runner.get_loop()
             if sys.version_info < (3, 12):
                 loop.set_default_executor(_Executor(thread_name_prefix="asyncio"))
@@ -126,28 +126,26 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
     return result
 
 
-class _Runner(asyncio.Runner):
-    """A runner that logs what its end waits for, and ends without tasks that were left behind."""
+class _OpenRunner:
+    """A runner in a block, whose end logs what it waits for, and does not wait for tasks that were
+    left behind.
+    """
 
-    def close(self) -> None:
-        loop = self.get_loop()
-        watch = _EndWatch(loop)
-        loop.call_soon(watch.begin)
+    def __enter__(self) -> asyncio.Runner:
+        self._runner = asyncio.Runner(loop_factory=_new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._has_stopped_loop = False
+        return self._runner
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon(self._watch_end)
         try:
-            super().close()
+            self._runner.close()
         except RuntimeError:
-            if not watch.has_stopped_loop:
+            if not self._has_stopped_loop:
                 raise
 
-
-class _EndWatch:
-    """Watches the end of a loop, which waits for the tasks that remain."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.has_stopped_loop = False
-        self._loop = loop
-
-    def begin(self) -> None:
+    def _watch_end(self) -> None:
         """Log long waits from now on, and end them after the grace period."""
         long_wait_log("aiohooks.run, ending", self._descriptions).begin(self)
         current_clock().call_later(DEFAULT_GRACE_SECS, self._check)
@@ -158,7 +156,7 @@ class _EndWatch:
             current_clock().call_later(1.0, self._check)
             return
         # The end of the runner has no other way to end without a task. It raises a RuntimeError.
-        self.has_stopped_loop = True
+        self._has_stopped_loop = True
         self._loop.stop()
         descriptions = "; ".join(self._descriptions().values())
         logger.warning("aiohooks.run ends without %s", descriptions)
