@@ -13,7 +13,7 @@ from aiohooks._core.validate import (
     check_secs,
     checked_int,
 )
-from aiohooks.errors import InvalidHookError
+from aiohooks.errors import InvalidArgumentError, InvalidHookError
 
 OnError = Literal["raise", "log"]
 """How errors of a hook are handled: `"raise"` ends the call with the error, `"log"` logs it and
@@ -160,6 +160,8 @@ def _check_options(registration: HookRegistration) -> None:
     for option in ("background", "once"):
         check_instance(getattr(registration, option), bool, f"{option} of {name}")
     check_instance(registration.name, str, f"name of {name}", optional=True)
+    if registration.name == "":
+        raise InvalidArgumentError(f"name of {name} is ''; give a text, or leave it out")
     checked_int(registration.max_pending, f"max_pending of {name}", 1)
     checked_int(registration.disable_after, f"disable_after of {name}", 1, optional=True)
 

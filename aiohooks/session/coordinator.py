@@ -598,8 +598,8 @@ class Coordinator(RequestMethods):
         loop = running_loop()
         if loop is None or loop is not (requests.loop or loop):
             raise WrongLoopError(
-                f"{self!r} is used outside its own event loop; only request_stop and should_stop"
-                " may be"
+                f"{self!r} is used outside its own event loop; call only should_stop, request_stop,"
+                " request_drain, pause and resume there"
             )
         if requests.loop is None:
             requests.loop = loop

@@ -65,21 +65,19 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     loop: asyncio.AbstractEventLoop | None = None
     end: BaseException | None = None
     try:
-        runner = asyncio.Runner(loop_factory=_new_event_loop)
-        loop = runner.get_loop()
-        try:
-            result = runner.run(main(*args))
-        except (KeyboardInterrupt, SystemExit) as error:
-            end = error
-            # Raised in a callback while main ends, it leaves callbacks that stop the loop, which
-            # waits for the other tasks next. `stop` would leave one, too. After one in its last
-            # iteration uvloop cannot be used at all.
-            loop.call_soon(sys.exit)
-            with contextlib.suppress(SystemExit, RuntimeError):
-                loop.run_forever()
-            raise
-        finally:
-            _close(runner)
+        with _OpenRunner() as runner:
+            loop = runner.get_loop()
+            try:
+                result = runner.run(main(*args))
+            except (KeyboardInterrupt, SystemExit) as error:
+                end = error
+                # Raised in a callback while main ends, it leaves callbacks that stop the loop,
+                # which waits for the other tasks next. `stop` would leave one, too. After one in
+                # its last iteration uvloop cannot be used at all.
+                loop.call_soon(sys.exit)
+                with contextlib.suppress(SystemExit, RuntimeError):
+                    loop.run_forever()
+                raise
     except BaseException as error:
         # The loop could not be closed.
         if end is not None and isinstance(error, RuntimeError):
@@ -96,26 +94,26 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     return result
 
 
-def _close(runner: asyncio.Runner) -> None:
-    """Close a runner; log what its end waits for, and end without tasks that were left behind."""
-    loop = runner.get_loop()
-    watch = _EndWatch(loop)
-    loop.call_soon(watch.begin)
-    try:
-        runner.close()
-    except RuntimeError:
-        if not watch.has_stopped_loop:
-            raise
+class _OpenRunner:
+    """A runner in a block, whose end logs what it waits for, and does not wait for tasks that were
+    left behind.
+    """
 
+    def __enter__(self) -> asyncio.Runner:
+        self._runner = asyncio.Runner(loop_factory=_new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._has_stopped_loop = False
+        return self._runner
 
-class _EndWatch:
-    """Watches the end of a loop, which waits for the tasks that remain."""
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon(self._watch_end)
+        try:
+            self._runner.close()
+        except RuntimeError:
+            if not self._has_stopped_loop:
+                raise
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.has_stopped_loop = False
-        self._loop = loop
-
-    def begin(self) -> None:
+    def _watch_end(self) -> None:
         """Log long waits from now on, and end them after the grace period."""
         long_wait_log("aiohooks.run, ending", self._descriptions).begin(self)
         current_clock().call_later(DEFAULT_GRACE_SECS, self._check)
@@ -126,7 +124,7 @@ class _EndWatch:
             current_clock().call_later(1.0, self._check)
             return
         # The end of the runner has no other way to end without a task. It raises a RuntimeError.
-        self.has_stopped_loop = True
+        self._has_stopped_loop = True
         self._loop.stop()
         logger.warning("aiohooks.run ends without %s", self._descriptions())
 

@@ -125,13 +125,15 @@ async def explore(
         exhaust: in place of random schedules, try all with so many disturbances at most. Of one
             kind, or for a small program: `disturb="cancel", exhaust=1` cancels at every wait, and
             `disturb="order", exhaust=100` runs tasks in every order that an event loop allows.
-        replay: the disturbances of a problem that was found, to be repeated alone.
+        replay: the disturbances of a problem that was found, to be repeated alone, as far as the
+            program still has places for them.
 
     Raises:
         ExplorationError: a promise was broken. The error lists the broken promises, the fewest
             disturbances found that show them, where the tasks waited, and how to repeat it; its
             cause is the error of the program, if it has one.
-        InvalidArgumentError: an argument is invalid.
+        InvalidArgumentError: an argument is invalid, or the program has a place for none of the
+            disturbances of `replay`.
         UnsupportedSystemError: the event loop of this Python runs its tasks in another way than
             those of 3.11 to 3.15.
     """
@@ -146,6 +148,8 @@ async def explore(
     if exhaust is not None:
         checked_int(exhaust, "exhaust", 1)
     kinds = [disturb] if isinstance(disturb, str) else [*disturb]
+    if not kinds:
+        raise InvalidArgumentError("disturb is empty; give a kind, or leave it out for all kinds")
     for kind in kinds:
         check_choice(kind, "a kind in disturb", *DISTURBANCES)
     replayed = None if replay is None else _parsed(replay)
@@ -154,7 +158,8 @@ async def explore(
     def explore_schedules() -> None:
         with _quiet(explorer.errors):
             if replayed is not None:
-                explorer.explore(Schedule(choices=replayed), "the replay")
+                run = explorer.explore(Schedule(choices=replayed), "the replay")
+                _check_replayed(replayed, run)
             elif exhaust is not None:
                 explorer.explore_all(exhaust)
             else:
@@ -418,6 +423,16 @@ def _parsed(replay: str) -> dict[Place, int]:
             )
         choices[match[1], int(match[2])] = int(match[3])
     return choices
+
+
+def _check_replayed(replayed: Mapping[Place, int], run: ScheduleRun) -> None:
+    """Raise if none of the disturbances could be repeated, as nothing was tested then."""
+    if replayed and not run.schedule.taken:
+        places = ", ".join(f"{key}@{number}" for key, number in replayed)
+        raise InvalidArgumentError(
+            f"replay has {places}, and the program comes to none of these places: it is another"
+            " one than that in which they were found"
+        )
 
 
 async def _call_outside_of_loop(function: Callable[[], None]) -> None:

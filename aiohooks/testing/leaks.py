@@ -41,7 +41,7 @@ from aiohooks.errors import add_note
 # A closed transport closes its socket in the next tick, and notifies its protocol in the one after.
 _TICKS = 3
 # A worker thread returns its result first and becomes idle a little later; on a busy machine that
-# may be a second.
+# may be a second. Other threads may end as late.
 _THREAD_WAIT_SECS = 10.0
 
 _SHARED_LIBRARY = re.compile(r"\.so(\.\d+)*$")

@@ -152,6 +152,8 @@ def test_a_hook_has_the_name_that_it_is_given() -> None:
     assert [status.name for status in group.status()] == ["audit", "audit#2", "metrics", "Notes"]
     with invalid("name of Notes is 5"):
         ah.configure(Notes(), name=5)  # type: ignore[arg-type]
+    with invalid("name of Notes is ''", "give a text, or leave it out"):
+        ah.configure(Notes(), name="")
 
 
 # -- leaving

@@ -440,6 +440,11 @@ async def test_outside_of_an_exploration_unreliable_functions_are_reliable() -> 
         ({"seeds": [0.5]}, "a seed is 0.5"),
         ({"exhaust": 0}, "exhaust is 0"),
         ({"disturb": ["orders"]}, "a kind in disturb is 'orders'"),
+        ({"disturb": []}, "disturb is empty; give a kind, or leave it out for all kinds"),
+        (
+            {"replay": "order@998=1 cancel@999=1"},
+            "replay has order@998, cancel@999, and the program comes to none of these places",
+        ),
         (
             {"replay": "cancel@3"},
             "replay is 'cancel@3'; give what an ExplorationError has as its `replay`",

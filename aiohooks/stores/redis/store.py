@@ -440,7 +440,9 @@ class RedisEngine(Engine):
             # Without the URL itself: there may be a password in it.
             raise InvalidArgumentError(
                 f"this URL or an option is not one for Redis: {error}; give redis://host:6379,"
-                " rediss:// for TLS, or unix:///path/to/socket, and files that exist"
+                " rediss:// for TLS, or unix:///path/to/socket, and files that exist; on_lost,"
+                " lease_secs, heartbeat and connect_timeout are keyword arguments, in store_options"
+                " of a launcher; other options are those of redis-py"
             ) from error
         place = [str(value) for name, value in connection.repr_pieces() if name != "db"]
         self._address = f"redis at {':'.join(place)}"

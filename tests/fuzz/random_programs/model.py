@@ -304,11 +304,8 @@ def background_laws(execution: Execution) -> Iterator[str]:
     status = [] if group is None else group.status()
     if len(status) != len(specs):
         return  # a hook that could not be entered was removed
-    queued = [
-        one
-        for one in execution.of(execution.group_record)
-        if one.what == "queued" and one.hook is not None
-    ]
+    queued = [one for one in execution.of(execution.group_record) if one.what == "queued"]
+    callees = [one.hook.number for one in queued if one.hook is not None]
     late = flat(one.outcome for one in queued)
     accepted = [
         one
@@ -321,7 +318,7 @@ def background_laws(execution: Execution) -> Iterator[str]:
     for number, (spec, counts) in enumerate(zip(specs, status, strict=True)):
         if not spec.background or "notify" not in spec.names:
             continue
-        begun = sum(one.hook.number == number for one in queued)
+        begun = callees.count(number)
         if begun + counts.dropped + counts.pending < len(accepted):
             yield f"call lost: hook {number} has {begun} calls and {counts}, of {accepted}"
 
