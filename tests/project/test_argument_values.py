@@ -393,7 +393,6 @@ VALUES = [
     *refusals(
         saver_hook,
         value(every=10),
-        value(metrics=["loss"]),
         other("a listener", listeners=[ah.CheckpointSaverListener]),
         value(checkpoint_dir=""),
         value("the URL is for `mirror=`", checkpoint_dir="s3://bucket/run"),

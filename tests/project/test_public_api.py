@@ -92,7 +92,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.BlockingHook": "(obj, *, grace_secs=10.0)",
     "checkpoint.Checkpoint": None,
     "CheckpointSaverHook": (
-        "(checkpoint_dir=None, *, every=<Every>, listeners=(), metrics=None, background=True,"
+        "(checkpoint_dir=None, *, every=<Every>, listeners=(), background=True,"
         " save_on_begin=True, save_on_end=True, save_on_error=False)"
     ),
     "CheckpointSaverListener": "()",
