@@ -301,7 +301,6 @@ VALUES = [
     *refusals(
         ah.NanHook,
         value("give the node or name to watch", value=None),
-        value('"nan" or "non-finite"', value="loss", check="inf"),
     ),
     *refusals(
         ah.StepCounterHook,

@@ -199,7 +199,7 @@ SIGNATURES: dict[str, str | None] = {
         " chief_only_hooks=(), save_checkpoint=<Every>, save_summaries=<Every>,"
         " log_step_count=<Every>, summaries=None, summary_dir=None, **session)"
     ),
-    "NanHook": "(value, *, fail_on_nan_loss=True, check='non-finite')",
+    "NanHook": "(value, *, fail_on_nan_loss=True)",
     "graph.Operation": None,
     "hooks.PhaseTime": None,
     "graph.Placeholder": None,
