@@ -11,7 +11,7 @@ from aiohooks._core.activity import active
 from aiohooks._core.cancel import new_task, to_thread
 from aiohooks._core.clock import quick_now
 from aiohooks._core.reports import wait_log
-from aiohooks._core.validate import check_instance, check_mapping
+from aiohooks._core.validate import check_instance
 from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
 from aiohooks.checkpoint.saver import check_tracked, is_same
@@ -27,10 +27,10 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import values_of
-from aiohooks.hooks._observing import checked_numbers, logger
+from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
+from aiohooks.session.hook import SessionRunContext, SessionRunValues
 from aiohooks.session.status import session_events
 
 
@@ -70,9 +70,9 @@ class CheckpointSaverHook(ScheduledHook):
     loop (`yield_secs`).
 
     The numbers that an evaluation of a saved step returns (the event `evaluated`) are metrics of
-    its checkpoint, also if they come later: `KeepBest` needs no fetch for them. What is saved at an
-    end at which no save is due is an interim checkpoint, which the first one of the resumed run
-    replaces, so that in the end the checkpoints are those of an uninterrupted run.
+    its checkpoint, for `KeepBest`, also if they come later. What is saved at an end at which no
+    save is due is an interim checkpoint, which the first one of the resumed run replaces, so that
+    in the end the checkpoints are those of an uninterrupted run.
 
     Other hooks ask for a save with `request_save`, and subscribe to the events `saving` and
     `saved`: see `aiohooks.session.SessionEvents`.
@@ -92,7 +92,6 @@ class CheckpointSaverHook(ScheduledHook):
         *,
         every: Every = Every(secs=600),
         listeners: Iterable[CheckpointSaverListener] = (),
-        metrics: Mapping[str, Any] | None = None,
         background: bool = True,
         save_on_begin: bool = True,
         save_on_end: bool = True,
@@ -105,8 +104,6 @@ class CheckpointSaverHook(ScheduledHook):
                 kept; None for the one that the session's creator restores from.
             every: when to save.
             listeners: awaited around each save.
-            metrics: fetches of numbers, by name. Their values in the run that is saved are stored
-                in the checkpoint, for `KeepBest`, as are the numbers of an `EvaluatorHook`.
             background: whether training continues during a write; if not, the step waits until the
                 checkpoint is durable.
             save_on_begin: whether to save before the first run, unless the session was restored at
@@ -118,7 +115,6 @@ class CheckpointSaverHook(ScheduledHook):
                 parts may belong to two steps.
         """
         check_instance(every, Every, "every")
-        check_mapping(metrics, "metrics")
         self._listeners = tuple(listeners)
         for listener in self._listeners:
             check_instance(listener, CheckpointSaverListener, "a listener")
@@ -128,7 +124,6 @@ class CheckpointSaverHook(ScheduledHook):
             checkpoint_dir = self._own_saver = Saver(checkpoint_dir)
         self._given_saver: Saver | None = checkpoint_dir
         self._every = every
-        self._metrics = dict(metrics or {})
         self._background = background
         self._save_on_begin = save_on_begin
         self._save_on_end = save_on_end
@@ -145,8 +140,7 @@ class CheckpointSaverHook(ScheduledHook):
         self._write_task: asyncio.Task[None] | None = None
         # The failure that is raised next.
         self._failure: BaseException | None = None
-        # The values of `metrics` in the last run, and the last step that all hooks have seen.
-        self._results: dict[str, Any] = {}
+        # The last step that all hooks have seen.
         self._seen_step: int | None = None
         # The numbers of the last evaluation, by its step.
         self._evaluated: dict[int, dict[str, float]] = {}
@@ -238,11 +232,6 @@ class CheckpointSaverHook(ScheduledHook):
             )
         return shared
 
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Fetch the metrics. Raise the error of a failed save."""
-        self._raise_failure()
-        return SessionRunArgs(self._metrics) if self._metrics else None
-
     @only_if("_has_to_save")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Save if it is due. Raise the error of a failed save."""
@@ -254,12 +243,11 @@ class CheckpointSaverHook(ScheduledHook):
             self._raise_failure()
 
     def _has_to_save(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Keep the metrics and the step of this run, and return whether to save after it.
+        """Keep the step of this run, and return whether to save after it.
 
         Raise the error of a failed save.
         """
         self._raise_failure()
-        self._results = run_values.results or {}
         self._seen_step = run_context.global_step
         is_due = self._timer.due(self._seen_step, self._now())
         # A request is for a change that the step and the variables need not show.
@@ -432,8 +420,6 @@ class CheckpointSaverHook(ScheduledHook):
         metrics: dict[str, float] = {}
         if previous is not None:
             metrics.update(previous.metrics)
-        if self._results:
-            metrics.update(checked_numbers(self._results))
         metrics.update(self._evaluated.get(step, {}))
         self._last = Checkpoint(step, 0, metrics, interim=is_interim)
         self._steps.add(step)

@@ -403,6 +403,8 @@ class EffectsHook(ResettingHook):
     async def _deliver(self, kind: str, grace_secs: float) -> None:
         """Deliver the effects of a kind one after another, until there are no more."""
         leave_run()
+        # After `begin` of another session, these are not its own tasks any more.
+        tasks = self._tasks
         failures = 0
         try:
             while ready := [effect for effect in self._ready() if effect.kind == kind]:
@@ -427,7 +429,7 @@ class EffectsHook(ResettingHook):
                     del self._outbox[effect.key]
                     self._progress.wake()
         finally:
-            del self._tasks[kind]
+            del tasks[kind]
 
     async def _drain(self, secs: float) -> None:
         """Wait until all ready effects are delivered, at most for `secs` after the first call."""

@@ -271,12 +271,17 @@ class EvaluatorHook(SessionRunHook):
         """Wait for the unfinished evaluations, and evaluate the last step."""
         try:
             await self._queue.drain()
-        finally:
-            step = session.global_step.latest.step
-            if self._at_end and self._evaluated_step != step:
-                self._extra_step = step
-                self._schedule(session, step)
-            await self._queue.drain()
+        except Exception:
+            await self._evaluate_last(session)
+            raise
+        await self._evaluate_last(session)
+
+    async def _evaluate_last(self, session: Session) -> None:
+        step = session.global_step.latest.step
+        if self._at_end and self._evaluated_step != step:
+            self._extra_step = step
+            self._schedule(session, step)
+        await self._queue.drain()
 
     async def close(self, exc: BaseException | None) -> None:
         """Log the evaluations that were not made, and an error that was not raised."""
@@ -298,7 +303,7 @@ class EvaluatorHook(SessionRunHook):
         return {
             "evaluated_step": self._evaluated_step,
             "timer": self._timer.state_dict(),
-            "unfinished": self._queue.is_unfinished,
+            "unfinished": bool(self._queue.items) or self._queue.has_failed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -401,11 +406,6 @@ class _Evaluations(Queue[Evaluation]):
     def has_failed(self) -> bool:
         """Whether an evaluation has failed, and its error has not been raised."""
         return bool(self.failures)
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether a resumed run has to repeat an evaluation."""
-        return bool(self.items) or self.has_failed
 
     def reopen(self, session: Session, coord: Coordinator) -> None:
         """Use a new session, which makes the evaluations that have not ended or have failed."""

@@ -102,7 +102,6 @@ def generate(seed: int, number: int) -> Program:
     parts: list[KeepPolicy] = [
         KeepNewest(rng.randint(1, 3)),
         KeepBest(rng.randint(1, 2), "val", rng.choice(["min", "max"])),
-        KeepBest(rng.randint(1, 2), "loss", rng.choice(["min", "max"])),
         KeepEvery(rng.randint(2, 9)),
     ]
     keep = parts[0]
@@ -252,7 +251,6 @@ class Trial:
             self.profiler,
             ah.CheckpointSaverHook(
                 every=every["save"],
-                metrics={"loss": "loss"},
                 save_on_error=program.save_on_error and "failing hook" not in dict(program.cuts),
             ),
             ah.configure(ah.LambdaHook(after_run=fail), order=1),

@@ -25,7 +25,7 @@ from tests.support.saving_sessions import (
     train,
     values_at,
 )
-from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs, run_session
+from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs
 from tests.support.waiting import parked, result_without_suspending, until_true
 
 pytestmark = pytest.mark.every_python
@@ -290,23 +290,6 @@ async def test_old_values_are_released_after_the_write(tmp_path: Path, backgroun
         await until_true(
             lambda: of_steps[2]() is None
         )  # the thread releases its arguments right after its result is set
-
-
-# -- what is saved with it
-
-
-@pytest.mark.parametrize("value", ["high", None, np.zeros(3)], ids=repr)
-async def test_a_metric_is_a_number(tmp_path: Path, value: Any) -> None:
-    """Anything else is refused by name, in the step that would save it."""
-
-    async def step() -> dict[str, Any]:
-        return {"loss": value}
-
-    with invalid("'shown' is ", "give one number"):
-        await run_session(
-            ah.AsyncMonitoredSession(step, [saving(tmp_path, metrics={"shown": "loss"})]), 1, "step"
-        )
-    assert await on_disk(tmp_path) == [0]
 
 
 # -- where

@@ -47,6 +47,23 @@ async def test_a_failing_loop_cancels_pending_evaluations(caplog: pytest.LogCapt
     )
 
 
+async def test_a_cancelled_end_begins_no_evaluation(caplog: pytest.LogCaptureFixture) -> None:
+    """The last step is not evaluated when the end is cancelled while it waits for an earlier
+    evaluation.
+    """
+    gate = GatedEvaluation()
+    hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background")
+    ending = asyncio.create_task(runs_of(hook, 3))
+    while not gate.began:
+        await ticks(30)
+    await ticks(30)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert (gate.began, gate.cancelled) == ([2], [2])
+    assert "session ended with CancelledError(): steps [2]" in caplog.text
+
+
 @both_modes
 async def test_the_timeout_of_the_registration(mode: Any) -> None:
     """The timeout of a registration ends the wait for the evaluation as for any hook."""

@@ -265,7 +265,6 @@ VALUES = [
     *refusals(
         ah.NanHook,
         value("give the node or name to watch", value=None),
-        value('"nan" or "non-finite"', value="loss", check="inf"),
     ),
     *refusals(
         ah.StepCounterHook,
@@ -357,7 +356,6 @@ VALUES = [
     *refusals(
         saver_hook,
         value(every=10),
-        value(metrics=["loss"]),
         other("a listener", listeners=[ah.CheckpointSaverListener]),
         value(checkpoint_dir=""),
         value("the URL is for `mirror=`", checkpoint_dir="s3://bucket/run"),

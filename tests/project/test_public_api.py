@@ -92,7 +92,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.BlockingHook": "(obj, *, grace_secs=10.0)",
     "checkpoint.Checkpoint": None,
     "CheckpointSaverHook": (
-        "(checkpoint_dir=None, *, every=<Every>, listeners=(), metrics=None, background=True,"
+        "(checkpoint_dir=None, *, every=<Every>, listeners=(), background=True,"
         " save_on_begin=True, save_on_end=True, save_on_error=False)"
     ),
     "CheckpointSaverListener": "()",
@@ -199,7 +199,7 @@ SIGNATURES: dict[str, str | None] = {
         " chief_only_hooks=(), save_checkpoint=<Every>, save_summaries=<Every>,"
         " log_step_count=<Every>, summaries=None, summary_dir=None, **session)"
     ),
-    "NanHook": "(value, *, fail_on_nan_loss=True, check='non-finite')",
+    "NanHook": "(value, *, fail_on_nan_loss=True)",
     "graph.Operation": None,
     "hooks.PhaseTime": None,
     "graph.Placeholder": None,

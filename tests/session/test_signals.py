@@ -72,8 +72,8 @@ async def test_what_a_signal_cancels_is_said(caplog: pytest.LogCaptureFixture) -
 async def test_what_a_stopped_session_waits_for_is_logged(
     place: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log has the signal immediately, and after a second what its session still waits for: a hook
-    that hangs, or the code of its block.
+    """The log has the signal immediately, and after a second what its session still waits for: a
+    hook that hangs, or the code of its block.
     """
     gate = asyncio.Event()
 

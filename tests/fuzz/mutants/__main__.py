@@ -78,7 +78,6 @@ TESTS = {
         "tests/graph/test_plan_fetches.py",
         "tests/dispatch/test_background.py",
         "tests/stores/test_publishers.py",
-        "tests/hooks/test_version_gate_sessions.py",
         "tests/hooks/test_checkpoint_saver.py",
         "tests/checkpoint/test_mirror_session.py",
         "tests/adapters/test_opentelemetry.py",
@@ -105,11 +104,6 @@ TESTS = {
         "tests/tensorflow/test_checkpoint_saver.py",
         "tests/tensorflow/test_evaluation.py",
         "tests/tensorflow/test_early_stopping.py",
-    ),
-    "version_gate": (
-        "tests/version_gate",
-        "tests/hooks/test_version_gate.py",
-        "tests/hooks/test_version_gate_sessions.py",
     ),
 }
 """The tests of a package that are not just those in the folder of the same name."""
