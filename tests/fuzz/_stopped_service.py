@@ -334,7 +334,7 @@ PHASES: dict[str, Phase] = {
 def make_app(phase: Phase, hold: Hold, directory: str, grace_secs: float) -> Starlette:
     """Make the application around the service of a session."""
     session, loop = phase.make(hold, directory)
-    service = SessionService(session, loop, grace_secs=grace_secs, max_waiters=BACKLOG)
+    service = SessionService(session, loop, grace_secs=grace_secs)
 
     async def go(request: Request) -> JSONResponse:
         hold.enter()

@@ -383,8 +383,7 @@ server's own.
 
 
 class Attack(logging.Handler):
-    """The service, of one session that is shown both without a token and with one, and its clients;
-    what they count and find.
+    """The service of a session, and its clients; what they count and find.
 
     As a handler it keeps the errors that are logged; warnings of uvicorn about bytes that are not
     HTTP are expected.
@@ -397,7 +396,6 @@ class Attack(logging.Handler):
         self.violations: list[str] = []
         self.valid = self.made = 0
         self.secs = 0.0
-        self.token = secrets.token_urlsafe(32)
         self.canary = secrets.token_hex(16)
         self.runs = 0
         graph = ah.Graph()
@@ -416,8 +414,7 @@ class Attack(logging.Handler):
         self.steps = ah.MemoryStepStore()
         self.session = ah.AsyncMonitoredSession(graph, [ah.NanHook("step")], global_step=self.steps)
         self.open = SessionService(self.session, self._loop)
-        self.closed = SessionService(self.session, token=self.token)
-        routes = [Mount("/open", self.open), Mount("/closed", self.closed)]
+        routes = [Mount("/open", self.open)]
         self.app = Starlette(routes=routes, lifespan=self.open.lifespan)
 
     async def _loop(self, session: ah.AsyncMonitoredSession) -> None:
@@ -487,7 +484,7 @@ class Attack(logging.Handler):
             self.violations.append(f"it was served: {shown}")
         if reply and not statuses:
             self.violations.append(f"no HTTP: {shown}")
-        for secret in (self.token, self.canary, "Traceback", str(ROOT), 'File "', ".py"):
+        for secret in (self.canary, "Traceback", str(ROOT), 'File "', ".py"):
             if secret.encode() in reply:
                 self.violations.append(f"{secret} is in a reply: {shown}")
         head = reply.partition(b"\r\n\r\n")[0].lower()
@@ -531,7 +528,7 @@ class Attack(logging.Handler):
             await self.send_valid(port)
             before = self._resources()
             first, began = self.steps.latest.step, time.perf_counter()
-            pending = requests(count, seed, ("/open/", "/closed/", "/"))
+            pending = requests(count, seed, ("/open/", "/"))
 
             async def client() -> None:
                 while pending:
@@ -563,11 +560,10 @@ class Attack(logging.Handler):
 
     def _resources(self) -> tuple[int, ...]:
         found = self.steps.statistics()
-        services = (self.open, self.closed)
         return (
             len(asyncio.all_tasks()),
             found.waiting + found.watching,
-            sum(service._waiters for service in services),
+            self.open._waiters,
             len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0,
         )
 
