@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from aiohooks import Backoff
 from aiohooks.distributed import Task, local
 from aiohooks.distributed.local import run_processes, run_tasks
 from aiohooks.distributed.task import TaskResult, make_spec, supervise, with_process_options
@@ -110,6 +112,7 @@ async def test_a_worker_that_ends_while_the_chief_is_dead(successor: str, result
         return attempt
 
     spec = with_process_options(make_spec(_no_task, (), 1, None, None), 1, 1.0)
+    spec = dataclasses.replace(spec, backoff=Backoff(initial_secs=0))
     async with MemoryStepStore() as store:
         found = await supervise(
             lambda spec: worker(spec.attempt) if spec.task_id else chief(spec.attempt),
