@@ -183,7 +183,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_run_command(commands)
 
-    list_checkpoints = "checkpoint._directory:list_checkpoints"
+    list_checkpoints = "_command_line.checkpoints:list_checkpoints"
     add = _add_command(commands, "checkpoints", list_checkpoints, _CHECKPOINTS)
     add("directory", help="the directory; a session may write to it meanwhile")
 

@@ -503,15 +503,7 @@ class CorruptCheckpointError(CheckpointError):
 
 
 class CheckpointBusyError(CheckpointError):
-    """Raised when another writer has the directory.
-
-    Attributes:
-        pid: the process that holds the directory; None if unknown.
-    """
-
-    def __init__(self, message: str, *, pid: int | None = None) -> None:
-        super().__init__(message)
-        self.pid = pid
+    """Raised when another writer has the directory."""
 
 
 class CheckpointMismatchError(CheckpointError):

@@ -1,7 +1,6 @@
 """A session in Prometheus: each scrape reads the state of the session.
 
-    timing = HookTimingHook()
-    hooks = [PrometheusHook(timing=timing), timing, saver, MyHook()]
+    hooks = [PrometheusHook(), saver, MyHook()]
 
 docs/guides/telemetry.md lists the metrics.
 """
@@ -22,7 +21,7 @@ from aiohooks._core.clock import current_clock, quick_now
 from aiohooks._core.validate import check_instance
 from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.graph.session import Session
-from aiohooks.hooks.timing import BUCKET_SECS, HookTimingHook
+from aiohooks.hooks.timing import BUCKET_SECS
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import (
     SessionRunArgs,
@@ -70,18 +69,14 @@ class PrometheusHook(SessionRunHook):
         self,
         *,
         registry: CollectorRegistry = REGISTRY,
-        timing: HookTimingHook | None = None,
     ) -> None:
         """Create the hook.
 
         Args:
             registry: the registry of the metrics; by default the registry of the process.
-            timing: a hook of the same session, whose measurements of other hooks the metrics show.
         """
         check_instance(registry, CollectorRegistry, "registry")
-        check_instance(timing, HookTimingHook, "timing", optional=True)
         self._registry = registry
-        self._timing = timing
         # The collector of the registry, while it shows the session.
         self._collector: _SessionCollector | None = None
 
@@ -188,17 +183,6 @@ class PrometheusHook(SessionRunHook):
             yield "hook_dropped", labels, hook.dropped
             yield "hook_pending", labels, hook.pending
             yield "hook_disabled", labels, hook.disabled
-        if self._timing is not None:
-            for phase in self._timing.statistics().phases:
-                method = (self._name, phase.hook, phase.phase)
-                secs = phase.blocking_secs + phase.waiting_secs
-                yield "hook_seconds", method, _histogram(phase.histogram, secs)
-                yield "hook_blocking_seconds", method, phase.blocking_secs
-
-    def __repr__(self) -> str:
-        if self._collector is None:
-            return "<PrometheusHook without a session>"
-        return f"<PrometheusHook showing {self._name!r}>"
 
 
 def _state_samples(session: str, current: str) -> Iterator[_Sample]:
@@ -234,8 +218,6 @@ _METRICS: dict[str, tuple[_Kind, str, str]] = {
     "hook_dropped": (_COUNTER, "session hook", "Calls that the hook did not get."),
     "hook_pending": (_GAUGE, "session hook", "Background calls of the hook."),
     "hook_disabled": (_GAUGE, "session hook", "1 while the hook is disabled."),
-    "hook_seconds": (_HISTOGRAM, "session hook method", "Calls of hooks."),
-    "hook_blocking_seconds": (_COUNTER, "session hook method", "Event loop blocked by hooks."),
 }
 """The type, the labels and the description of each metric."""
 

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 from aiohooks import errors
 from aiohooks._core.cancel import to_thread
-from aiohooks._core.clock import sleep
 from aiohooks.errors import (
     FeedConflictError,
     FetchError,
@@ -267,49 +266,8 @@ class _Coordinator(tf.train.Coordinator):  # type: ignore[misc]
                 raise
 
 
-# The time between two reads of the global step during a wait, as in TensorFlow's own hook.
-_READ_SECS = 0.5
-
-
 class _GraphStepStore(MemoryStepStore):
-    """The step store of a TensorFlow graph, kept at the global step of the graph.
-
-    Other sessions of a cluster advance the step, and TensorFlow does not report this, so the step
-    is read while there are waits for it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(subscribe=self._note_waits)
-        self._has_waits = asyncio.Event()
-        self._reader: asyncio.Task[None] | None = None
-
-    def _note_waits(self, step: int | None) -> None:
-        if step is None:
-            self._has_waits.clear()
-        else:
-            self._has_waits.set()
-
-    def start_reader(
-        self,
-        read_step: Callable[[], int],
-        grace_secs: float,
-    ) -> None:
-        """Read the step of a session whenever there are waits for it, until `stop_reader`."""
-        # Only the reader knows whether waits can succeed: sessions of other processes may advance
-        # the step, and are no publishers here.
-        self._waits.registration_open = True
-        self._reader = asyncio.create_task(
-            self._read_during_waits(read_step, grace_secs),
-            name="reader of TensorFlow's global step",
-        )
-
-    async def stop_reader(self) -> None:
-        """Stop reading the step. Waits then fail if the store has no publisher."""
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.wait([self._reader])
-        self._waits.registration_open = False
-        self._waits.fail_unreachable()
+    """The step store of a TensorFlow graph, kept at the global step of the graph."""
 
     async def apply(self, step: int, step_before: int) -> None:
         """Set the latest step to the value of a read of TensorFlow's global step.
@@ -324,37 +282,12 @@ class _GraphStepStore(MemoryStepStore):
         else:
             await self.raise_to(step)
 
-    async def _read_during_waits(
-        self,
-        read_step: Callable[[], int],
-        grace_secs: float,
-    ) -> None:
-        """Read the step again and again while there are waits. End only by a cancellation."""
-        while True:
-            await self._has_waits.wait()
-            step_before = self.latest.step
-            try:
-                step = await to_thread(read_step, grace_secs=grace_secs)
-                await self.apply(step, step_before)
-            except Exception as error:
-                # A session may recover from an error of this library, such as the end of a server.
-                # It does not recover from other errors.
-                reason = error
-                if not isinstance(reason, errors.AiohooksError):
-                    text = f"the step of {self.run} cannot be read"
-                    reason = errors.PublisherFailedError(text)
-                    reason.__cause__ = error
-                # Waits that begin later do not get this error, but read the step again.
-                self._waits.abort(reason)
-            await sleep(_READ_SECS)
-
 
 class TensorFlowSession(Session):
     """The raw session over a `tf.Session`, created by `TensorFlowSessionCreator`.
 
-    The global step is that of the TensorFlow graph. The session reads it after each run, when
-    a wait for a step begins, and then every half a second, because other sessions of a cluster
-    advance it.
+    The global step is that of the TensorFlow graph. The session reads it after each run. To wait
+    for the steps of other sessions of a cluster, use TensorFlow's `GlobalStepWaiterHook`.
 
     TensorFlow cannot stop a run. The cancellation of a run waits until TensorFlow has finished it,
     and the changes of variables remain.
@@ -433,7 +366,6 @@ class TensorFlowSession(Session):
         """Close the `tf.Session` after its threads have ended, or after the grace period."""
         if not self.closed:
             await super().aclose()
-            await self._steps.stop_reader()
             await to_thread(self._close_session, grace_secs=self.grace_secs)
 
     def _close_session(self) -> None:
@@ -522,7 +454,6 @@ class TensorFlowSessionCreator:
         # The store has the latest step of the session before. A restored step may be lower.
         await self._steps.apply(step, self._steps.latest.step)
         session.committed_step = step
-        self._steps.start_reader(read_step, session.grace_secs)
         return session
 
     @_errors_of_both()

@@ -1,7 +1,4 @@
-"""A directory of checkpoints: saving, restoring and verifying, with methods that block.
-
-And the command `python -m aiohooks checkpoints DIR`, which lists them.
-"""
+"""A directory of checkpoints: saving, restoring and verifying, with methods that block."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import contextlib
 import dataclasses
 import errno
 import os
-import sys
 import threading
 from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
@@ -24,13 +20,9 @@ from aiohooks.checkpoint._format import (
     FileEntry,
     Manifest,
     Name,
-    NewerVersionError,
 )
 from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, Restored, not_kept
-from aiohooks.errors import CheckpointError, CorruptCheckpointError, printable
-
-# How often a reader without the lock starts again because a writer removed what it was reading.
-_MAX_READ_ATTEMPTS = 10
+from aiohooks.errors import CheckpointError, CorruptCheckpointError
 
 
 class CheckpointDirectory:
@@ -77,8 +69,7 @@ class CheckpointDirectory:
                     errno.EROFS,
                     f"the Saver of {self.path} has read_only=True, so it cannot save",
                 )
-            with _error_context(f"{failure}; this process must be able to write there"):
-                directory = self._lock.acquire()
+            directory = self._lock.acquire()
             for name in sorted(filter(_format.is_temporary, directory.list_names())):
                 try:
                     directory.remove(name)
@@ -286,7 +277,7 @@ class CheckpointDirectory:
         """Return the checkpoints whose manifest is valid, newest first."""
         sound: dict[Name, Checkpoint] = {}
         for name in _format.checkpoint_names(directory.names):
-            with contextlib.suppress(DamagedError, NewerVersionError):
+            with contextlib.suppress(DamagedError):
                 if name in self._checkpoints:
                     sound[name] = self._checkpoints[name]
                     continue
@@ -309,41 +300,29 @@ class CheckpointDirectory:
                 data = file.read(file.size)
         return manifest, _encoding.decode(data, arrays)
 
-    def restore(
-        self,
-        step: int | None,
-        missing_ok: bool = True,
-    ) -> Restored | None:
+    def restore(self, step: int | None) -> Restored | None:
         """Restore the newest good checkpoint, or that of a step; see `Saver.restore`."""
         failure = f"no checkpoint could be restored from {self.path}"
-        with _error_context(failure):
-            is_missing = not (self._lock.is_held or exists(self._fs, self.path))
-        if is_missing and not missing_ok:
-            raise CheckpointError(
-                errno.ENOENT,
-                f"{self.path} does not exist, so there is nothing to restore; check the name, or"
-                " pass missing_ok=True if nothing may have been saved yet",
-            )
         if not self._read_only:
             with self._writing(failure) as directory:
                 return self._restore(directory, step)
-        if is_missing and step is None:
-            return None
-        with self._mutex, _error_context(failure), self._opened() as directory:
-            return self._restore(directory, step)
+        with self._mutex, _error_context(failure):
+            if step is None and not exists(self._fs, self.path):
+                return None
+            with self._opened() as directory:
+                return self._restore(directory, step)
 
     def _restore(
         self,
         directory: Directory,
         step: int | None,
-        attempts: int = _MAX_READ_ATTEMPTS,
     ) -> Restored | None:
         """Return the newest good checkpoint, or that of `step`, and set the damaged ones aside.
 
         Return None if there are none at all.
 
         Raises:
-            CheckpointError: there is none of `step`, or a writer removes them too fast to be read.
+            CheckpointError: there is none of `step`.
             CorruptCheckpointError: all are damaged.
         """
         names = _format.checkpoint_names(directory.names)
@@ -357,14 +336,8 @@ class CheckpointDirectory:
             except DamagedError as error:
                 damage = str(error)
             if self._read_only and str(name) not in directory.list_names():
-                # A writer has removed it meanwhile.
-                if not attempts:
-                    raise CheckpointError(
-                        errno.EAGAIN,
-                        f"the checkpoints in {self.path} are removed faster than they can be read",
-                    )
-                # Again from the beginning, with the names that were just listed.
-                return self._restore(directory, step, attempts - 1)
+                # A writer has removed it meanwhile. Again, with the names that were just listed.
+                return self._restore(directory, step)
             set_aside.append((str(name), damage))
             self._set_aside(directory, name, damage)
         if step is not None and not set_aside:
@@ -375,17 +348,12 @@ class CheckpointDirectory:
         if not set_aside:
             earlier = _format.damaged_names(directory.names)
             set_aside = [(damaged, "was set aside as damaged before") for damaged in earlier]
-        if set_aside:
-            raise self._corrupt_error(set_aside)
-        return None
-
-    def _corrupt_error(self, set_aside: list[tuple[str, str]]) -> CorruptCheckpointError:
-        listed = "; ".join(f"{damaged}: {reason}" for damaged, reason in set_aside[:5])
-        more = "; ..." if len(set_aside) > 5 else ""
+        if not set_aside:
+            return None
         newest, reason = set_aside[0]
-        return CorruptCheckpointError(
-            f"{self.path} has checkpoints and none of them is good: {listed}{more}; to start from"
-            " the beginning, use another directory",
+        raise CorruptCheckpointError(
+            f"{self.path} has checkpoints and none of them is good, the newest is {newest}:"
+            f" {reason}; to start from the beginning, use another directory",
             path=self.path / newest,
             reason=reason,
         )
@@ -433,7 +401,7 @@ class CheckpointDirectory:
                 damage: str | None = None
                 try:
                     self._read(directory, name)
-                except (DamagedError, NewerVersionError) as error:
+                except DamagedError as error:
                     # A writer may have removed it, or set it aside, meanwhile.
                     if str(name) not in directory.list_names():
                         continue
@@ -459,42 +427,3 @@ def _error_context(failure: str) -> Generator[None]:
     except OSError as error:
         code = error.errno or errno.EIO
         raise CheckpointError(code, f"{failure}: {error.strerror or error}") from error
-    except MemoryError as error:
-        message = f"{failure}: there is not enough memory"
-        raise CheckpointError(errno.ENOMEM, message) from error
-
-
-def list_checkpoints(directory: str) -> int:
-    """Read the checkpoints in a directory completely and print them, newest first.
-
-    Change nothing.
-
-    Returns:
-        0 if there is a checkpoint and none is damaged (those set aside earlier do not count),
-        otherwise 1.
-    """
-    path = Path(directory)
-    if not path.is_dir():
-        print(printable(f"{directory} is not a directory"), file=sys.stderr)
-        return 1
-    opened = CheckpointDirectory(path, read_only=True)
-    try:
-        verified = opened.verify()
-        sound = {checkpoint.path: checkpoint for checkpoint in opened.checkpoints()}
-    except CheckpointError as error:
-        print(printable(f"the checkpoints could not be read: {error}"), file=sys.stderr)
-        return 1
-    damages: list[str | None] = []
-    for checkpoint_path, damage in verified:
-        text = damage or "good"
-        if damage is None and checkpoint_path in sound:
-            checkpoint = sound[checkpoint_path]
-            text += f", {checkpoint.size} bytes"
-            for name, value in checkpoint.metrics.items():
-                text += f", {name}={value:.6g}"
-        print(f"{checkpoint_path.name}: {printable(text)}")
-        if not _format.parse_damaged(checkpoint_path.name):
-            damages.append(damage)
-    if not damages:
-        print("there are no checkpoints")
-    return 0 if damages and not any(damages) else 1

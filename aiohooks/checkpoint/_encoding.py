@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, cast
 
 from aiohooks.checkpoint._format import (
-    BITS,
     MALFORMED,
     MAX_INT,
     SAFETENSORS_NAMES,
@@ -50,8 +49,6 @@ CHUNK_BYTES = 1 << 20
 _ALIGNMENT = 64
 # The limit of the safetensors library.
 _MAX_HEADER_BYTES = 100_000_000
-# How many times each container may be written on average: containers may share containers.
-_MAX_REPETITIONS = 1000
 
 # Numbers of the extension types, which are part of the format.
 _TUPLE = 1
@@ -188,7 +185,13 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
     if not isinstance(state, Mapping):
         raise InvalidArgumentError(f"state is {state!r}; give a mapping")
     encoder = _Encoder()
-    data = _write_tree(encoder.mapping(dict(state)))
+    tree = encoder.mapping(dict(state))
+    try:
+        data = _write_tree(tree)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InvalidArgumentError(
+            f"state has text that is not valid, or a key of more than 64 bits: {error}",
+        ) from None
     return data, ArrayFile(encoder.arrays)
 
 
@@ -205,8 +208,6 @@ class _Encoder:
     def __init__(self) -> None:
         self.arrays: dict[str, _Stored] = {}
         self._path: list[str | int] = []
-        self._containers: set[int] = set()
-        self._written_containers = 0
         """Keys and indexes that lead to the value that is being converted."""
         self._torch: Any = torch_support()
         self._storage_names: dict[Any, str] = {}
@@ -232,15 +233,6 @@ class _Encoder:
             " give plain data, such as int(...) of an enum, or what its state_dict() returns",
         )
 
-    def text(self, value: str) -> str:
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise self._rejected(
-                f"is {value!r}, which is not valid text; give its bytes",
-            ) from None
-        return value
-
     def integer(self, value: int) -> int | Ext:
         if -(2**63) <= value < 2**64:
             return value
@@ -248,7 +240,7 @@ class _Encoder:
         return Ext(_INT, value.to_bytes(size, "little", signed=True))
 
     def items(self, values: Sequence[Any]) -> list[Any]:
-        self._enter(values)
+        self._enter()
         converted: list[Any] = []
         for index, value in enumerate(values):
             self._path[-1] = index
@@ -258,16 +250,12 @@ class _Encoder:
 
     def mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
         for key in values:
-            if type(key) is str:
-                self.text(key)
-                continue
-            is_valid = type(key) is int and -(2**63) <= key < 2**64
-            if not is_valid:
+            if type(key) not in (str, int):
                 raise self._rejected(
-                    f"has the key {key!r} of type {type(key).__name__}; keys are str or int of 64"
-                    " bits: give str(...) of it",
+                    f"has the key {key!r} of type {type(key).__name__}; keys are str or int: give"
+                    " str(...) of it",
                 )
-        self._enter(values)
+        self._enter()
         converted: dict[Any, Any] = {}
         for key, value in values.items():
             self._path[-1] = key
@@ -338,16 +326,8 @@ class _Encoder:
         self.arrays[name] = stored
         return name
 
-    def _enter(self, container: object) -> None:
+    def _enter(self) -> None:
         """Begin to convert the values in a container; the last of the path is for their keys."""
-        self._containers.add(id(container))
-        self._written_containers += 1
-        # 100 more, so that a small state may repeat its containers more often.
-        if self._written_containers > _MAX_REPETITIONS * (len(self._containers) + 100):
-            raise self._rejected(
-                "is in the state again and again through containers that share it, and each time"
-                " would be written; give it once, or as an array",
-            )
         if len(self._path) >= MAX_DEPTH:
             place = _place(self._path[:4])
             raise InvalidArgumentError(
@@ -370,9 +350,8 @@ class _Encoder:
         return InvalidArgumentError(f"{_place(self._path)} {reason}")
 
 
-_PLAIN = {type(None), bool, float, bytes}
+_PLAIN = {type(None), bool, float, str, bytes}
 _CONVERTERS: dict[type, Callable[[_Encoder, Any], Any]] = {
-    str: _Encoder.text,
     int: _Encoder.integer,
     complex: lambda _, value: Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag)),
     list: _Encoder.items,
@@ -474,21 +453,16 @@ class _Decoder:
         return np.ndarray(shape, dtype, memory if len(memory) else None)
 
     def tensor(self, data: bytes) -> Any:
-        """Return a tensor, or an array where the program has not imported torch."""
+        """Return a tensor, or the bytes of its memory if the program has not imported torch."""
         name, dtype, shape, strides, offset = _read_tensor(data)
         memory: Any = self._arrays[name]
-        if self._torch is not None:
-            storage = self._storages.get(name)
-            if storage is None:
-                storage = self._torch.storage_of(memory)
-                self._storages[name] = storage
-            return self._torch.tensor_in(storage, dtype, offset, shape, strides)
-        kind = np.dtype(BITS.get(dtype, dtype))
-        if 0 in shape:
-            return np.empty(shape, kind)
-        steps = [stride * kind.itemsize for stride in strides]
-        start = offset * kind.itemsize
-        return np.ndarray(shape, kind, memory, start, steps)
+        if self._torch is None:
+            return memory
+        storage = self._storages.get(name)
+        if storage is None:
+            storage = self._torch.storage_of(memory)
+            self._storages[name] = storage
+        return self._torch.tensor_in(storage, dtype, offset, shape, strides)
 
 
 _EXTENSIONS: dict[int, Callable[[_Decoder, bytes], Any]] = {

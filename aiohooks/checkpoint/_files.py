@@ -39,16 +39,16 @@ _BUFFER_BYTES = 1 << 16
 # Errors of open and read that mean the entry is damaged. All others are trouble of this process
 # (permissions, limits) and say nothing about the checkpoint.
 _DAMAGE = {
-    errno.ENOENT: "is missing",
-    errno.ELOOP: "is a symbolic link",
-    errno.EMLINK: "is a symbolic link",
-    errno.ENOTDIR: "is not a directory",
-    errno.EISDIR: "is a directory",
-    errno.ENXIO: "is not a plain file",
-    errno.ENODEV: "is not a plain file",
-    errno.EIO: "cannot be read from the disk (EIO)",
-    getattr(errno, "EBADMSG", -1): "cannot be read from the disk (EBADMSG)",
-    getattr(errno, "EUCLEAN", -1): "cannot be read from the disk (EUCLEAN)",
+    errno.ENOENT,
+    errno.ELOOP,
+    errno.EMLINK,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENXIO,
+    errno.ENODEV,
+    errno.EIO,
+    getattr(errno, "EBADMSG", errno.EIO),
+    getattr(errno, "EUCLEAN", errno.EIO),
 }
 
 
@@ -59,7 +59,7 @@ def _damage_errors() -> Generator[None]:
         yield
     except OSError as error:
         if error.errno in _DAMAGE:
-            raise DamagedError(_DAMAGE[error.errno]) from error
+            raise DamagedError(f"cannot be read ({error.strerror})") from error
         raise
 
 
@@ -132,10 +132,7 @@ class Directory:
 
     def list_names(self) -> set[str]:
         """Read the names in the directory."""
-        # A listing starts where the last one on the same descriptor ended. Python rewinds, but
-        # ignores an error of that, so a descriptor is opened for each listing.
-        with self.subdirectory(".") as listed:
-            self.names = set(self.fs.listdir(listed.fd))
+        self.names = set(self.fs.listdir(self.fd))
         return self.names
 
     def make(self, name: str) -> Directory:
@@ -152,21 +149,12 @@ class Directory:
             self.fs.unlink(name, dir_fd=self.fd)
 
     def remove(self, name: str) -> None:
-        """Remove a directory of plain files, or the file or link of that name.
-
-        Do nothing if it is missing.
-        """
-        try:
+        """Remove a directory of plain files, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
             with self.subdirectory(name) as inner:
                 for file in sorted(self.fs.listdir(inner.fd)):
                     inner.unlink(file)
             self.fs.rmdir(name, dir_fd=self.fd)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-                raise
-            self.unlink(name)  # a link itself is removed, not its target
 
     def sync(self) -> None:
         """Make the names in the directory durable."""
@@ -188,19 +176,13 @@ class Directory:
                 size += len(chunk)
                 rest = memoryview(chunk)
                 while rest:
-                    written = self.fs.write(fd, rest)
-                    if written <= 0:
-                        raise OSError(errno.EIO, "a write wrote nothing")
-                    rest = rest[written:]
+                    rest = rest[self.fs.write(fd, rest) :]
             # Never again after a failure: the data is lost by then, and a second sync succeeds.
             self.fs.fsync(fd)
         except BaseException:
             close_quietly(self.fs, fd)
             raise
-        # An error of closing may mean a lost write. After an interrupt Linux has closed the file,
-        # too.
-        with contextlib.suppress(InterruptedError):
-            self.fs.close(fd)
+        self.fs.close(fd)  # an error may mean a lost write
         return FileEntry(size, crc32)
 
     @contextlib.contextmanager
@@ -232,24 +214,18 @@ class Directory:
         finally:
             close_quietly(self.fs, fd)
 
-    def read(self, name: str, max_size: int) -> bytes:
-        """Return the contents of a plain file; raise as `opened` does, or if it is too large."""
-        with self.opened(name) as file:
-            if file.size > max_size:
-                raise DamagedError(f"has {file.size} bytes, more than the {max_size} allowed")
-            return file.read(file.size)
-
     def read_manifest(self, name: Name) -> Manifest:
         """Read the manifest in the directory of a checkpoint.
 
         Raises:
             DamagedError: it does not verify.
-            NewerVersionError: it has a later version of the format.
+            CheckpointError: it has a later version of the format.
             OSError: the system refused an operation for a reason that is not damage.
         """
-        with damage_in(_format.MANIFEST):
-            data = self.read(_format.MANIFEST, _format.MAX_MANIFEST_BYTES)
-            return _format.decode(data, name)
+        with damage_in(_format.MANIFEST), self.opened(_format.MANIFEST) as file:
+            if file.size > _format.MAX_MANIFEST_BYTES:
+                raise DamagedError(f"has {file.size} bytes, more than a manifest")
+            return _format.decode(file.read(file.size), name)
 
     @contextlib.contextmanager
     def verified(
@@ -422,17 +398,16 @@ class DirectoryLock:
             dir_fd=directory.fd,
         )
         try:
-            if not stat.S_ISREG(self._fs.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, f"{_format.LOCK} is not a plain file")
             self._flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException as error:
             close_quietly(self._fs, fd)
             if isinstance(error, BlockingIOError):
-                raise self._busy_error(directory) from None
+                raise CheckpointBusyError(
+                    f"another writer, perhaps in this process, has the lock of {self._path}; a"
+                    " directory has one writer: close that Saver first, use another directory, or"
+                    " pass read_only=True to read only",
+                ) from None
             raise
-        with contextlib.suppress(OSError):  # only for the message to other writers
-            self._fs.ftruncate(fd, 0)
-            self._fs.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
         self._lock = fd
         if held is not None:
             close_quietly(self._fs, held)
@@ -455,18 +430,3 @@ class DirectoryLock:
             close_quietly(self._fs, self._directory.fd)
         self._lock = None
         self._directory = None
-
-    def _busy_error(self, directory: Directory) -> CheckpointBusyError:
-        text = ""
-        with contextlib.suppress(OSError, DamagedError, UnicodeError):
-            text = directory.read(_format.LOCK, 64).decode("ascii").strip()
-        pid: int | None = None
-        holder = "another writer"
-        if text.isdigit() and len(text) <= 10:
-            pid = int(text)
-            holder = "this process itself" if pid == os.getpid() else f"process {pid}"
-        return CheckpointBusyError(
-            f"{self._path} is in use by {holder}; a directory has one writer: close that Saver"
-            " first, use another directory, or pass read_only=True to read only",
-            pid=pid,
-        )

@@ -60,21 +60,15 @@ SAFETENSORS_NAMES = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
-BITS: Mapping[str, str] = {
-    "bfloat16": "<u2",
-    "complex32": "<u4",
-    "float8_e4m3fn": "|u1",
-    "float8_e4m3fnuz": "|u1",
-    "float8_e5m2": "|u1",
-    "float8_e5m2fnuz": "|u1",
-}
-"""The dtypes of torch that numpy does not have, and how they are read where torch is missing."""
 TORCH_DTYPES = (
-    *(name for name in SAFETENSORS_NAMES if name not in BITS),
+    *SAFETENSORS_NAMES,
+    "complex32",
     "complex64",
     "complex128",
-    *BITS,
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
 )
+"""The dtypes of tensors that a checkpoint can hold."""
 
 
 class DamagedError(Exception):
@@ -87,13 +81,6 @@ class DamagedError(Exception):
 
 class MirrorError(Exception):
     """A mirror could not be read or written. Private to this package."""
-
-
-class NewerVersionError(CheckpointError):
-    """A valid manifest has a version that this library does not know. Private to this package."""
-
-    def __str__(self) -> str:
-        return str(self.strerror)
 
 
 @contextlib.contextmanager
@@ -256,12 +243,12 @@ def decode(data: bytes, name: Name) -> Manifest:
 
     Raises:
         DamagedError: it is not what `encode` gives, or belongs to another checkpoint.
-        NewerVersionError: it is valid and of a later version.
+        CheckpointError: it is valid and of a later version.
     """
     try:
         content: dict[str, Any] = json.loads(data.decode("ascii"))
         if content["version"] > VERSION and _sealed(content) == data:
-            raise NewerVersionError(
+            raise CheckpointError(
                 errno.ENOTSUP,
                 f"{name} has version {content['version']} of the format, and this aiohooks reads"
                 f" versions up to {VERSION}; install a later one",

@@ -32,7 +32,6 @@ from aiohooks.checkpoint._format import (
     Manifest,
     MirrorError,
     Name,
-    NewerVersionError,
     damage_in,
 )
 from aiohooks.checkpoint.policies import (
@@ -42,7 +41,7 @@ from aiohooks.checkpoint.policies import (
     MirrorStatus,
     not_kept,
 )
-from aiohooks.errors import CheckpointError, InvalidArgumentError, missing_extra
+from aiohooks.errors import CheckpointError, missing_extra
 
 try:
     import fsspec as _untyped  # type: ignore[import-untyped]
@@ -312,14 +311,9 @@ class RemoteDirectory:
     """
 
     def __init__(self, mirror: Mirror) -> None:
-        # Of a chain such as "simplecache::s3://", this is the first.
-        protocol = fsspec.utils.get_protocol(mirror.url)
-        try:
-            fsspec.get_filesystem_class(protocol)
-        except ValueError:
-            raise InvalidArgumentError(
-                f"mirror has the protocol {protocol!r}, which fsspec does not know",
-            ) from None
+        # An unknown protocol is found here, and not by the first copy. Of a chain such as
+        # "simplecache::s3://", it is the first.
+        fsspec.get_filesystem_class(fsspec.utils.get_protocol(mirror.url))
         self._mirror = mirror
         self.newest_sequence: int | None = None
         """The highest sequence in the mirror; None until it has been read."""
@@ -415,7 +409,7 @@ class RemoteDirectory:
 
         Raises:
             DamagedError: it does not verify.
-            NewerVersionError: it has a later version of the format.
+            CheckpointError: it has a later version of the format.
         """
         path = f"{name}/{_format.MANIFEST}"
         data = await self.call(self._read_range, path, 0, _format.MAX_MANIFEST_BYTES + 1)
@@ -551,7 +545,7 @@ class RemoteDirectory:
         sound: dict[Name, Checkpoint] = {}
         old: list[Name] = []
         for name in sorted({saved, *names}, reverse=True):
-            with contextlib.suppress(DamagedError, NewerVersionError):
+            with contextlib.suppress(DamagedError):
                 if name in self._checkpoints:
                     sound[name] = self._checkpoints[name]
                 elif manifest := await self.read_manifest(name):

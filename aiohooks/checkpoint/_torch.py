@@ -5,7 +5,6 @@ This module is imported only where the program has imported torch (`stateful.tor
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # Subclasses have more than would be kept: a mesh, a scale, other tensors.
 _TYPES = {Tensor, torch.nn.Parameter}
 _ALIGNMENT = 64
-_ELSEWHERE = "torch.distributed.checkpoint"
 
 
 def is_tensor(value: object) -> bool:
@@ -32,42 +30,22 @@ def is_tensor(value: object) -> bool:
 
 def refusal(tensor: Tensor) -> str | None:
     """Return why the files of a checkpoint cannot hold a tensor, or None if they can."""
-    kind = type(tensor)
-    if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
-        reason = "is a parameter without a shape; run the module once before the session"
-    elif kind not in _TYPES:
-        reason = f"is of the type {kind.__module__}.{kind.__qualname__}, which one file cannot hold"
-    elif tensor.is_quantized or tensor.dtype not in _NAMES:
-        reason = f"has the dtype {tensor.dtype}, which a checkpoint cannot hold"
-    elif tensor.layout is not torch.strided or tensor.is_nested:
-        reason = f"is nested or has the layout {tensor.layout}; give it as dense tensors"
-    elif tensor.device.type == "meta":
-        reason = "is on the meta device, so it has no values; load them before the session"
-    else:
+    # A parameter without a shape, or on the meta device, has no values.
+    can_be_stored = (
+        type(tensor) in _TYPES
+        and tensor.dtype in _NAMES
+        and tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and not tensor.is_quantized
+        and not tensor.is_nested
+    )
+    if can_be_stored:
         return None
-    return f"{reason}, or use {_ELSEWHERE}"
-
-
-def object_refusal(tracked: object) -> str | None:
-    """Return why a module or an optimizer cannot be saved in one process, or None.
-
-    This is what its `state_dict` would not show: shards, and parameters before the first step.
-    """
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    if isinstance(tracked, torch.nn.Module) and fsdp is not None:
-        sharded = fsdp.FullyShardedDataParallel
-        if any(isinstance(part, sharded) for part in tracked.modules()):
-            return (
-                "has parts in FullyShardedDataParallel, whose shards are in several processes;"
-                f" save it with {_ELSEWHERE}"
-            )
-    elif isinstance(tracked, torch.optim.Optimizer):
-        for group in tracked.param_groups:
-            for parameter in group["params"]:
-                reason = refusal(parameter)
-                if reason is not None:
-                    return f"has a parameter that {reason}"
-    return None
+    return (
+        f"is a tensor of the type {type(tensor).__qualname__}, {tensor.dtype}, {tensor.layout},"
+        f" {tensor.device}, which one file cannot hold; give dense tensors with values, or use"
+        " torch.distributed.checkpoint"
+    )
 
 
 def dtype_name(tensor: Tensor) -> str:

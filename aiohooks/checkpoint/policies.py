@@ -152,10 +152,7 @@ class KeepBest(KeepPolicy):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", checked_int(self.k, "k of KeepBest", 1))
-        if not isinstance(self.metric, str) or not self.metric:
-            raise InvalidArgumentError(
-                f"metric of KeepBest is {self.metric!r}; give the name of a metric given to save",
-            )
+        check_instance(self.metric, str, "metric of KeepBest")
         check_choice(self.mode, "mode of KeepBest", "min", "max")
 
     @property

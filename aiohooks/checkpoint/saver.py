@@ -28,7 +28,7 @@ from aiohooks.checkpoint.policies import (
     MirrorStatus,
     Restored,
 )
-from aiohooks.checkpoint.stateful import Stateful, torch_support
+from aiohooks.checkpoint.stateful import Stateful
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -192,33 +192,29 @@ class Saver:
     async def restore(
         self,
         step: int | None = None,
-        *,
-        missing_ok: bool = False,
     ) -> Restored | None:
         """Read the newest checkpoint that verifies, or that of one step.
 
-        Return None if the directory has never had one. Damaged checkpoints are skipped with a
-        warning and set aside: renamed to `damaged-...`, never removed. The newest checkpoint is the
-        one saved last, whatever its step. The arrays belong to the caller and are writable. If
-        there is a newer one in the mirror that verifies, it is downloaded to the directory first.
+        Return None if the directory has never had one, or does not exist. A missing directory or
+        bucket of a mirror is an error, as it may not be mounted. Damaged checkpoints are skipped
+        with a warning and set aside: renamed to `damaged-...`, never removed. The newest checkpoint
+        is the one saved last, whatever its step. The arrays belong to the caller and are writable.
+        If there is a newer one in the mirror that verifies, it is downloaded first.
 
         Args:
             step: the global step of the checkpoint; None for the newest.
-            missing_ok: whether a checkpoint directory that does not exist counts as empty, as in a
-                session. Otherwise it is an error, as its name may be wrong. A missing directory or
-                bucket of a mirror is an error in any case, as it may not be mounted.
 
         Raises:
             CorruptCheckpointError: there are checkpoints, or some that were set aside before, and
                 none verifies.
-            CheckpointError: there is none of that step, or no directory, or the system refused an
-                operation; or there is none here, and the mirror cannot be read.
+            CheckpointError: there is none of that step, or the system refused an operation; or
+                there is none here, and the mirror cannot be read.
             CheckpointBusyError: another writer has the directory; `read_only=True` reads beside it.
         """
         wanted = None if step is None else _checked_step(step)
         async with self._in_order("restore", wanted):
             if self._copier is None:
-                return await to_thread(self._directory.restore, wanted, missing_ok)
+                return await to_thread(self._directory.restore, wanted)
             restored = await self._restore_newest(self._copier, wanted)
             if restored is not None and wanted is None:
                 self._is_newest_here = True
@@ -377,12 +373,8 @@ def check_tracked(
     Raises:
         InvalidArgumentError: a checkpoint cannot hold one; the message has its name.
     """
-    torch = torch_support()
-    for name, value in tracked.items():
-        reason = None if torch is None else torch.object_refusal(value)
-        if reason is not None:
-            raise InvalidArgumentError(f"tracked[{name!r}] {reason}")
-        _encoding().encode({"tracked": {name: state_of(value)}})
+    states = {name: state_of(value) for name, value in tracked.items()}
+    _encoding().encode({"tracked": states})
 
 
 def is_same(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import importlib
 import random
 import sys
@@ -178,13 +177,13 @@ class RandomState:
 
 
 def _access(generator: Any) -> _Access:
-    if isinstance(generator, random.Random):
+    if hasattr(generator, "getstate"):
         return generator.getstate, generator.setstate
-    numpy = getattr(generator, "bit_generator", None)
-    if numpy is not None:
-        return lambda: numpy.state, lambda state: setattr(numpy, "state", state)
-    if hasattr(generator, "get_state") and hasattr(generator, "set_state"):
+    if hasattr(generator, "get_state"):
         return generator.get_state, generator.set_state
+    if hasattr(generator, "bit_generator"):
+        bits = generator.bit_generator
+        return lambda: bits.state, lambda state: setattr(bits, "state", state)
     raise InvalidArgumentError(
         f"RandomState got {generator!r}; give instances of random.Random, numpy.random.Generator or"
         " torch.Generator",
@@ -193,12 +192,10 @@ def _access(generator: Any) -> _Access:
 
 def _global_generators() -> dict[str, _Access]:
     """Return those of the packages that the program has imported."""
-    generators: dict[str, _Access] = {}
-    generators["python"] = random.getstate, random.setstate
+    generators = {"python": _access(random)}
     numpy = cast("Any", sys.modules.get("numpy"))
     if numpy is not None:
-        read = functools.partial(numpy.random.get_state, legacy=False)
-        generators["numpy"] = read, numpy.random.set_state
+        generators["numpy"] = _access(numpy.random)
     torch = torch_support()
     if torch is not None:
         generators["torch"] = torch.random_state, torch.set_random_state

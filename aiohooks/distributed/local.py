@@ -15,7 +15,7 @@ import struct
 import tempfile
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.process import BaseProcess, parent_process
@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 from aiohooks._core.calls import limited
 from aiohooks._core.cancel import shielded, to_thread
 from aiohooks._core.clock import wake
-from aiohooks._core.waits import Backoff
 from aiohooks.distributed.task import (
     TaskResult,
     TaskSpec,
@@ -86,9 +85,7 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
     run: str | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     max_restarts: int = 3,
-    backoff: Backoff = Backoff(initial_secs=0.5, max_secs=30.0),
     stop_grace_secs: float = 10.0,
-    store_options: Mapping[str, Any] | None = None,
 ) -> list[T]:
     """Run `main(task, *args)` for the chief and each worker, in processes of this machine.
 
@@ -115,9 +112,7 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
         run: the name of the run. The default is a new name, and the run is deleted afterwards.
         checkpoint_dir: see `run_tasks`.
         max_restarts: how often each task may be restarted.
-        backoff: the pauses before restarts.
         stop_grace_secs: how long a process may take to end after SIGTERM.
-        store_options: further arguments of `open_step_store`; `on_lost` is "keep" by default.
 
     Returns:
         The results: the chief's, then the workers'.
@@ -135,7 +130,7 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
             " (redis://)"
         )
     spec = make_spec(main, args, num_workers, run, checkpoint_dir)
-    spec = with_process_options(spec, max_restarts, backoff, stop_grace_secs, store_options)
+    spec = with_process_options(spec, max_restarts, stop_grace_secs)
     if str(store).startswith("memory:"):
         raise InvalidArgumentError(
             f"store={store!r} is for one process; leave it out, or give local:///directory"

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from aiohooks._core.cancel import retrieve_exception, shielded, to_thread, wait_done
 from aiohooks._core.validate import check_mapping
-from aiohooks._core.waits import Backoff
 from aiohooks.distributed.task import (
     TaskResult,
     TaskSpec,
@@ -65,15 +64,11 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
     num_workers: int = 3,
     args: tuple[Any, ...] = (),
     address: str | None = "local",
-    namespace: str = "aiohooks",
     run: str | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     max_restarts: int = 3,
-    backoff: Backoff = Backoff(initial_secs=0.5, max_secs=30.0),
     stop_grace_secs: float = 10.0,
     task_options: Mapping[str, Any] | None = None,
-    init_options: Mapping[str, Any] | None = None,
-    store_options: Mapping[str, Any] | None = None,
 ) -> list[T]:
     """Run `main(task, *args)` for the chief and each worker, as tasks on a Ray cluster.
 
@@ -91,18 +86,15 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
         address: `host:port` of a cluster. None uses RAY_ADDRESS or the cluster on this machine.
             "local" starts a cluster for the duration of the run, which listens on the loopback
             interface only. A process that is part of a cluster uses its own cluster, and stays
-            part of it: call `ray.init` first if several launchers of a process run concurrently.
-        namespace: the Ray namespace of the run's actor.
+            part of it: call `ray.init` first to give it options, or if several launchers of a
+            process run concurrently.
         run: see `run_processes`.
         checkpoint_dir: the value of `Task.checkpoint_dir`. Several machines must share this
             directory.
         max_restarts: see `run_processes`.
-        backoff: see `run_processes`.
         stop_grace_secs: how long a task may take to end after it was interrupted.
         task_options: options of `ray.remote`: `num_cpus`, `num_gpus`, `resources`, `runtime_env`,
             ...
-        init_options: options of `ray.init`.
-        store_options: options of `open_step_store`; `on_lost` is "keep" by default.
 
     Returns:
         The results: the chief's, then the workers'.
@@ -113,10 +105,9 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
         StoreUnavailableError: there is no such cluster.
     """
     spec = make_spec(main, args, num_workers, run, checkpoint_dir)
-    spec = with_process_options(spec, max_restarts, backoff, stop_grace_secs, store_options)
-    spec = dataclasses.replace(spec, url=f"ray://{namespace}")
+    spec = with_process_options(spec, max_restarts, stop_grace_secs)
+    spec = dataclasses.replace(spec, url="ray://aiohooks")
     check_mapping(task_options, "task_options")
-    check_mapping(init_options, "init_options")
     store = spec.open_store()
     resources = {"num_cpus": 1, **(task_options or {})}
     for reserved in ("max_retries", "retry_exceptions", "num_returns"):
@@ -124,16 +115,16 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
             raise InvalidArgumentError(
                 f"task_options has {reserved!r}, which the launcher sets: see max_restarts"
             )
-    init_arguments = dict(init_options or {})
+    init_options: dict[str, Any] = {}
     if address == "local":
         # All tasks must run at the same time, also on a machine with fewer CPUs.
         task_cpus = (spec.num_workers + 1) * resources["num_cpus"]
-        init_arguments.setdefault("num_cpus", max(os.cpu_count() or 1, int(task_cpus + 1)))
-        init_arguments.setdefault("include_dashboard", False)
+        init_options["num_cpus"] = max(os.cpu_count() or 1, int(task_cpus + 1))
+        init_options["include_dashboard"] = False
 
     async def run_all() -> list[T]:
         """Join the cluster, run the tasks on it, and leave it."""
-        async with cluster_membership(address, **init_arguments):
+        async with cluster_membership(address, **init_options):
             run_attempt = functools.partial(_run_on_cluster, resources=resources)
             # A run without a name has got a random name, which nothing will continue.
             return await launch(run_attempt, spec, store, forgets=run is None)

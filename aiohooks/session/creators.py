@@ -353,7 +353,7 @@ class ChiefSessionCreator(_Creator):
             session.tracked = self._scaffold.tracked or {}
             session.saver = self._saver
             if self._saver is not None and (first or latest is not None):
-                restored = await self._saver.restore(missing_ok=True)
+                restored = await self._saver.restore()
                 if restored is not None:
                     await restore_session(session, restored)
                     return

@@ -116,19 +116,16 @@ async def test_tenants_are_added_and_restarted_while_the_server_runs() -> None:
     [
         *({name: 5} for name in ("session", "run")),
         *({"allowed_hosts": [host]} for host in ("*.example.com", "example.com:80")),
-        *({"token": token} for token in ("short", "with spaces " * 5)),
         {"grace_secs": -1},
         {"drain_secs": -1},
-        {"max_waiters": -1},
     ],
     ids=lambda wrong: "-".join(f"{name}={value}"[:30] for name, value in wrong.items()),
 )
 def test_invalid_arguments_are_refused(wrong: dict[str, Any]) -> None:
-    """The error names the argument and what to give; a token is not repeated."""
+    """The error names the argument and what to give."""
     arguments: dict[str, Any] = {"session": AsyncMonitoredSession(step), **wrong}
-    with pytest.raises(InvalidArgumentError, match="give") as raised:
+    with pytest.raises(InvalidArgumentError, match="give"):
         SessionService(**arguments)
-    assert "token" not in wrong or wrong["token"] not in str(raised.value)
 
 
 @pytest.mark.parametrize("page", ["fastapi", "services"])

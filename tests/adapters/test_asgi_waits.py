@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aiohooks import AsyncMonitoredSession, MemoryStepStore
-from aiohooks.adapters.asgi import SessionService
+from aiohooks.adapters.asgi import SessionService, app
 from tests.support.services import SlowToOpen, serving, step
 from tests.support.waiting import fail, forever, ticks
 
@@ -118,10 +118,10 @@ async def test_the_end_of_a_session_ends_waits_with_its_reason() -> None:
         (
             "fail",
             503,
-            "publisher_failed",
+            "store_failed",
             "trainer failed at step 0, wanted 9: OSError: out of paper",
         ),
-        ("close", 503, "store_closed", None),
+        ("close", 503, "store_failed", None),
     ],
 )
 async def test_errors_of_the_store(end: str, status: int, code: str, message: str | None) -> None:
@@ -178,9 +178,10 @@ async def test_a_client_that_goes_ends_its_wait() -> None:
         assert await one.waiting() == one.service._waiters == 0
 
 
-async def test_the_limit_of_waiters() -> None:
-    """More clients than `max_waiters` are refused, until one of them has gone."""
-    async with serving(max_waiters=1) as one:
+async def test_the_limit_of_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More clients than that are refused, until one of them has gone."""
+    monkeypatch.setattr(app, "_MAX_WAITERS", 1)
+    async with serving() as one:
         first = await one.begin("/steps/9")
         reply = await one.ask("/steps/9")
         assert (reply.status, reply.json["error"], reply.headers["retry-after"]) == (

@@ -60,11 +60,10 @@ def shown(
     registry: CollectorRegistry,
     *hooks: Any,
     step: Any = double,
-    shows: dict[str, Any] | None = None,
     **options: Any,
 ) -> ah.AsyncMonitoredSession:
     """Make a session that is shown, with other hooks."""
-    metrics = PrometheusHook(registry=registry, **(shows or {}))
+    metrics = PrometheusHook(registry=registry)
     return ah.AsyncMonitoredSession(step, [metrics, *hooks], **{"name": "trainer", **options})
 
 
@@ -116,26 +115,6 @@ async def test_what_has_become_of_the_calls_of_hooks(registry: CollectorRegistry
     )
     assert values(series, *names, hook="Down") == [2, 3, 0, 1]
     assert values(series, "hook_failures_total", hook="PrometheusHook") == [0]
-
-
-async def test_hooks(clock: ManualClock, registry: CollectorRegistry) -> None:
-    """The calls of each watched hook are a histogram, whose classes include their bounds; blocking
-    is counted apart.
-    """
-    timing = ah.hooks.HookTimingHook(warn_secs=100)
-    slow = Slow(clock, 0.25, 0.5, 5.0, 60.0, 61.0)
-    labels = {"hook": "Slow", "method": "before_run"}
-    async with shown(registry, timing, slow, shows={"timing": timing}) as session:
-        while slow.secs:
-            await session.run("loss")
-        series = scraped(registry)
-    bounds = ("0.1", "0.5", "1.0", "5.0", "10.0", "60.0", "+Inf")
-    counts = [values(series, "hook_seconds_bucket", **labels, le=bound) for bound in bounds]
-    assert counts == [[0], [2], [2], [3], [3], [4], [5]]
-    assert values(series, "hook_seconds_sum", "hook_blocking_seconds_total", **labels) == [
-        126.75,
-        126.75,
-    ]
 
 
 async def test_checkpoints(clock: ManualClock, registry: CollectorRegistry, tmp_path: Path) -> None:
@@ -286,10 +265,10 @@ async def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorR
     """The application of `prometheus_client` beside a service answers a scrape over HTTP, in both
     text formats, with the session's series.
     """
-    feeds, timing = FeedQueue(), ah.hooks.HookTimingHook()
+    feeds = FeedQueue()
     saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2))
-    metrics = PrometheusHook(registry=registry, timing=timing)
-    service = make_service(feeds, [metrics, timing, saver])
+    metrics = PrometheusHook(registry=registry)
+    service = make_service(feeds, [metrics, saver])
     app = Starlette(
         routes=[Mount("/metrics", make_asgi_app(registry)), Mount("/", service)],
         lifespan=service.lifespan,
@@ -300,7 +279,7 @@ async def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorR
     ):
         feeds.put(1.0, 2.0, 3.0)
         assert (await client.get("/steps/3")).status_code == 200
-        await until_true(lambda: saver.saved == 2 and timing.statistics().phases)
+        await until_true(lambda: saver.saved == 2)
         formats = ("text/plain", "application/openmetrics-text; version=1.0.0")
         plain, openmetrics = [
             await client.get("/metrics/", headers={"accept": each}) for each in formats
@@ -312,17 +291,13 @@ async def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorR
     )
     series = parsed(plain.text)
     assert values(series, "global_step", "step_seconds_count", "checkpoint_step") == [3, 3, 2]
-    asked_three_times = values(
-        series, "hook_seconds_count", hook="CheckpointSaverHook", method="after_run"
-    )
-    assert asked_three_times == [1]
     parsed_families = parse_openmetrics(openmetrics.text)  # type: ignore[no-untyped-call]
     families = {family.name: family for family in parsed_families}
     assert families["aiohooks_step_seconds"].type == "histogram"
     assert families["aiohooks_runs"].type == "counter"
 
 
-@pytest.mark.parametrize("wrong", [{"registry": 5}, {"timing": 5}], ids=str)
+@pytest.mark.parametrize("wrong", [{"registry": 5}], ids=str)
 def test_invalid_arguments_are_refused(wrong: dict[str, Any]) -> None:
     """The error names the argument and what to give."""
     with pytest.raises(InvalidArgumentError, match="give"):

@@ -14,6 +14,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook, TrackerStatistics
+from aiohooks.adapters.trackers import hook as tracker_hook
 from aiohooks.errors import HookTimeoutError
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid
@@ -127,12 +128,16 @@ async def test_what_is_not_a_number_is_refused() -> None:
 
 
 async def test_a_session_does_not_wait_for_a_tracker_that_hangs(
-    hanging: ScriptedTracker, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    hanging: ScriptedTracker,
+    clock: ManualClock,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Metrics that do not fit into the queue, and those left at the end, are lost; the thread ends
     with the call that hangs.
     """
-    hook = hook_of(hanging, max_queue=3)
+    monkeypatch.setattr(tracker_hook, "MAX_QUEUE", 3)
+    hook = hook_of(hanging)
     await close_hanging(hook, hanging, clock, runs=20)
     assert hanging.steps == [1]
     error = "the session has ended, and it did not answer for 5.0 s"

@@ -20,7 +20,6 @@ from aiohooks.adapters.trackers.mlflow import MLflowTracker
 from aiohooks.adapters.trackers.tensorboard import TensorBoardTracker
 from aiohooks.adapters.trackers.wandb import WandbTracker
 from aiohooks.testing import FaultInjectionHook
-from tests.support.checks import invalid
 from tests.support.event_files import scalars
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting, make_runs
@@ -250,13 +249,6 @@ async def test_wandb_has_the_end_of_the_run_which_is_there_for_others(tmp_path: 
             runs=2,
         )
     assert sorted(one.exit_code for one in wandb_records(tmp_path / "package", "exit")) == [0, 1]
-
-
-@pytest.mark.parametrize("name", ["", "it's", 7])
-def test_names_that_mlflow_cannot_search_are_refused(name: Any) -> None:
-    """The error names the argument."""
-    with invalid("run_name", repr(name)):
-        MLflowTracker("digits", name)
 
 
 def test_a_tracker_names_what_it_writes_to() -> None:

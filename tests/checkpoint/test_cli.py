@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from aiohooks._command_line.checkpoints import list_checkpoints
 from aiohooks.checkpoint import KeepNewest
-from aiohooks.checkpoint._directory import CheckpointDirectory, list_checkpoints
+from aiohooks.checkpoint._directory import CheckpointDirectory
 from aiohooks.errors import CheckpointError
 from tests.support.checkpoint_files import WatchedFs, directory, names, saved
 from tests.support.source import ROOT
@@ -48,7 +49,7 @@ def test_damage_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     before = names(tmp_path)
     code, lines = run(tmp_path, capsys)
     assert code == 1
-    assert lines[0] == f"{paths[2].name}: state.msgpack is missing"
+    assert lines[0] == f"{paths[2].name}: state.msgpack cannot be read (No such file or directory)"
     assert lines[1].startswith(f"{paths[1].name}: good, ")
     assert lines[2].startswith(f"{paths[0].name}: manifest.json is not a manifest")
     assert names(tmp_path) == before
@@ -70,7 +71,7 @@ def test_a_directory_without_a_good_one(tmp_path: Path, capsys: pytest.CaptureFi
     (path / "manifest.json").unlink()
     code, lines = run(tmp_path, capsys)
     assert code == 1
-    assert lines[-1].endswith("manifest.json is missing")
+    assert lines[-1].endswith("manifest.json cannot be read (No such file or directory)")
     code, lines = run(tmp_path / "nowhere", capsys)
     assert code == 1
     assert lines[0].endswith("nowhere is not a directory")

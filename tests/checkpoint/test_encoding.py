@@ -243,13 +243,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "text of numpy": (np.str_("a"), "give plain data"),
     "an object": (object(), "state_dict"),
     "a function": (len, "state_dict"),
-    "no text": ("\ud800", "give its bytes"),
     # They would come back as another type.
     **{
-        f"the key {key!r}": ({key: 1}, "has the key .*keys are str or int of 64 bits: give str")
-        for key in (None, 1.0, (1,), True, b"a", 2**64, -(2**63) - 1, np.int64(1))
+        f"the key {key!r}": ({key: 1}, "has the key .*keys are str or int: give str")
+        for key in (None, 1.0, (1,), True, b"a", np.int64(1))
     },
-    "a key that is no text": ({"\ud800": 1}, "is not valid text; give its bytes"),
 }
 
 
@@ -296,20 +294,11 @@ def test_the_depth_of_a_state_has_a_limit(wrap: Callable[[Any], Any]) -> None:
         _encoding.encode({"a": wrap(value)})
 
 
-@pytest.mark.parametrize("wrap", [lambda x: [x, x], lambda x: {"a": x, "b": x}, lambda x: (x, x)])
-def test_a_value_is_not_repeated_without_end(wrap: Callable[[Any], Any]) -> None:
-    """Containers that share containers, 40 levels deep, would be written a million million times:
-    they are rejected in little time, with their place. A value may be in the state many times.
-    """
-    state: dict[str, Any] = {"row": [[0] * 10] * 1000, "many": [((1,), (2,))] * 20_000}
-    assert there_and_back(state) == state
-    shared: Any = [1]
-    for _ in range(40):
-        shared = wrap(shared)
-    with pytest.raises(
-        InvalidArgumentError, match=r"^state\['a'\]\[.* again and again .*; give it"
-    ):
-        _encoding.encode({"a": shared})
+@pytest.mark.parametrize("value", ["\ud800", {"\ud800": 1}, {2**64: 1}], ids=repr)
+def test_text_and_keys_without_a_form_are_refused(value: Any) -> None:
+    """Text that is not Unicode, and keys of more than 64 bits; the message says which of them."""
+    with pytest.raises(InvalidArgumentError, match="text that is not valid, or a key of more than"):
+        _encoding.encode({"a": [value]})
 
 
 def test_a_restored_state_is_freed_when_it_is_dropped() -> None:

@@ -126,12 +126,12 @@ async def test_a_damaged_one_is_skipped_set_aside_and_reported(
     ]
 
 
-@pytest.mark.parametrize("count", [2, 5, 6])
+@pytest.mark.parametrize("count", [1, 2])
 async def test_if_none_is_good_it_is_an_error_now_and_later(tmp_path: Path, count: int) -> None:
     """A run whose checkpoints are all damaged does not silently start from the beginning, also at
     the second attempt.
 
-    The error lists the newest five, and whether there are more.
+    The error names the newest.
     """
     newest_first = [path.name for path in reversed(saved(tmp_path, *range(count)))]
     for name in newest_first:
@@ -142,18 +142,12 @@ async def test_if_none_is_good_it_is_an_error_now_and_later(tmp_path: Path, coun
             if attempt
             else "arrays.safetensors does not have the checksum in the manifest"
         )
-        listed = [f"{'damaged-' * attempt}{name}: {reason}" for name in newest_first]
+        newest = "damaged-" * attempt + newest_first[0]
         async with Saver(tmp_path) as saver:
             with pytest.raises(CorruptCheckpointError) as caught:
                 await saver.restore()
-        assert (
-            f"none of them is good: {'; '.join(listed[:5])}{'; ...' if count > 5 else ''}; to start"
-            in str(caught.value)
-        )
-        assert (caught.value.path, caught.value.reason) == (
-            tmp_path / listed[0].partition(":")[0],
-            reason,
-        )
+        assert f"the newest is {newest}: {reason}; to start" in str(caught.value)
+        assert (caught.value.path, caught.value.reason) == (tmp_path / newest, reason)
     assert len(names(tmp_path)) == count
     async with Saver(tmp_path) as saver:
         assert (await saver.save({}, 3)).sequence == count + 1
@@ -187,7 +181,7 @@ async def test_verify_reads_all_and_changes_nothing(tmp_path: Path) -> None:
         found = await Saver(tmp_path).verify()
     assert [(path.name, reason) for path, reason in found] == [
         ("step-000000000006.000006", None),
-        ("step-000000000005.000005", "is not a directory"),
+        ("step-000000000005.000005", "cannot be read (Not a directory)"),
         ("step-000000000004.000004", None),
         (
             "step-000000000003.000003",

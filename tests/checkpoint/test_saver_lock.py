@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import os
 import shutil
 import subprocess
@@ -69,10 +68,9 @@ async def test_a_second_writer_is_refused_until_the_first_has_died(tmp_path: Pat
         saver = Saver(tmp_path)
         for call in (lambda: saver.save({}, 2), saver.restore):
             with pytest.raises(
-                CheckpointBusyError, match=f"in use by process {holder.pid};"
-            ) as caught:
+                CheckpointBusyError, match="another writer, perhaps in this process"
+            ):
                 await call()
-            assert caught.value.pid == holder.pid
         assert len(await saver.checkpoints()) == 1
     finally:
         holder.kill()
@@ -80,32 +78,6 @@ async def test_a_second_writer_is_refused_until_the_first_has_died(tmp_path: Pat
     async with saver:
         await saver.save({}, 2)
         assert len(await saver.checkpoints()) == 2
-
-
-@pytest.mark.parametrize(
-    ("note", "pid"),
-    [
-        *((note, None) for note in (b"", b"x", b"\xff", b"9" * 11, b"9" * 50, b"9" + b" " * 64)),
-        *((note, 1234567890) for note in (b"1234567890\n", b"1234567890" + b" " * 54)),
-        pytest.param(f"{os.getpid()}\n".encode(), os.getpid(), id="own"),
-    ],
-)
-async def test_a_holder_is_known_by_its_number(
-    tmp_path: Path, note: bytes, pid: int | None
-) -> None:
-    """Of up to ten digits, in a file of up to 64 bytes. It is only for the message: a second writer
-    is refused in any case.
-    """
-    with (tmp_path / ".lock").open("wb") as file:
-        file.write(note)
-        file.flush()
-        fcntl.flock(file, fcntl.LOCK_EX)
-        holder = {None: "another writer", os.getpid(): "this process itself"}.get(
-            pid, f"process {pid}"
-        )
-        with pytest.raises(CheckpointBusyError, match=f"in use by {holder};") as caught:
-            await Saver(tmp_path).save({}, 1)
-    assert caught.value.pid == pid
 
 
 async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> None:
@@ -124,36 +96,30 @@ async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> Non
             ) as caught:
                 await one.save({}, 4)
             assert caught.value.errno == errno.EROFS
-        with pytest.raises(CorruptCheckpointError, match=r"state\.msgpack is missing"):
+        with pytest.raises(CorruptCheckpointError, match=r"state\.msgpack cannot be read"):
             await reader.restore(2)
     assert names(tmp_path) == [*(each.name for each in paths), "step-000000000003.000003"]
 
 
-@pytest.mark.parametrize("indefinitely", [False, True])
-def test_a_reader_that_races_a_removal_reads_the_newer_one(
-    tmp_path: Path, indefinitely: bool
-) -> None:
+@pytest.mark.parametrize("races", [1, 50])
+def test_a_reader_that_races_removals_reads_the_newest(tmp_path: Path, races: int) -> None:
     """A checkpoint that is removed while it is read is not damaged: the reader lists the directory
-    again, some times.
+    again, as often as it takes.
     """
-    [path] = saved(tmp_path, 1)
-    writer, steps = directory(tmp_path, keep=KeepNewest(1)), iter(range(2, 100))
+    saved(tmp_path, 1)
+    writer, steps = directory(tmp_path, keep=KeepNewest(1)), iter(range(2, 2 + races))
     fs = WatchedFs()
 
     def save_first(name: str, args: tuple[object, ...]) -> None:
-        if args and args[0] == "state.msgpack" and (indefinitely or path.exists()):
-            step = next(steps)
-            writer.save(state_of(step), step, {})
+        if args and args[0] == "state.msgpack":
+            for step in steps:
+                writer.save(state_of(step), step, {})
+                break
 
     fs.before = save_first
-    reader = directory(tmp_path, fs, read_only=True)
-    if indefinitely:
-        with pytest.raises(CheckpointError, match="faster than they can be read"):
-            reader.restore(None)
-    else:
-        restored = reader.restore(None)
-        assert restored is not None
-        assert (restored.checkpoint.step, restored.set_aside) == (2, ())
+    restored = directory(tmp_path, fs, read_only=True).restore(None)
+    assert restored is not None
+    assert (restored.checkpoint.step, restored.set_aside) == (1 + races, ())
     writer.close()
     assert fs.opened == set()
 
@@ -168,8 +134,7 @@ FORKS = {
         if child == 0:
             try:
                 one.save({}, 2, {})
-            except CheckpointBusyError as error:
-                assert error.pid == parent, error
+            except CheckpointBusyError:
                 os.write(ready[1], b"b")
             os.read(go[0], 1)                       # the parent has released the directory
             one.save({}, 3, {})
@@ -384,30 +349,24 @@ async def test_a_session_whose_directory_is_lost_fails(tmp_path: Path, made_anew
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-async def test_a_directory_that_does_not_exist_is_an_error(tmp_path: Path, read_only: bool) -> None:
-    """Its name may be wrong. `missing_ok` allows it, as a session does, whose directory is made; an
-    empty one has None.
-    """
-    path = tmp_path / "typo" / "run"
+async def test_a_directory_that_does_not_exist_is_empty(tmp_path: Path, read_only: bool) -> None:
+    """A writer makes it, as in a session; a reader does not. Without that step it raises."""
+    path = tmp_path / "new" / "run"
     async with Saver(path, read_only=read_only) as saver:
-        for step in (None, 3):
-            with pytest.raises(
-                CheckpointError, match=f"{path} does not exist, so there is nothing to restore"
-            ) as caught:
-                await saver.restore(step)
-            assert caught.value.errno == errno.ENOENT
-        assert not path.parent.exists()
-        assert await saver.restore(missing_ok=True) is None
-        assert path.exists() is not read_only
-    async with Saver(tmp_path, read_only=read_only) as saver:
         assert await saver.restore() is None
+        assert path.exists() is not read_only
+        with pytest.raises(CheckpointError) as caught:
+            await saver.restore(3)
+        assert caught.value.errno == errno.ENOENT
 
 
 # Leftovers
 
 
 def test_only_our_own_leftovers_are_removed(tmp_path: Path) -> None:
-    """Entries with other names are kept, and so is the target of a link with a name of ours."""
+    """Entries with other names are kept, and so are a file, and a link with its target, that have a
+    name of ours.
+    """
     other = tmp_path / "other"
     other.mkdir()
     (other / "file").write_text("mine")
@@ -431,6 +390,7 @@ def test_only_our_own_leftovers_are_removed(tmp_path: Path) -> None:
     ]
     for name in stays:
         (root / name).mkdir()
+    stays += [".tmp-step-000000000009.000009", ".tmp-step-000000000008.000008"]
     one = directory(root)
     assert one.restore(None) is None
     one.close()
@@ -477,7 +437,7 @@ def test_only_the_owner_can_read(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
+@pytest.mark.parametrize("kind", ["link", "directory"])
 def test_a_lock_that_is_not_a_plain_file_is_refused(tmp_path: Path, kind: str) -> None:
     """Nothing is written to the target."""
     target = tmp_path / "target"
@@ -486,8 +446,6 @@ def test_a_lock_that_is_not_a_plain_file_is_refused(tmp_path: Path, kind: str) -
     root.mkdir(mode=0o700)
     if kind == "link":
         (root / ".lock").symlink_to(target)
-    elif kind == "fifo":
-        os.mkfifo(root / ".lock")
     else:
         (root / ".lock").mkdir()
     fs = WatchedFs()

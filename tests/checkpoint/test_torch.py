@@ -266,19 +266,19 @@ def nested() -> torch.Tensor:
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "dtensor": (
         dtensor,
-        "is of the type torch.distributed.tensor.DTensor, which one file cannot hold",
+        "is a tensor of the type DTensor, .*, which one file cannot hold",
     ),
     "subclass": (
         lambda: torch.zeros(3).as_subclass(Marked),
-        "is of the type tests.checkpoint.test_torch.Marked",
+        "is a tensor of the type Marked",
     ),
-    "quantised": (quantised, "has the dtype torch.qint8"),
-    "sparse": (lambda: torch.eye(3).to_sparse(), "is nested or has the layout torch.sparse_coo"),
-    "nested": (nested, "is nested"),
-    "meta": (lambda: torch.empty(3, device="meta"), "is on the meta device"),
+    "quantised": (quantised, "is a tensor .* torch.qint8,"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "is a tensor .* torch.sparse_coo,"),
+    "nested": (nested, "is a tensor"),
+    "meta": (lambda: torch.empty(3, device="meta"), "is a tensor .* meta, which"),
     "lazy": (
         lambda: torch.nn.LazyLinear(3).weight,
-        "is a parameter without a shape; run the module once",
+        "is a tensor of the type UninitializedParameter",
     ),
 }
 
@@ -363,10 +363,8 @@ def test_the_same_bytes_are_written(tmp_path: Path) -> None:
         )
 
 
-def test_without_torch_tensors_are_read_as_arrays() -> None:
-    """Those whose dtype numpy has are the same numbers, others are their bits as integers; views
-    share memory.
-    """
+def test_without_torch_tensors_are_read_as_bytes() -> None:
+    """A program that has not imported torch gets the memory of each tensor."""
     program = """
         import sys
         from pathlib import Path
@@ -375,42 +373,10 @@ def test_without_torch_tensors_are_read_as_arrays() -> None:
 
         state = directory(Path(sys.argv[1]), read_only=True).restore(None).state
         assert "torch" not in sys.modules
-        kinds = {name: str(array.dtype) for name, array in state["dtypes"].items()}
-        for name in ("float32", "complex64", "bool"):
-            assert kinds[name] == name
-        assert kinds["bfloat16"] == "uint16"
-        assert kinds["float8_e4m3fn"] == "uint8"
-        assert kinds["complex32"] == "uint32"
-        whole, turned, part, bits = state["views"]
-        assert whole.tolist() == np.arange(12).reshape(3, 4).tolist()
-        assert turned.tolist() == whole.T.tolist()
-        whole[1, 2] = -1.0
-        assert turned[2, 1] == -1 and part[0, 1] == -1
-        assert state["module"]["weight"].tolist() == [0.5, 0.0] and state["empty"].shape == (0, 3)
-        print(np.sum(state["dtypes"]["bfloat16"].astype(np.uint64)))
+        print(state["dtypes"]["bfloat16"].view(np.uint16).astype(np.uint64).sum())
     """
     bits = tensor_of("bfloat16").view(torch.uint16).to(torch.int64)
     assert run(program, str(GOLDEN)).strip() == str(int(bits.sum()))
-
-
-def test_arrays_in_place_of_tensors_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the tensors do, whatever their size."""
-    whole = torch.arange(1.0, 7.0).reshape(2, 3)
-    state = {
-        "one": whole[1, 1:2],
-        "scalar": whole[0, 2],
-        "none": whole[:0],
-        "column": whole[:, 1],
-        "whole": whole,
-    }
-    data, arrays = _encoding.encode(state)
-    monkeypatch.setattr(_encoding, "torch_support", lambda: None)
-    found = decode(data, b"".join(map(bytes, arrays.chunks())))
-    assert {name: array.tolist() for name, array in found.items()} == {
-        name: tensor.tolist() for name, tensor in state.items()
-    }
-    found["whole"][:] = 9
-    assert all((array == 9).all() for array in found.values())
 
 
 # Files with the right checksums that no writer makes

@@ -53,13 +53,13 @@ async def _end(task: Task, how: Any) -> Any:
 
 def spec_of(how: Any = 7, stop_grace_secs: float = 1.0) -> TaskSpec:
     spec = make_spec(_end, (how,), 1, "r", None)
-    return with_process_options(spec, 1, Backoff(initial_secs=0), stop_grace_secs, None)
+    spec = dataclasses.replace(spec, backoff=Backoff(initial_secs=0))
+    return with_process_options(spec, 1, stop_grace_secs)
 
 
 def run(how: Any) -> Any:
-    spec = dataclasses.replace(
-        spec_of(how), url="memory://", store_options={}, task_id=1, attempt=3
-    )
+    spec = dataclasses.replace(spec_of(how), url="memory://", task_id=1, attempt=3)
+    spec = SpecOfStore.of(spec, MemoryStepStore())
     return unwrap_result(run_task(spec), spec)
 
 

@@ -206,8 +206,8 @@ def removes_what_is_damaged(patch: pytest.MonkeyPatch) -> None:
 
 def mistakes_errors_for_damage(patch: pytest.MonkeyPatch) -> None:
     """Set a good checkpoint aside because this process cannot open files."""
-    for number in (errno.EMFILE, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
-        patch.setitem(_files._DAMAGE, number, "cannot be read")
+    mistaken = {errno.EMFILE, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+    patch.setattr(_files, "_DAMAGE", _files._DAMAGE | mistaken)
 
 
 # Leftovers, locks, errors

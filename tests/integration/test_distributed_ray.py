@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from aiohooks import Backoff
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from tests.support import tasks as distributed_tasks
 from tests.support.ray_cluster import actor_of, nothing_left
@@ -18,14 +17,13 @@ pytestmark = [
     pytest.mark.may_leak,  # checked by `nothing_left`
     pytest.mark.asyncio(loop_factories=["asyncio"]),
 ]
-NO_PAUSES = Backoff(initial_secs=0)
 
 
 async def launch(main: Any, **options: Any) -> list[Any]:
     from aiohooks.distributed.ray import run
 
     async with nothing_left():
-        return await run(main, backoff=NO_PAUSES, **options)
+        return await run(main, **options)
 
 
 async def test_tasks(cluster: str, tmp_path: Path) -> None:

@@ -168,8 +168,7 @@ async def main():
         return found
     done = []
     looking = asyncio.ensure_future(look())
-    options = {"object_store_memory": 80_000_000}
-    print([result["step"] for result in await run(about, num_workers=1, init_options=options)])
+    print([result["step"] for result in await run(about, num_workers=1)])
     done.append(None)
     print("listening on", sorted(await looking))
 

@@ -212,7 +212,6 @@ VALUES = [
         tracker_hook,
         value(tracker=5),
         value(every=10),
-        value(max_queue=0),
         value(drain_secs=-1),
         other("values", values="loss"),
     ),

@@ -217,7 +217,7 @@ SIGNATURES: dict[str, str | None] = {
     "Saver.mirror_status": "property",
     "Saver.flush_mirror": "async (self, timeout=None)",
     "Saver.save": "async (self, state, step, *, metrics=None)",
-    "Saver.restore": "async (self, step=None, *, missing_ok=False)",
+    "Saver.restore": "async (self, step=None)",
     "Saver.checkpoints": "async (self)",
     "Saver.follow": "(self, *, every_secs, timeout=None)",
     "Saver.verify": "async (self)",

@@ -23,17 +23,20 @@ KILLED_AFTER = 3
 """The number of steps after its start at which a task is killed."""
 
 
+@dataclasses.dataclass(frozen=True)
 class SpecOfStore(TaskSpec):
     """A spec whose store is always the same one, which stays open."""
+
+    store: Any = None
 
     @classmethod
     def of(cls, spec: TaskSpec, store: StepStore) -> SpecOfStore:
         """Return a copy of the spec with this store."""
-        copied = cls(**{each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)})
-        return dataclasses.replace(copied, store_options={"store": store})
+        fields = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
+        return cls(**fields, store=store)
 
     def open_store(self) -> Any:
-        return contextlib.nullcontext(self.store_options["store"])
+        return contextlib.nullcontext(self.store)
 
 
 def first_step(task_id: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import json
 import re
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohooks.errors import InvalidArgumentError, printable
+from aiohooks.errors import InvalidArgumentError, printable, safe_str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,6 @@ RETRY = {"retry-after": "1"}
 
 _HOST_HEADER = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
-_STRONG_TOKEN = re.compile(r"[!-~]{32,}")
 
 _PROXY_HEADERS = re.compile(
     rb"forwarded|via|x-forwarded-.+|x-original-.+|x-envoy-.+"
@@ -70,7 +68,6 @@ class AccessPolicy:
         self,
         *,
         allowed_hosts: Iterable[str],
-        token: str | None,
         allow_remote: bool,
     ) -> None:
         hosts: list[object] = list(allowed_hosts)
@@ -81,13 +78,7 @@ class AccessPolicy:
                 raise InvalidArgumentError(
                     f"allowed_hosts has {host!r}; give plain host names, without port or pattern"
                 )
-        if token is not None and not (isinstance(token, str) and _STRONG_TOKEN.fullmatch(token)):
-            raise InvalidArgumentError(
-                "token is too easy to guess, or not valid in a header; give"
-                " secrets.token_urlsafe(32), or leave it out"
-            )
         self._hosts = {"localhost", *(str(host).lower() for host in hosts)}
-        self._bearer = None if token is None else f"Bearer {token}".encode()
         self._allow_remote = allow_remote
 
     def check_request(
@@ -132,36 +123,18 @@ class AccessPolicy:
             return True
         return name == _TEST_SERVER and _name_of(scope, "client") == _TEST_CLIENT
 
-    def check_connection(self, scope: Mapping[str, Any]) -> JsonReply | None:
+    def check_client(self, scope: Mapping[str, Any]) -> JsonReply | None:
         """Check that the connection was made on this machine, by the client itself.
 
         Remote clients may be allowed.
         """
-        if self._allow_remote or (self._bearer is not None and scope.get("scheme") == "https"):
+        if self._allow_remote:
             return None
         reason = _reason_not_local(scope)
         if reason is None:
             return None
-        rule = (
-            "only clients on the service's local machine are served, unless it has a token and TLS,"
-            " or allow_remote=True"
-        )
+        rule = "only clients on the service's local machine are served, without allow_remote=True"
         return error_reply(403, "not_local", f"{reason}: {rule}")
-
-    def check_client(self, scope: Mapping[str, Any]) -> JsonReply | None:
-        """Check connection and token: the rules for details of the session."""
-        refusal = self.check_connection(scope)
-        if refusal is not None or self._bearer is None:
-            return refusal
-        credentials = _headers(scope).get(b"authorization", [])
-        if len(credentials) == 1 and hmac.compare_digest(credentials[0], self._bearer):
-            return None
-        return error_reply(
-            401,
-            "token_needed",
-            "send the header Authorization: Bearer TOKEN; the page takes it from #TOKEN",
-            {"www-authenticate": "Bearer"},
-        )
 
 
 def _headers(scope: Mapping[str, Any]) -> dict[bytes, list[bytes]]:
@@ -258,9 +231,4 @@ def safe_text(text: str, max_length: int = _MAX_LENGTH) -> str:
 
 def safe_error(error: BaseException) -> str:
     """Return the error's class and message in one safe line, without traceback."""
-    name = type(error).__name__
-    try:
-        message = str(error)
-    except Exception:  # an error whose own __str__ fails
-        message = "(its message cannot be shown)"
-    return safe_text(f"{name}: {message}".removesuffix(": "))
+    return safe_text(f"{type(error).__name__}: {safe_str(error)}".removesuffix(": "))

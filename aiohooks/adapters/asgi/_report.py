@@ -37,14 +37,12 @@ from aiohooks.stores import StepStore
 
 _MAX_ROWS = 50
 _CLIENT_CLOSED_REQUEST = 499  # nginx's code for a client that has disconnected; it is never sent
-_STORE_ERRORS: dict[type[Exception], tuple[int, str]] = {
-    PublisherFinishedError: (410, "publisher_finished"),
-    PublisherFailedError: (503, "publisher_failed"),
-    StoreClosedError: (503, "store_closed"),
-    StoreDamagedError: (503, "store_damaged"),
-    StoreUnavailableError: (503, "store_unavailable"),
-}
-"""The status and the code of the reply to an error of the step store."""
+_STORE_ERRORS = (
+    PublisherFailedError,
+    StoreClosedError,
+    StoreDamagedError,
+    StoreUnavailableError,
+)
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 State = Literal[
@@ -241,10 +239,10 @@ async def _wait(reporter: SessionReporter, wanted: int) -> JsonReply:
 def _unreached_reply(reporter: SessionReporter, error: Exception | None) -> JsonReply:
     """Return the reply to a wait that has ended, perhaps by an error, before the step."""
     # First: that a publisher has finished is also a kind of stop.
-    for kind, (status, code) in _STORE_ERRORS.items():
-        if isinstance(error, kind):
-            headers = RETRY if kind is StoreUnavailableError else None
-            return error_reply(status, code, _store_error_text(error), headers)
+    if isinstance(error, PublisherFinishedError):
+        return error_reply(410, "publisher_finished", safe_text(str(error)))
+    if isinstance(error, _STORE_ERRORS):
+        return error_reply(503, "store_failed", _store_error_text(error))
     if error is None or isinstance(error, (StopRequestedError, SessionClosedError)):
         return _ended_reply(reporter)
     text = f"a background task of the session failed: {safe_error(error)}"

@@ -22,7 +22,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any
 
-from aiohooks._core.validate import check_callable, check_instance, check_secs, checked_int
+from aiohooks._core.validate import check_callable, check_instance, check_secs
 from aiohooks.adapters.asgi._access import (
     RETRY,
     AccessPolicy,
@@ -55,6 +55,7 @@ except ImportError as _missing:
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
 
+_MAX_WAITERS = 10_000
 _STEP = re.compile(r"[0-9]{1,16}")
 _SECS = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,9})?")
 
@@ -97,12 +98,10 @@ class SessionService:
         run: Loop | None = None,
         *,
         allowed_hosts: Iterable[str] = (),
-        token: str | None = None,
         allow_remote: bool = False,
         grace_secs: float = 10.0,
         drain_secs: float | None = None,
         controls: bool = False,
-        max_waiters: int = 10_000,
     ) -> None:
         """Make the service of a session that is not entered yet; nothing is started.
 
@@ -111,10 +110,8 @@ class SessionService:
             run: the loop of steps, a coroutine function that takes the session; when it returns the
                 session is left.
             allowed_hosts: the host names of the service, besides `localhost` and addresses.
-            token: what a client must send as `Authorization: Bearer ...` to get more than the
-                state.
-            allow_remote: serve other machines as well, even without a token or without TLS; for
-                services behind a proxy that controls access.
+            allow_remote: serve other machines as well; for services behind a proxy, or a middleware
+                of the application, that controls access.
             grace_secs: how long the loop may continue after a stop; then it is cancelled, and has
                 as long again.
             drain_secs: how long the session may finish what it has under way, after a signal, the
@@ -123,16 +120,13 @@ class SessionService:
                 no limit then.
             controls: whether clients that may see the session may also stop and drain it, by
                 `POST stop` and `POST drain`, or by buttons of the page.
-            max_waiters: how many clients may wait for a step at the same time.
         """
         check_instance(session, AsyncMonitoredSession, "session")
         check_callable(run, "run", optional=True)
         check_secs(grace_secs, "grace_secs")
         check_secs(drain_secs, "drain_secs", optional=True)
-        self._max_waiters = checked_int(max_waiters, "max_waiters")
         self._access = AccessPolicy(
             allowed_hosts=allowed_hosts,
-            token=token,
             allow_remote=allow_remote,
         )
         self._session = session
@@ -206,11 +200,9 @@ class SessionService:
         for path in self._controls:
             endpoint = _checked(check_client, self._serve_control)
             routes.append(Route(f"/{path}", endpoint, methods=["POST"]))
-        # No token is needed for the page: its files contain nothing of the session, and it sends
-        # the token itself.
         for path, (name, media_type) in _FILES.items():
             endpoint = _file_endpoint(name, media_type, bool(self._controls))
-            routes.append(Route(f"/{path}", _checked(self._access.check_connection, endpoint)))
+            routes.append(Route(f"/{path}", _checked(check_client, endpoint)))
         handlers: Any = {HTTPException: _not_found, Exception: _internal_error}
         lifespan = None if self._runner is None else self.lifespan
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
@@ -262,8 +254,8 @@ class SessionService:
         reply = reached_reply(self._session, wanted)
         if reply is not None:
             return reply
-        if self._waiters >= self._max_waiters:
-            message = f"{self._max_waiters} clients are waiting already"
+        if self._waiters >= _MAX_WAITERS:
+            message = f"{_MAX_WAITERS} clients are waiting already"
             return error_reply(503, "too_many", message, RETRY)
         self._waiters += 1
         try:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 from aiohooks._core.cancel import wait_done
 from aiohooks._core.queue import ThreadQueue
 from aiohooks._core.reports import is_logged
-from aiohooks._core.validate import check_instance, check_secs, checked_int
+from aiohooks._core.validate import check_instance, check_secs
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import (
     Record,
@@ -23,6 +23,9 @@ from aiohooks.hooks._observing import (
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
+
+MAX_QUEUE = 1000
+"""How many steps may wait to be sent."""
 
 
 @runtime_checkable
@@ -98,7 +101,6 @@ class TrackerHook(ScheduledHook):
         values: Values | None = None,
         *,
         every: Every = Every(steps=100),
-        max_queue: int = 1000,
         drain_secs: float = 5.0,
     ) -> None:
         """Create the hook.
@@ -109,7 +111,6 @@ class TrackerHook(ScheduledHook):
                 tags; each is one number. A value replaces the metric of `run_context.metrics` with
                 this name.
             every: when to send.
-            max_queue: how many steps may wait to be sent.
             drain_secs: how long the end of the session waits for the tracker. Give less than the
                 grace period of the session.
 
@@ -122,14 +123,13 @@ class TrackerHook(ScheduledHook):
         self.tracker: Tracker = tracker
         self._values = checked_values(values, may_be_empty=True)
         self._every = every
-        self._max_queue = checked_int(max_queue, "max_queue", 1)
         self._drain_secs = drain_secs
         self._timer: Sampling = Sampling(every, first=False)
-        self._sender = Sender(tracker, self._max_queue, None)
+        self._sender = Sender(tracker, None)
 
     def _reset(self) -> None:
         self._timer = Sampling(self._every, first=False)
-        self._sender = Sender(self.tracker, self._max_queue, self._sender)
+        self._sender = Sender(self.tracker, self._sender)
 
     def statistics(self) -> TrackerStatistics:
         """Return the counts of the current or the last session."""
@@ -209,14 +209,13 @@ class Sender(ThreadQueue[Record | Start]):
     def __init__(
         self,
         tracker: Tracker,
-        max_queue: int,
         previous: Sender | None,
     ) -> None:
         """Create a sender; the thread starts with `restart`.
 
         `previous` is the last sender to this tracker, whose thread ends first.
         """
-        super().__init__(f"sender to {tracker!r}", max_queue, max_batch=1)
+        super().__init__(f"sender to {tracker!r}", MAX_QUEUE, max_batch=1)
         self.sent: int = 0
         self.lost: int = 0
         self.error: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from aiohooks.errors import InvalidArgumentError, missing_extra
+from aiohooks.errors import missing_extra
 
 try:
     from mlflow import MlflowClient
@@ -37,17 +37,9 @@ class MLflowTracker:
 
         Args:
             experiment: the name of the experiment.
-            run_name: the name of the run, one for each training.
+            run_name: the name of the run, one for each training, without quotes.
             tracking_uri: a server or a folder; by default the one that MLflow is configured for.
-
-        Raises:
-            InvalidArgumentError: a name is empty or has a quote.
         """
-        for argument, name in {"experiment": experiment, "run_name": run_name}.items():
-            if not isinstance(name, str) or not name or {"'", '"', "`"} & set(name):
-                raise InvalidArgumentError(
-                    f"{argument} is {name!r}; give a non-empty str without quotes"
-                )
         self.experiment: str = experiment
         self.run_name: str = run_name
         self.run_id: str | None = None

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import pickle
 import threading
 from collections.abc import Callable
@@ -26,10 +25,9 @@ from aiohooks.adapters.tensorflow import (
     TensorFlowSessionCreator,
     UnavailableError,
 )
-from aiohooks.testing import ManualClock, RecordingHook, check_hook, hook_checks
+from aiohooks.testing import RecordingHook, check_hook, hook_checks
 from tests.support.checks import invalid
 from tests.support.sessions import NO_BACKOFF, doubling
-from tests.support.waiting import parked, ticks, until_true
 
 tf: Any = tensorflow.compat.v1
 
@@ -486,119 +484,6 @@ async def test_a_loss_that_is_nan_is_found_by_name(name: str) -> None:
     """A hook of this library gets the value, however the loss is named."""
     with pytest.raises(ah.errors.NanLossDuringTrainingError, match=f"'{name}' = nan"):
         await train(feed_dict={"x": float("nan")}, beside=[ah.NanHook(name)])
-
-
-@pytest.mark.may_leak  # the server of TensorFlow cannot be closed
-@pytest.mark.parametrize("wait", ["hook", "wait_for", "changes", "timeout"])
-async def test_waits_follow_the_steps_of_other_sessions(wait: str) -> None:
-    """In a cluster the step that others make ends a wait, of a hook or a client."""
-    step, server = tf.train.get_global_step(), tf.distribute.Server.create_local_server()
-    advance = tf.assign_add(step, 3)
-    hooks = [ah.GlobalStepWaiterHook(3)] if wait == "hook" else []
-    with ManualClock() as clock, tf.Session(server.target) as other:
-        other.run(tf.global_variables_initializer())
-        async with session_of(
-            beside=hooks, creator=tf.train.WorkerSessionCreator(master=server.target)
-        ) as session:
-            store = session.global_step
-            changes = store.changes()
-            await anext(changes)
-            begin: dict[str, Callable[[], Any]] = {
-                "hook": lambda: session.run("train"),
-                "wait_for": lambda: store.wait_for(3),
-                "changes": lambda: anext(changes),
-                "timeout": lambda: store.wait_for(3, timeout=0.7),
-            }
-            waiting = asyncio.ensure_future(begin[wait]())
-            # The wait reads the step, and then a timer runs until the next read.
-            timers = 2 if wait == "timeout" else 1
-            await until_true(lambda: clock.pending == timers)
-            clock.advance(0.4)
-            assert not waiting.done()
-            if wait != "timeout":
-                other.run(advance)
-            clock.advance(0.4)
-            if wait == "timeout":
-                with pytest.raises(ah.StepTimeoutError, match="seen step 0"):
-                    await waiting
-            else:
-                await waiting
-                assert store.latest == (1, 4 if wait == "hook" else 3)
-
-
-async def test_the_step_is_read_during_waits_only() -> None:
-    """Without a wait there is neither a read nor a timer; a wait reads the step immediately, and
-    then every half a second.
-    """
-    reads: list[int] = []
-
-    class Creator(tf.train.ChiefSessionCreator):  # type: ignore[misc]
-        def create_session(self) -> Any:
-            session = super().create_session()
-            read = session.make_callable(tf.train.get_global_step())
-
-            def note_read() -> Any:
-                reads.append(int(read()))
-                return reads[-1]
-
-            session.make_callable = lambda _: note_read
-            return session
-
-    with ManualClock() as clock:
-        async with session_of(creator=Creator()) as session:
-            created = len(reads)
-            for _ in range(3):
-                clock.advance(0.5)
-                await ticks(5)
-            assert len(reads) == created
-            assert not clock.pending
-            waiting = asyncio.ensure_future(session.global_step.wait_for(1))
-            await until_true(lambda: clock.pending)
-            assert len(reads) == created + 1
-            clock.advance(0.5)
-            await until_true(lambda: clock.pending)
-            assert len(reads) == created + 2
-            waiting.cancel()
-            clock.advance(0.5)
-            await ticks(5)
-            assert len(reads) == created + 2
-            assert not clock.pending
-
-
-async def test_a_step_that_cannot_be_read_ends_the_waits() -> None:
-    """With the error that a session recovers from; a wait that begins later reads again, and ends
-    with the session.
-    """
-
-    class Creator(tf.train.ChiefSessionCreator):  # type: ignore[misc]
-        def create_session(self) -> Any:
-            session = super().create_session()
-            read = session.make_callable(tf.train.get_global_step())
-            session.make_callable = lambda _: lambda: failures.pop()() if failures else read()
-            return session
-
-    def fail(error: Exception) -> Any:
-        raise error
-
-    failures: list[Any] = []
-    with ManualClock() as clock:
-        async with session_of(creator=Creator()) as session:
-            store = session.global_step
-            for error, kind in (
-                (tf.errors.UnavailableError(None, None, "away"), UnavailableError),
-                (tf.errors.InternalError(None, None, "broken"), ah.PublisherFailedError),
-            ):
-                failures.append(functools.partial(fail, error))
-                waiting = await parked(store.wait_for(1))
-                clock.advance(0.5)
-                with pytest.raises(kind):
-                    await waiting
-            later = await parked(store.wait_for(1))
-            await session.run("train")
-            assert await later == 1
-            last = await parked(store.wait_for(9))
-        with pytest.raises(ah.errors.PublisherFinishedError):
-            await last
 
 
 async def test_what_does_not_fit_is_refused() -> None:

@@ -540,7 +540,10 @@ _saver_bug(FileLeakingSaver, "left in the directory", "cancelled_save_leaves_a_f
 _saver_bug(StepMixingSaver, "has the variable of step", "checkpoint_mixes_two_steps")
 _saver_bug(PrematureSaver, "which was never committed", "checkpoint_of_a_step_that_never_was")
 _saver_bug(
-    WatchedSaver, "is in use by this process itself", "directory_is_not_given_back", closes=False
+    WatchedSaver,
+    "another writer, perhaps in this",
+    "directory_is_not_given_back",
+    closes=False,
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImplemented"
 _READ = "data = await self.call(self._read_range, path, 0, _format.MAX_MANIFEST_BYTES + {})"
-_TRUNCATE = "self._fs.ftruncate(fd, {})"
 _WARNED = (
     'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning,'
     " stacklevel={}, source=self)"
@@ -31,11 +30,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "KeepPolicy.__or__",
         f"{_EITHER.format('self, other')}  =>  {_EITHER.format('other, self')}",
     ): "a union has no order",
-    (
-        "aiohooks/checkpoint/_files.py",
-        "DirectoryLock._lock_file",
-        f"{_TRUNCATE.format(0)}  =>  {_TRUNCATE.format(1)}",
-    ): "the byte that is left is written over",
     (
         "aiohooks/stores/_run_state.py",
         "RunState._join",

@@ -5,8 +5,6 @@ const LEVELS = { running: "good", finished: "good", starting: "busy", recovering
 const REFRESH_MS = 1000;
 const RETRY_MS = 3000;
 const RATE_WINDOW_MS = 10000;
-const token = decodeURIComponent(location.hash.slice(1));
-const headers = token ? { Authorization: `Bearer ${token}` } : {};
 const byId = (id) => document.getElementById(id);
 
 function element(name, text, ...children) {
@@ -97,7 +95,7 @@ function show(report) {
 }
 
 async function ask(path, method = "GET") {
-  const response = await fetch(path, { method, headers, cache: "no-store" });
+  const response = await fetch(path, { method, cache: "no-store" });
   const reply = await response.json();
   if (!response.ok) throw new Error(reply.message);
   return reply;
