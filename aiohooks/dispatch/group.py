@@ -115,7 +115,10 @@ class HookGroup(Generic[K]):
         """
         check_secs(grace_secs, "grace_secs")
         if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
-            raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
+            advice = (
+                "the class first, then the hooks" if isinstance(hooks, type) else "a list of hooks"
+            )
+            raise InvalidHookError(f"hooks is {hooks!r}; give {advice}")
         self._composite = Composite(Interface(kind, results), init or {}, grace_secs)
         # Of the names that hooks have had: a removed hook's name is not given again.
         self._numbers: Counter[str] = Counter()

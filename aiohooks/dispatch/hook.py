@@ -113,8 +113,16 @@ def configure(
         InvalidHookError: `hook` is a class and not an object of it.
         TypeError: there is no option of that name.
     """
-    attributes: dict[str, Any] = {**registration_of(hook)._asdict(), **options}
-    return registration_of(HookRegistration(**attributes))
+    for name in options.keys() - HookOptions.__optional_keys__:
+        known = ", ".join(sorted(HookOptions.__optional_keys__))
+        raise TypeError(f"configure() has no option {name!r}; it has {known}")
+    registration = registration_of(registration_of(hook)._replace(**options))
+    if "max_pending" in options and not registration.background:
+        raise InvalidHookError(
+            f"max_pending of {hook_name(registration.hook)} is {registration.max_pending}, but its"
+            " calls are not queued; give background=True too"
+        )
+    return registration
 
 
 def in_order(hooks: Iterable[object]) -> list[HookRegistration]:

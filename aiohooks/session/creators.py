@@ -500,7 +500,8 @@ def graph_of(source: object, wanted: str = "a Graph") -> Graph:
     if callable(source) and not isinstance(source, type):
         return graph_of_step(source)
     raise InvalidArgumentError(
-        f"{source!r} cannot be run; give {wanted} or an `async def` that is the step"
+        f"{source!r} cannot be run; give {wanted} or an `async def` that is the step,"
+        " without calling it"
     )
 
 

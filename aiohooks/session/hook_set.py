@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import os
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -58,6 +60,10 @@ LIFECYCLE = Interface(
     SessionRunHook, in_group=False, hint=", or wrap an object with plain methods in BlockingHook"
 )
 """The methods of a session's hooks."""
+_users: weakref.WeakValueDictionary[tuple[int, int], HookSet] = weakref.WeakValueDictionary()
+"""The open session of each hook, by its process and its id: a hook need not be hashable, and its
+session keeps it alive.
+"""
 T = TypeVar("T")
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
 _REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
@@ -83,6 +89,7 @@ class HookSet:
         self._coordinator = coordinator
         self._grace_secs = coordinator.owner.grace_secs
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(_checked_hooks(hooks))
+        self._keys = [(os.getpid(), id(registered.hook)) for registered in self.registered]
         for registered in self.registered:
             LIFECYCLE.check(registered)
 
@@ -116,6 +123,23 @@ class HookSet:
         """The hooks whose `begin` was started and whose `close` was not."""
         self.own: OwnContext = OwnContext()
         """The context of `begin`, `end` and `close`: a token of one is valid in the others."""
+
+    def hold(self) -> None:
+        """Keep the hooks from being used in another session until this one is closed."""
+        for key, registered in zip(self._keys, self.registered, strict=True):
+            user = _users.get(key)
+            if user is not None:
+                label = user._coordinator.requests.label
+                raise InvalidHookError(
+                    f"{registered.hook!r} is used in {label}, which is open; a hook keeps the state"
+                    " of one session: make another object, or use it when that session has ended"
+                )
+        _users.update(dict.fromkeys(self._keys, self))
+
+    def release(self) -> None:
+        """Let other sessions use the hooks."""
+        for key in self._keys:
+            _users.pop(key, None)
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the hooks that are kept in checkpoints, by their unique names: those that only

@@ -38,7 +38,8 @@ async def train(saver: ah.Saver, last_step: int, grace_secs: float = 10) -> Mirr
     ) as session:
         while session.global_step.latest.step < last_step:
             await session.run("train")
-        return saver.mirror_status
+        status = saver.mirror_status
+    return status
 
 
 async def test_a_run_continues_on_another_machine(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class WatchedEvaluator(ah.EvaluatorHook):
         async def watched_work(*args: Any) -> None:
             await self.probe.watch("worker", work, *args)
 
-        self._queue._work = watched_work  # type: ignore[method-assign]
+        self._queue._work = watched_work  # type: ignore[method-assign, assignment]
 
 
 def evaluator(fixture: Fixture, **options: Any) -> WatchedEvaluator:
