@@ -383,9 +383,7 @@ async def test_hooks_with_names_of_their_own(
         for one in caplog.records
     ]
     assert [one for one in parts if one[1]] == [
-        (
-            "WARNING",
-            "and the session have different hooks with a state:"
-            " ['CheckpointSaverHook', 'new', 'old']",
-        ),
+        ("WARNING", "has no state of the hook new, which starts anew"),
+        ("WARNING", "has the state of a hook CheckpointSaverHook, which is not in this session"),
+        ("WARNING", "has the state of a hook old, which is not in this session"),
     ]
