@@ -26,8 +26,8 @@ class WatchedEvaluator(ah.EvaluatorHook):
         super()._reset()
         work = self._queue._work
 
-        async def watched_work(*args: Any) -> None:
-            await self.probe.watch("worker", work, *args)
+        async def watched_work(run: Any) -> None:
+            await self.probe.watch("worker", work, run)
 
         self._queue._work = watched_work  # type: ignore[method-assign, assignment]
 
