@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         recovery: RecoveryPolicy
 
 
+__all__ = ["monitored_training_session"]
+
 Hooks = Iterable[SessionRunHook | HookRegistration]
 _CREATOR_OPTIONS = ("global_step", "variables", "session_factory")
 _MAX_WAIT_SECS = 7200.0

@@ -116,7 +116,7 @@ async def torch_loop(counts: Counts) -> AsyncIterator[Setup]:
         hooks = [
             ah.CheckpointSaverHook(every=ah.Every(steps=STEPS)),
             ah.LoggingHook({"loss": "loss"}, every=ah.Every(steps=100)),
-            ah.JSONLinesHook(f"{directory}/loss.jsonl", ["loss"], every=ah.Every(steps=10)),
+            ah.hooks.JSONLinesHook(f"{directory}/loss.jsonl", ["loss"], every=ah.Every(steps=10)),
             ah.NanHook("loss"),
         ]
         async with ah.AsyncMonitoredSession(creator, hooks) as session:

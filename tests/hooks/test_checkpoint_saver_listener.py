@@ -73,7 +73,7 @@ async def test_a_stop_request_at_the_last_save_is_honoured(tmp_path: Path) -> No
     assert session.stop_reason == "a listener requested it after saving step 1"
 
 
-class Failing(ah.CheckpointSaverListener):
+class Failing(ah.hooks.CheckpointSaverListener):
     """Fails before the save of step 2."""
 
     async def before_save(self, session: ah.Session, global_step: int) -> None:
@@ -89,7 +89,7 @@ class Failing(ah.CheckpointSaverListener):
     ],
 )
 async def test_an_error_of_a_listener_is_raised(
-    tmp_path: Path, listener: ah.CheckpointSaverListener, says: str, steps: list[int]
+    tmp_path: Path, listener: ah.hooks.CheckpointSaverListener, says: str, steps: list[int]
 ) -> None:
     """Before a save in that run, which is not saved; after one in the next at the latest, whatever
     `on_save_error`.

@@ -35,10 +35,10 @@ def seldom_waiting(folder: Path, made_of: Any = lambda cls: cls) -> list[ah.Sess
     return [
         made_of(ah.CheckpointSaverHook)(folder, every=TENTH, background=False, save_on_begin=False),
         made_of(EvaluatorHook)(evaluate, every=TENTH),
-        made_of(ah.JSONLinesHook)(folder / "losses.jsonl", ["loss"]),
-        made_of(ah.GlobalStepWaiterHook)(0),
-        made_of(ah.VersionGateHook)(ah.MemoryStepStore(), max_lag=1000),
-        made_of(ah.LambdaHook)(after_run=notify, every=TENTH),
+        made_of(ah.hooks.JSONLinesHook)(folder / "losses.jsonl", ["loss"]),
+        made_of(ah.hooks.GlobalStepWaiterHook)(0),
+        made_of(ah.hooks.VersionGateHook)(ah.MemoryStepStore(), max_lag=1000),
+        made_of(ah.hooks.LambdaHook)(after_run=notify, every=TENTH),
         made_of(ah.LoggingHook)(["loss"], every=TENTH),
         made_of(ah.StopAtStepHook)(last_step=25),
     ]
@@ -85,7 +85,7 @@ def called_always(cls: Any) -> Any:
         async def after_run(self, *args: Any) -> None:
             await super().after_run(*args)
 
-    return cls if cls is ah.LambdaHook else Called
+    return cls if cls is ah.hooks.LambdaHook else Called
 
 
 async def test_a_condition_changes_nothing_else(tmp_path: Path) -> None:

@@ -55,12 +55,12 @@ class Receiver:
             await asyncio.sleep(0)
 
 
-def effects(*, publish: Any = None, charge: Any = None, **options: Any) -> ah.EffectsHook:
+def effects(*, publish: Any = None, charge: Any = None, **options: Any) -> ah.hooks.EffectsHook:
     """Return a hook of the run `r` that repeats deliveries immediately."""
     handlers = {
         kind: one for kind, one in (("publish", publish), ("charge", charge)) if one is not None
     }
-    return ah.EffectsHook(
+    return ah.hooks.EffectsHook(
         handlers, **{"run": "r", "backoff": ah.Backoff(initial_secs=0), **options}
     )
 
@@ -228,14 +228,14 @@ async def test_the_next_process_delivers_what_is_left(
     """A session that fails leaves them in its checkpoint, and says how many; the next one delivers
     them first, by their keys.
     """
-    await kill_after(chief(tmp_path), [ah.EffectsHook({"publish": blocked}), saving(None)], 2)
+    await kill_after(chief(tmp_path), [ah.hooks.EffectsHook({"publish": blocked}), saving(None)], 2)
     assert (
         caplog.messages[-1]
         == "effects that were not delivered: 2 of 'publish'; the next process delivers them, or"
         " repeats their steps"
     )
     receiver = Receiver()
-    await train(chief(tmp_path), [ah.EffectsHook({"publish": receiver}), saving(None)], 1)
+    await train(chief(tmp_path), [ah.hooks.EffectsHook({"publish": receiver}), saving(None)], 1)
     runs = {key.partition("/")[0] for key in receiver.keys}
     assert len(runs) == 1, "the random name of the run is kept, too"
     assert [key.partition("/")[2] for key in receiver.keys] == [
@@ -488,7 +488,7 @@ async def test_what_cannot_handle_is_refused() -> None:
         InvalidHookError,
         match="the handler of 'publish' is <built-in function len>; give a coroutine function",
     ):
-        ah.EffectsHook({"publish": len})  # type: ignore[dict-item]
+        ah.hooks.EffectsHook({"publish": len})  # type: ignore[dict-item]
     effects(publish=blocked, max_pending=1, drain_secs=0)  # the least
     two = [effects(publish=blocked, when="commit"), effects(charge=blocked, when="commit")]
     two[1].name = "second"

@@ -158,7 +158,9 @@ async def test_the_end_of_the_publisher() -> None:
             await shipping.task
             assert shipping.reason == "trainer finished at step 0, wanted 1"
             return
-        with refused(ah.PublisherFailedError, "trainer failed at step 0, wanted 1") as caught:
+        with refused(
+            ah.errors.PublisherFailedError, "trainer failed at step 0, wanted 1"
+        ) as caught:
             await shipping.task
         assert str(caught.value.__cause__) == "out of memory"
 
@@ -175,7 +177,7 @@ async def test_the_timeout_is_for_the_whole_wait() -> None:
         clock.advance(9)
         assert await shipping.idle_step() == 2
         clock.advance(1)
-        with refused(ah.StepTimeoutError, "not admitted in 10 s"):
+        with refused(ah.errors.StepTimeoutError, "not admitted in 10 s"):
             await shipping.task
         assert shipping.hook.gate.statistics().waited_secs == 16
 

@@ -20,7 +20,7 @@ async def test_the_others_make_the_items_of_a_session_that_has_left(how: str) ->
     a fixed batch continues; no item is older than the bound.
     """
     versions = ah.MemoryStepStore(run="weights")
-    gate = ah.VersionGate(versions, max_lag=2, per_version=BATCH)
+    gate = ah.version_gate.VersionGate(versions, max_lag=2, per_version=BATCH)
     items: asyncio.Queue[int] = asyncio.Queue()
     ends = {"failed": ZeroDivisionError("crashed"), "finished": ah.OutOfRangeError("no input")}
     leaving: list[str] = []

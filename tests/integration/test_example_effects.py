@@ -57,7 +57,7 @@ async def train(receiver: str, folder: Path, url: str = "") -> None:
         _, errors = await process.communicate()
         assert last is not None or process.returncode == 0, errors
         assert b"Traceback" not in errors or b"500 Error" in errors, errors
-    there = await ah.Saver(folder / "checkpoints", read_only=True).checkpoints()
+    there = await ah.checkpoint.Saver(folder / "checkpoints", read_only=True).checkpoints()
     assert (there[0].step, there[0].interim) == (STEPS, STEPS % 5 != 0)
 
 
@@ -122,7 +122,9 @@ async def test_published_weights_are_in_a_checkpoint(tmp_path: Path) -> None:
             version = 0
             while version < STEPS:
                 version = await versions.wait_for(version + 1)
-                there = await ah.Saver(tmp_path / "checkpoints", read_only=True).checkpoints()
+                there = await ah.checkpoint.Saver(
+                    tmp_path / "checkpoints", read_only=True
+                ).checkpoints()
                 seen.append((version, [one.step for one in there]))
 
         working = asyncio.ensure_future(work())
@@ -147,7 +149,7 @@ async def test_entries_of_a_redis_stream_are_acknowledged_when_they_are_saved(
             await train("redis", tmp_path, server.url)
             pending = await client.xpending_range("batches", "trainers", "-", "+", 100)
     assert {one["message_id"] for one in pending}.isdisjoint(names[:STEPS])
-    restored = await ah.Saver(tmp_path / "checkpoints", read_only=True).restore()
+    restored = await ah.checkpoint.Saver(tmp_path / "checkpoints", read_only=True).restore()
     assert restored is not None
     milliseconds, number = map(int, names[STEPS - 1].split("-"))
     assert restored.state["tracked"]["batches"]["position"] == milliseconds * 1_000_000 + number

@@ -67,9 +67,9 @@ async def evaluate(evaluation: object) -> None:
     """An evaluation."""
 
 
-def evaluator(**options: Any) -> ah.EvaluatorHook:
+def evaluator(**options: Any) -> ah.hooks.EvaluatorHook:
     given: dict[str, Any] = {"eval_fn": evaluate, "every": ah.Every(steps=1), **options}
-    return ah.EvaluatorHook(**given)
+    return ah.hooks.EvaluatorHook(**given)
 
 
 def saver_hook(**options: Any) -> ah.CheckpointSaverHook:
@@ -129,7 +129,7 @@ VALUES = [
         value("give True, False or a SignalPolicy", handle_signals=1),
     ),
     *refusals(
-        ah.AsyncSingularMonitoredSession,
+        ah.session.AsyncSingularMonitoredSession,
         value("give a StepStore", source=double, global_step=5),
     ),
     *refusals(
@@ -215,7 +215,7 @@ VALUES = [
         value(drain_secs=-2),
     ),
     *refusals(
-        partial(ah.monitored_training_session, GRAPH),
+        partial(ah.training.monitored_training_session, GRAPH),
         value(save_checkpoint=600),
         value(save_summaries="often"),
         value(log_step_count=0),
@@ -231,7 +231,7 @@ VALUES = [
         value(checkpoint_dir=7),
     ),
     *refusals(
-        ah.EffectsHook,
+        ah.hooks.EffectsHook,
         value(handlers=[evaluate]),
         other("handlers is empty", handlers={}),
         other("a kind of handlers is 3; give a str", handlers={3: evaluate}),
@@ -281,7 +281,7 @@ VALUES = [
         value("give a whole number, 0 or more", last_step=-1),
     ),
     *refusals(
-        ah.GlobalStepWaiterHook,
+        ah.hooks.GlobalStepWaiterHook,
         value("0 for no wait", wait_until_step=-1),
         value("give a whole number", wait_until_step=2.5),
         value("None for no limit", wait_until_step=1, timeout=0),
@@ -301,16 +301,16 @@ VALUES = [
         value('"nan" or "non-finite"', value="loss", check="inf"),
     ),
     *refusals(
-        ah.StepCounterHook,
+        ah.hooks.StepCounterHook,
         value("Every", every=100),
         value("function", on_rate=5),
     ),
     *refusals(
-        ah.FeedFnHook,
+        ah.hooks.FeedFnHook,
         value("give a function", feed_fn={"x": 1}),
     ),
     *refusals(
-        ah.FinalOpsHook,
+        ah.hooks.FinalOpsHook,
         value("give a mapping", final_ops="loss", feed_dict=5),
     ),
     *refusals(
@@ -329,7 +329,7 @@ VALUES = [
         value("give a function", on_result=5),
     ),
     *refusals(
-        ah.StopAtTimeHook,
+        ah.hooks.StopAtTimeHook,
         other("give one of them"),
         other("give one of them", secs=1, deadline=datetime(2030, 1, 1)),
         value("give seconds", secs=-1),
@@ -337,7 +337,7 @@ VALUES = [
         other("has no time zone", deadline=datetime(2030, 1, 1)),
     ),
     *refusals(
-        ah.EarlyStoppingHook,
+        ah.hooks.EarlyStoppingHook,
         other("it would never stop", "use NanHook", monitor="loss"),
         value("give observations, 1 or more", patience=0),
         other("patience is Every(", "give an Every of steps alone", patience=ah.Every(secs=5)),
@@ -352,19 +352,19 @@ VALUES = [
         value("give an Every", monitor="loss", patience=1, every=100),
     ),
     *refusals(
-        ah.ProfilerHook,
+        ah.hooks.ProfilerHook,
         value(output_dir="profiles", every=None),
         value(output_dir="profiles", window_steps=0),
         value(output_dir=None),
     ),
     *refusals(
-        ah.ProgressHook,
+        ah.hooks.ProgressHook,
         value(total=0),
         value(description=None),
         other("values is the str 'loss'", values="loss"),
     ),
     *refusals(
-        ah.SummarySaverHook,
+        ah.hooks.SummarySaverHook,
         other("values is empty", output_dir="runs", values={}),
         other("values is the str 'loss'", "['loss']", output_dir="runs", values="loss"),
         other("tag 3", output_dir="runs", values={3: "loss"}),
@@ -375,7 +375,7 @@ VALUES = [
         value(warn_secs=0),
     ),
     *refusals(
-        ah.LambdaHook,
+        ah.hooks.LambdaHook,
         other("no function was given"),
         value("give a function", end=5),
         other("go with after_run", end=print, every=ah.Every(steps=1)),
@@ -384,7 +384,7 @@ VALUES = [
         other("go with after_run and without", after_run=print, before_run=print, fetches="loss"),
     ),
     *refusals(
-        ah.WatchdogHook,
+        ah.hooks.WatchdogHook,
         value(step_secs=0),
         value(step_secs=1, first_step_secs=-1),
         value(step_secs=1, save_secs="1"),
@@ -393,7 +393,7 @@ VALUES = [
         value(step_secs=1, on_stall="abort"),
     ),
     *refusals(
-        ah.VersionGateHook,
+        ah.hooks.VersionGateHook,
         other("max_lag -1", versions=ah.MemoryStepStore(), max_lag=-1),
         other("max_lag None", versions=ah.MemoryStepStore(), max_lag=None),
         value(versions=ah.MemoryStepStore(), max_lag=1, timeout=0),
@@ -405,13 +405,13 @@ VALUES = [
         value(metrics=["loss"]),
         value('give "wait" or "skip"', on_busy="drop"),
         value(on_save_error="ignore"),
-        other("a listener", listeners=[ah.CheckpointSaverListener]),
+        other("a listener", listeners=[ah.hooks.CheckpointSaverListener]),
         value(checkpoint_dir=""),
         value("the URL is for `mirror=`", checkpoint_dir="s3://bucket/run"),
         value("give os.path.expanduser('~/run')", checkpoint_dir="~/run"),
     ),
     *refusals(
-        ah.Saver,
+        ah.checkpoint.Saver,
         value(checkpoint_dir=""),
         value(checkpoint_dir="run", keep=5),
     ),
@@ -444,14 +444,14 @@ VALUES = [
         other("('begin', 0) is no call", "from 1 on", faults={("begin", 0): OSError()}),
     ),
     *refusals(
-        ah.JSONLinesHook,
+        ah.hooks.JSONLinesHook,
         other("tag 'step'", "another tag", path="run", values={"step": "loss"}),
         value(values=["loss"], path=3),
         value(path="run", values=["loss"], every="often"),
         value(path="run", values=["loss"], max_queue=True),
     ),
     *refusals(
-        partial(ah.SummarySaverHook, values=["loss"]),
+        partial(ah.hooks.SummarySaverHook, values=["loss"]),
         value(output_dir=""),
         value(output_dir="runs", max_queue=0),
     ),
@@ -497,9 +497,9 @@ HUGE = [10**400, 10**5000, -(10**5000)]
         (ah.Backoff, "initial_secs"),
         (ah.Every, "secs"),
         (ah.SignalPolicy, "grace_secs"),
-        (partial(ah.GlobalStepWaiterHook, 1), "timeout"),
-        (ah.StopAtTimeHook, "deadline"),
-        (partial(ah.EarlyStoppingHook, "loss", patience=1), "min_delta"),
+        (partial(ah.hooks.GlobalStepWaiterHook, 1), "timeout"),
+        (ah.hooks.StopAtTimeHook, "deadline"),
+        (partial(ah.hooks.EarlyStoppingHook, "loss", patience=1), "min_delta"),
         (ManualClock().advance, "secs"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -82,10 +82,10 @@ SIGNATURES: dict[str, str | None] = {
     "AsyncMonitoredSession.status": "(self)",
     "AsyncMonitoredSession.why": "(self)",
     "AsyncMonitoredSession.aclose": "async (self)",
-    "AsyncSingularMonitoredSession": (
+    "session.AsyncSingularMonitoredSession": (
         "(source, hooks=(), **options)"
     ),  # those of AsyncMonitoredSession, but `recovery`
-    "AsyncSingularMonitoredSession.raw_session": "(self)",
+    "session.AsyncSingularMonitoredSession.raw_session": "(self)",
     "Backoff": "(initial_secs=0.1, max_secs=30.0, jitter=True)",
     "session.Activity": None,
     "hooks.Blocker": None,
@@ -96,18 +96,18 @@ SIGNATURES: dict[str, str | None] = {
         " on_busy='wait', save_on_begin=True, save_on_end=True, save_on_error=False,"
         " on_save_error='raise')"
     ),
-    "CheckpointSaverListener": "()",
-    "CheckpointSaverListener.begin": "async (self)",
-    "CheckpointSaverListener.before_save": "async (self, session, global_step)",
-    "CheckpointSaverListener.after_save": "async (self, session, global_step)",
-    "CheckpointSaverListener.end": "async (self, session, global_step)",
+    "hooks.CheckpointSaverListener": "()",
+    "hooks.CheckpointSaverListener.begin": "async (self)",
+    "hooks.CheckpointSaverListener.before_save": "async (self, session, global_step)",
+    "hooks.CheckpointSaverListener.after_save": "async (self, session, global_step)",
+    "hooks.CheckpointSaverListener.end": "async (self, session, global_step)",
     "ChiefSessionCreator": (
         "(graph, *, scaffold=None, checkpoint_dir=None, global_step=None, variables=None,"
         " lead=True, session_factory=<type>)"
     ),
     "ChiefSessionCreator.create_session": "async (self)",
     "ChiefSessionCreator.aclose": "async (self, *, grace_secs=10.0)",
-    "Clock": None,
+    "hooks.Clock": None,
     "configure": "(hook, **options)",
     "HookGroup": "(kind, hooks=(), *, results=None, name=None, grace_secs=10.0, init=None)",
     "HookGroup.on": "(self, method, fn=None, **options)",
@@ -133,24 +133,24 @@ SIGNATURES: dict[str, str | None] = {
     "Coordinator.tasks": "property",
     "Coordinator.stop_on_exception": "(self)",
     "Coordinator.raise_requested_exception": "(self)",
-    "current_clock": "()",
-    "EarlyStoppingHook": (
+    "hooks.current_clock": "()",
+    "hooks.EarlyStoppingHook": (
         "(monitor=None, *, mode='min', patience=None, min_delta=0.0, stopping_threshold=None,"
         " every=<Every>, restore_best=None, name=None)"
     ),
-    "EarlyStoppingHook.report": "(self, step, value, states=None)",
-    "EarlyStoppingHook.state_dict": "(self)",
-    "EarlyStoppingHook.load_state_dict": "(self, state)",
+    "hooks.EarlyStoppingHook.report": "(self, step, value, states=None)",
+    "hooks.EarlyStoppingHook.state_dict": "(self)",
+    "hooks.EarlyStoppingHook.load_state_dict": "(self, state)",
     "hooks.Effect": "(kind, payload, key, step)",
     "effect": "(kind, payload=None, *, recorder=None)",
     "session.EffectStatus": None,
-    "EffectsHook": (
+    "hooks.EffectsHook": (
         "(handlers, *, when='checkpoint', run=None, max_pending=1000, backoff=<Backoff>,"
         " drain_secs=10.0)"
     ),
     "hooks.Evaluation": None,
     "hooks.Evaluation.run": "async (self, fetches, feed_dict=None)",
-    "EvaluatorHook": (
+    "hooks.EvaluatorHook": (
         "(eval_fn, *, every, mode='inline', at_begin=False, at_end=True,"
         " max_pending=1, snapshot=None, on_result=None, max_results=1000, thread=False, name=None)"
     ),
@@ -162,10 +162,10 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.EveryTimer.mark": "(self, step, now)",
     "hooks.EveryTimer.resume": "(self, step, now)",
     "hooks.EveryTimer.last_step": "property",
-    "FeedFnHook": "(feed_fn)",
-    "FinalOpsHook": "(final_ops, *, feed_dict=None)",
+    "hooks.FeedFnHook": "(feed_fn)",
+    "hooks.FinalOpsHook": "(final_ops, *, feed_dict=None)",
     "graph.get_default_graph": "()",
-    "GlobalStepWaiterHook": "(wait_until_step, *, timeout=None)",
+    "hooks.GlobalStepWaiterHook": "(wait_until_step, *, timeout=None)",
     "in_thread": "(fn)",
     "Graph": "()",
     "Graph.placeholder": "(self, name, *, default=<_Missing>)",
@@ -182,7 +182,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.HookTimingHook": "(*, warn_secs=0.1)",
     "hooks.HookTimingHook.statistics": "(self)",
     "hooks.HookTimingHook.report": "(self)",
-    "JSONLinesHook": ("(path, values, *, every=<Every>, max_queue=1000, fsync=False)"),
+    "hooks.JSONLinesHook": ("(path, values, *, every=<Every>, max_queue=1000, fsync=False)"),
     "checkpoint.KeepBest": "(k, metric, mode='min')",
     "checkpoint.KeepEvery": "(steps)",
     "checkpoint.KeepNewest": "(n=5)",
@@ -191,11 +191,11 @@ SIGNATURES: dict[str, str | None] = {
     "checkpoint.RandomState": "(*generators)",
     "checkpoint.RandomState.load_state_dict": "(self, state)",
     "checkpoint.RandomState.state_dict": "(self)",
-    "LambdaHook": "(*, fetches=None, every=None, name=None, **functions)",
+    "hooks.LambdaHook": "(*, fetches=None, every=None, name=None, **functions)",
     "LoggingHook": "(values, *, every=None, at_end=False, formatter=None)",
     "stores.Position": "(epoch, step)",
     "MemoryStepStore": "(step=0, *, run='default', subscribe=<function>)",
-    "monitored_training_session": (
+    "training.monitored_training_session": (
         "(source, *, is_chief=True, checkpoint_dir=None, scaffold=None, hooks=(),"
         " chief_only_hooks=(), save_checkpoint=<Every>, save_summaries=<Every>,"
         " log_step_count=<Every>, summaries=None, summary_dir=None, **session)"
@@ -204,8 +204,8 @@ SIGNATURES: dict[str, str | None] = {
     "graph.Operation": None,
     "hooks.PhaseTime": None,
     "graph.Placeholder": None,
-    "ProfilerHook": ("(output_dir, *, every=<Every>, window_steps=1)"),
-    "ProgressHook": "(values=None, *, total=None, description='run', file=None)",
+    "hooks.ProfilerHook": ("(output_dir, *, every=<Every>, window_steps=1)"),
+    "hooks.ProgressHook": "(values=None, *, total=None, description='run', file=None)",
     "RecoveryPolicy": (
         "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>,"
         " no_progress_limit=3, on_lost_feeds='log')"
@@ -214,15 +214,15 @@ SIGNATURES: dict[str, str | None] = {
     "run": "(main, *args, why=False)",
     "checkpoint.Mirror": ("(url, storage_options=None, timeout_secs=60.0, backoff=<Backoff>)"),
     "checkpoint.MirrorStatus": None,
-    "Saver": ("(checkpoint_dir, *, keep=<KeepNewest>, read_only=False, mirror=None)"),
-    "Saver.mirror_status": "property",
-    "Saver.flush_mirror": "async (self, timeout=None)",
-    "Saver.save": "async (self, state, step, *, metrics=None)",
-    "Saver.restore": "async (self, step=None, *, missing_ok=False)",
-    "Saver.checkpoints": "async (self)",
-    "Saver.follow": "(self, *, every_secs, timeout=None)",
-    "Saver.verify": "async (self)",
-    "Saver.aclose": "async (self, *, grace_secs=10.0)",
+    "checkpoint.Saver": ("(checkpoint_dir, *, keep=<KeepNewest>, read_only=False, mirror=None)"),
+    "checkpoint.Saver.mirror_status": "property",
+    "checkpoint.Saver.flush_mirror": "async (self, timeout=None)",
+    "checkpoint.Saver.save": "async (self, state, step, *, metrics=None)",
+    "checkpoint.Saver.restore": "async (self, step=None, *, missing_ok=False)",
+    "checkpoint.Saver.checkpoints": "async (self)",
+    "checkpoint.Saver.follow": "(self, *, every_secs, timeout=None)",
+    "checkpoint.Saver.verify": "async (self)",
+    "checkpoint.Saver.aclose": "async (self, *, grace_secs=10.0)",
     "Scaffold": (
         "(*, init_fn=None, ready_for_local_init_fn=None, local_init_fn=None, ready_fn=None,"
         " tracked=None, copy_from_scaffold=None)"
@@ -232,9 +232,9 @@ SIGNATURES: dict[str, str | None] = {
     "Session.aclose": "async (self)",
     "Session.closed": "property",
     "Session.state_dict": "(self)",
-    "SessionCreator": None,
-    "SessionCreator.graph": "property",
-    "SessionCreator.create_session": "async (self)",
+    "session.SessionCreator": None,
+    "session.SessionCreator.graph": "property",
+    "session.SessionCreator.create_session": "async (self)",
     "SessionRunArgs": "(fetches=None, feed_dict=None, options=None)",
     "SessionRunContext": (
         "(original_args, session, coord=None, *, global_step=0, attempt=1, effect_recorder=None)"
@@ -259,7 +259,7 @@ SIGNATURES: dict[str, str | None] = {
     "session.SessionStatus": None,
     "SignalPolicy": ("(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None)"),
     "hooks.Stall": None,
-    "WatchdogHook": (
+    "hooks.WatchdogHook": (
         "(step_secs, *, first_step_secs=None, save_secs=None, evaluation_secs=None,"
         " wait_secs=None, on_stall='report')"
     ),
@@ -270,7 +270,7 @@ SIGNATURES: dict[str, str | None] = {
     "session.StepContext.session": "property",
     "session.StepContext.run_with_hooks": "async (self, fetches, feed_dict=None, options=None)",
     "session.StepContext.request_stop": "(self, reason=None)",
-    "StepCounterHook": "(every=<Every>, *, on_rate=None)",
+    "hooks.StepCounterHook": "(every=<Every>, *, on_rate=None)",
     "session.Steps": None,
     "session.WaitGraph": None,
     "session.WaitEdge": None,
@@ -293,8 +293,8 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.wait_initialised": "async (self, timeout=None)",
     "StepStore.flush": "async (self, timeout=None)",
     "StopAtStepHook": "(*, num_steps=None, last_step=None)",
-    "StopAtTimeHook": "(*, secs=None, deadline=None)",
-    "SummarySaverHook": ("(output_dir, values, *, every=<Every>, max_queue=1000)"),
+    "hooks.StopAtTimeHook": "(*, secs=None, deadline=None)",
+    "hooks.SummarySaverHook": ("(output_dir, values, *, every=<Every>, max_queue=1000)"),
     "graph.Variable": None,
     "version_gate.Ticket": None,
     "version_gate.Ticket.drop": "(self)",
@@ -303,13 +303,13 @@ SIGNATURES: dict[str, str | None] = {
     "version_gate.Ticket.ship": "(self)",
     "version_gate.Ticket.use": "(self)",
     "version_gate.Ticket.version": "property",
-    "VersionGate": "(versions, *, max_lag, per_version=1)",
-    "VersionGate.admit": "(self, *, timeout=None, until=None)",
-    "VersionGate.due": "property",
-    "VersionGate.admit_nowait": "(self)",
-    "VersionGate.lag_of": "(self, position)",
-    "VersionGate.statistics": "(self)",
-    "VersionGateHook": "(versions, *, max_lag, timeout=None)",
+    "version_gate.VersionGate": "(versions, *, max_lag, per_version=1)",
+    "version_gate.VersionGate.admit": "(self, *, timeout=None, until=None)",
+    "version_gate.VersionGate.due": "property",
+    "version_gate.VersionGate.admit_nowait": "(self)",
+    "version_gate.VersionGate.lag_of": "(self, position)",
+    "version_gate.VersionGate.statistics": "(self)",
+    "hooks.VersionGateHook": "(versions, *, max_lag, timeout=None)",
     "Variables": "()",
     "Variables.ready": "property",
     "Variables.wait_ready": "async (self, timeout=None)",
@@ -321,13 +321,11 @@ SIGNATURES: dict[str, str | None] = {
     "WorkerSessionCreator.create_session": "async (self)",
 }
 
-# Errors that most programs name; the others are in aiohooks.errors alone.
+# Errors that steps raise, and the base class of all; the others are in aiohooks.errors alone.
 COMMON_ERRORS = {
     "AiohooksError",
     "AbortedError",
     "OutOfRangeError",
-    "PublisherFailedError",
-    "StepTimeoutError",
     "StopRequestedError",
     "UnavailableError",
 }
@@ -354,6 +352,7 @@ PACKAGES = (
     "aiohooks.stores.ray",
     "aiohooks.stores.redis",
     "aiohooks.testing",
+    "aiohooks.training",
     "aiohooks.version_gate",
 )
 
@@ -404,10 +403,10 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_the_front_door_is_small() -> None:
-    """The front door has at most 65 names: those that most programs use. Others are public in their
+    """The front door has at most 40 names: dispatch and a plain session. Others are public in their
     package only.
     """
-    assert len(ah.__all__) <= 65
+    assert len(ah.__all__) <= 40
 
 
 def test_nothing_public_is_left_out() -> None:
@@ -489,38 +488,72 @@ def test_names_are_imported_when_they_are_used(statement: str, unwanted: set[str
     assert sorted(unwanted.intersection(loaded)) == []
 
 
-def test_an_unknown_name_is_an_attribute_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """A name that does not exist is reported like that of any module, with Python's hint."""
-    with pytest.raises(AttributeError, match="module 'aiohooks' has no attribute 'Grph'") as caught:
-        _ = ah.Grph  # type: ignore[attr-defined]
-    # Before Python 3.12, the module `traceback` does not show hints.
-    sys.__excepthook__(type(caught.value), caught.value, caught.value.__traceback__)
-    assert capsys.readouterr().err.endswith(
-        "AttributeError: module 'aiohooks' has no attribute 'Grph'. Did you mean: 'Graph'?\n"
-    )
-
-
 @pytest.mark.parametrize(
-    ("name", "home"),
+    ("name", "pointer"),
     [
-        ("InvalidHookError", "aiohooks.errors"),
-        ("HookTimingHook", "aiohooks.hooks"),
-        ("KeepNewest", "aiohooks.checkpoint"),
-        ("RedisEngine", "aiohooks.stores.redis"),
-        ("no_leaks", "aiohooks.testing"),
+        ("Grph", "; did you mean aiohooks.Graph?"),
+        ("WatchdogHok", "; did you mean aiohooks.hooks.WatchdogHook?"),
+        ("RedisStepStore", ""),
+        ("InvalidHookError", "; it is aiohooks.errors.InvalidHookError"),
+        ("WatchdogHook", "; it is aiohooks.hooks.WatchdogHook"),
+        ("KeepNewest", "; it is aiohooks.checkpoint.KeepNewest"),
+        ("RedisEngine", "; it is aiohooks.stores.redis.RedisEngine"),
+        ("no_leaks", "; it is aiohooks.testing.no_leaks"),
     ],
 )
 def test_a_name_of_another_module_names_that_module(
-    name: str, home: str, capsys: pytest.CaptureFixture[str]
+    name: str, pointer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A public name that is not in `aiohooks` itself is reported with the module that has it, and
-    with no similar name of another class.
+    an unknown one with a name that differs by a letter or two, never with another class.
     """
     with pytest.raises(AttributeError) as caught:
         getattr(ah, name)
+    # Python itself adds similar names here, if it is not told the name.
     sys.__excepthook__(type(caught.value), caught.value, caught.value.__traceback__)
-    message = f"module 'aiohooks' has no attribute '{name}'; it is {home}.{name}"
+    message = f"module 'aiohooks' has no attribute '{name}'{pointer}"
     assert capsys.readouterr().err.endswith(f"AttributeError: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("statement", "pointer"),
+    [
+        ("from aiohooks import WatchdogHook", "; it is aiohooks.hooks.WatchdogHook"),
+        ("from aiohooks import NanHok", "; did you mean aiohooks.NanHook?"),
+        ("from aiohooks.hooks import SessionRunHook", "; it is aiohooks.SessionRunHook"),
+        ("from aiohooks.session import Coordinator", "; it is aiohooks.Coordinator"),
+    ],
+)
+def test_an_import_names_the_other_module_too(statement: str, pointer: str) -> None:
+    """`from package import name` fails with the same pointer as the attribute."""
+    with pytest.raises(ImportError, match=re.escape(pointer) + "$"):
+        exec(statement)
+
+
+def test_a_module_is_imported_where_a_package_has_the_same_name() -> None:
+    """A module with the name of something in `aiohooks` can be imported from its own package."""
+    program = "from aiohooks.session import hook, run; print(hook.__name__, run.__name__)"
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed == "aiohooks.session.hook aiohooks.session.run\n"
+
+
+def test_every_public_name_can_be_pointed_to() -> None:
+    """A message can name the module of each public name, apart from adapters of single trackers:
+    their import takes seconds.
+    """
+    for package in PACKAGES:
+        if package.startswith("aiohooks.adapters.trackers."):
+            continue
+        for name in set(importlib.import_module(package).__all__) - PUBLIC:
+            assert pointer_of(name).startswith("; it is aiohooks."), (package, name)
+
+
+def pointer_of(name: str) -> str:
+    """What the error for a missing attribute adds."""
+    with pytest.raises(AttributeError) as caught:
+        getattr(ah, name)
+    return str(caught.value).removeprefix(f"module 'aiohooks' has no attribute '{name}'")
 
 
 @pytest.mark.parametrize("path", [path for path, text in SIGNATURES.items() if text is not None])

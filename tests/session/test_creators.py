@@ -40,7 +40,7 @@ def recording_scaffold(record: list[str], **answers: Any) -> ah.Scaffold:
     return ah.Scaffold(**{name: function(name) for name in SCAFFOLD})
 
 
-async def total_of(creator: ah.SessionCreator) -> int:
+async def total_of(creator: ah.session.SessionCreator) -> int:
     """Open a session and fetch its total."""
     async with ah.AsyncMonitoredSession(creator) as session:
         return int(await session.run("total"))
@@ -205,7 +205,7 @@ async def test_a_failed_initial_value_reaches_every_chief_and_worker() -> None:
     chiefs = [total_of(ah.ChiefSessionCreator(graph, variables=variables)) for _ in errors]
     *raised, of_worker = await asyncio.gather(*chiefs, worker, return_exceptions=True)
     assert raised == errors
-    assert isinstance(of_worker, ah.PublisherFailedError)
+    assert isinstance(of_worker, ah.errors.PublisherFailedError)
     assert of_worker.__cause__ is errors[0]
 
 
@@ -300,12 +300,12 @@ async def test_a_training_session_of_another_class(is_chief: bool) -> None:
         counting_graph(),
         {"variables": ah.Variables(), "log_step_count": None, "session_factory": OptionSession},
     )
-    async with ah.monitored_training_session(graph, **options) as session:  # type: ignore[arg-type]
+    async with ah.training.monitored_training_session(graph, **options) as session:  # type: ignore[arg-type]
         if is_chief:
             assert await session.run("train", options={"level": 2}) == 1
         else:
             of_a_worker: dict[str, Any] = {**options, "is_chief": False}
-            async with ah.monitored_training_session(graph, **of_a_worker) as worker:
+            async with ah.training.monitored_training_session(graph, **of_a_worker) as worker:
                 assert await worker.run("train", options={"level": 2}) == 1
 
 
@@ -339,7 +339,7 @@ async def test_a_session_that_cannot_be_used_is_closed(kind: str, factory: Any, 
 
     graph, variables = counting_graph(), ah.Variables()
     scaffold = ah.Scaffold(local_init_fn=None if factory else NO_DATA.init_fn)
-    creator: ah.SessionCreator = ah.ChiefSessionCreator(
+    creator: ah.session.SessionCreator = ah.ChiefSessionCreator(
         graph, variables=variables, session_factory=keeping, scaffold=scaffold
     )
     if kind == "worker":

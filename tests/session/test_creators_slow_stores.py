@@ -106,7 +106,7 @@ async def train_with_time_limits() -> None:
     async def keep(session: ah.Session, coord: ah.Coordinator) -> None:
         raw.append(session)
 
-    effects = ah.EffectsHook({"recorded": deliver}, when="commit", drain_secs=None)
+    effects = ah.hooks.EffectsHook({"recorded": deliver}, when="commit", drain_secs=None)
     session = ah.AsyncMonitoredSession(
         graph, [keep, effects, ah.StopAtStepHook(last_step=5)], global_step=store
     )

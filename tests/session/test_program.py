@@ -234,17 +234,17 @@ def test_a_healthy_program_logs_no_warning(
             hooks = [
                 ah.StopAtStepHook(last_step=last),
                 ah.CheckpointSaverHook(tmp_path / "checkpoints", every=ah.Every(steps=2)),
-                ah.EffectsHook({"row": deliver}),
-                ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), mode="background"),
+                ah.hooks.EffectsHook({"row": deliver}),
+                ah.hooks.EvaluatorHook(evaluate, every=ah.Every(steps=2), mode="background"),
                 TrackerHook(
                     TensorBoardTracker(tmp_path / "events"),
                     {"total": "total"},
                     every=ah.Every(steps=1),
                 ),
-                ah.JSONLinesHook(tmp_path / "values.jsonl", {"total": "total"}),
+                ah.hooks.JSONLinesHook(tmp_path / "values.jsonl", {"total": "total"}),
                 ah.LoggingHook({"total": "total"}, every=ah.Every(steps=2)),
                 ah.NanHook("total"),
-                ah.WatchdogHook(HANG_SECS),
+                ah.hooks.WatchdogHook(HANG_SECS),
                 ah.hooks.HookTimingHook(),
                 Publishes(),
             ]

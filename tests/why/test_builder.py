@@ -609,7 +609,7 @@ async def test_a_late_step_says_what_its_publisher_waits_for() -> None:
     store = ah.MemoryStepStore(run="digits")
     async with ah.AsyncMonitoredSession(step, global_step=store, name="trainer"):
         late = asyncio.create_task(store.wait_for(5, timeout=0.0001), name="late")
-        with pytest.raises(ah.StepTimeoutError) as raised:
+        with pytest.raises(ah.errors.StepTimeoutError) as raised:
             await asyncio.shield(late)
         (note,) = raised.value.__notes__
         assert re.match(
@@ -636,7 +636,7 @@ async def test_a_late_step_says_what_the_run_of_its_publisher_waits_for() -> Non
     async with ah.AsyncMonitoredSession(step, [Waits()], global_step=store) as session:
         run = asyncio.create_task(session.run(()))
         await ticks()
-        with pytest.raises(ah.StepTimeoutError) as raised:
+        with pytest.raises(ah.errors.StepTimeoutError) as raised:
             await asyncio.create_task(store.wait_for(5, timeout=0.0001))
         (note,) = raised.value.__notes__
         assert re.match(r"session .* waits for .*Waits.before_run at step 1, .* <- asyncio", note)

@@ -439,7 +439,7 @@ async def test_hooks_of_this_library_work_beside_them() -> None:
     async def record(context: ah.SessionRunContext, values: ah.SessionRunValues) -> None:
         losses.append(values.results)
 
-    recorder = ah.LambdaHook(after_run=record, fetches="loss:0")
+    recorder = ah.hooks.LambdaHook(after_run=record, fetches="loss:0")
     async with session_of(beside=[recorder, Reads(), ah.StopAtStepHook(last_step=2)]) as session:
         async for loss in session.steps(
             ["loss:0", "train"], feeds=[{"x:0": 1.0}, {"x:0": 2.0}, {"x:0": 3.0}]
@@ -494,7 +494,7 @@ async def test_waits_follow_the_steps_of_other_sessions(wait: str) -> None:
     """In a cluster the step that others make ends a wait, of a hook or a client."""
     step, server = tf.train.get_global_step(), tf.distribute.Server.create_local_server()
     advance = tf.assign_add(step, 3)
-    hooks = [ah.GlobalStepWaiterHook(3)] if wait == "hook" else []
+    hooks = [ah.hooks.GlobalStepWaiterHook(3)] if wait == "hook" else []
     with ManualClock() as clock, tf.Session(server.target) as other:
         other.run(tf.global_variables_initializer())
         async with session_of(
@@ -519,7 +519,7 @@ async def test_waits_follow_the_steps_of_other_sessions(wait: str) -> None:
                 other.run(advance)
             clock.advance(0.4)
             if wait == "timeout":
-                with pytest.raises(ah.StepTimeoutError, match="seen step 0"):
+                with pytest.raises(ah.errors.StepTimeoutError, match="seen step 0"):
                     await waiting
             else:
                 await waiting
@@ -586,7 +586,7 @@ async def test_a_step_that_cannot_be_read_ends_the_waits() -> None:
             store = session.global_step
             for error, kind in (
                 (tf.errors.UnavailableError(None, None, "away"), UnavailableError),
-                (tf.errors.InternalError(None, None, "broken"), ah.PublisherFailedError),
+                (tf.errors.InternalError(None, None, "broken"), ah.errors.PublisherFailedError),
             ):
                 failures.append(functools.partial(fail, error))
                 waiting = await parked(store.wait_for(1))
