@@ -55,10 +55,10 @@ class Queue(abc.ABC, Generic[T]):
         self.items.append(item)
 
     def put_nowait(self, item: T) -> bool:
-        """Add an item unless the queue is full; return whether it was added.
+        """Add an item unless the queue is full. Return whether it was added.
 
         Raises:
-            BaseException: the failures of earlier items; this item is not added.
+            BaseException: the failures of earlier items. This item is not added.
         """
         self.check()
         if self.is_full:
@@ -67,7 +67,7 @@ class Queue(abc.ABC, Generic[T]):
         return True
 
     async def put(self, item: T) -> None:
-        """Add an item; wait while the queue is full. Waiting callers get places in their order.
+        """Add an item. Wait while the queue is full. Waiting callers get places in their order.
 
         Raises:
             BaseException: as for `put_nowait`.
@@ -176,7 +176,7 @@ class ThreadQueue(Queue[T]):
         _call_in_loop(loop, wake, self._finished)
 
     def _next_batch(self) -> list[T]:
-        """Wait for items, and return some; none if there are none left at the end."""
+        """Wait for items, and return some, or none if there are none left at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._finished is not None)
             count = min(len(self._waiting), self._max_batch)

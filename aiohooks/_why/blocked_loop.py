@@ -12,7 +12,7 @@ from aiohooks._core.reports import logger
 from aiohooks._why.tasks import Frames, loop_frames, user_location
 
 _BLOCKED_SECS = 0.5
-"""The shortest block that may be warned of; a block of twice that time always is."""
+"""The shortest block that may be warned of. A block of twice that time always is."""
 
 
 class BlockedLoopWatch(threading.Thread):
@@ -45,7 +45,7 @@ class BlockedLoopWatch(threading.Thread):
         """How many sessions use this watch."""
 
     def stop(self, *, wait: bool = True) -> None:
-        """Stop the thread; with `wait`, block until it has ended."""
+        """Stop the thread. With `wait`, block until it has ended."""
         self._stopped.set()
         self._answered.set()
         if wait and self.ident is not None:
@@ -77,7 +77,7 @@ class BlockedLoopWatch(threading.Thread):
                 pass
 
     def _frames(self) -> Frames:
-        """Return the frames that the loop is running, the outermost first; none if it waits."""
+        """Return the frames that the loop is running, the outermost first, or none if it waits."""
         if not self._loop.is_running():
             return ()
         stacks = sys._current_frames()  # pyright: ignore[reportPrivateUsage]

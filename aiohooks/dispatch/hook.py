@@ -24,8 +24,8 @@ class Hook:
     """
 
     order: ClassVar[int] = 0
-    """Hooks of a lower order complete a call before those of a higher order start it; those of one
-    order run concurrently.
+    """Hooks of a lower order complete a call before hooks of a higher order start it. Hooks of the
+    same order run concurrently.
     """
     timeout: ClassVar[float | None] = None
     """Time limit in seconds for one call of a coroutine method; costs nothing where the method
@@ -34,13 +34,13 @@ class Hook:
     on_error: ClassVar[OnError] = "raise"
     """`"log"` for observers: an error is logged with its traceback and the run continues."""
     name: str = ""
-    """The name of the hook's state in checkpoints, unique in its session; if empty, the name of its
-    class.
+    """The name of the hook's state in checkpoints, unique in its session. If it is empty, the
+    state has the name of its class.
     """
 
 
 class HookRegistration(NamedTuple):
-    """A hook with its attributes in one group or session; created by `configure`."""
+    """A hook with its attributes in one group or session, created by `configure`."""
 
     hook: Any
     order: int = 0
@@ -67,18 +67,18 @@ class HookOptions(TypedDict, total=False):
 
 
 def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
-    """Return a registration of `hook` that says how its methods are called; the hook itself is
+    """Return a registration of `hook` that says how its methods are called. The hook itself is
     unchanged.
 
     Example: `hooks=[configure(MetricsHook(), timeout=5.0, on_error="log")]`.
 
     Args:
-        hook: an object with methods of a hook interface; or a registration, whose other attributes
+        hook: an object with methods of a hook interface, or a registration, whose other attributes
             are kept.
         options: attributes of the registration, by name.
 
-            `order`: hooks of a lower order complete a call before those of a higher order start;
-            those of one order run concurrently.
+            `order`: hooks of a lower order complete a call before hooks of a higher order start.
+                Hooks of the same order run concurrently.
 
             `timeout`: time limit in seconds for one call of a coroutine method. A method that
             wraps others has none: use `asyncio.timeout` around its own waits.
@@ -90,11 +90,11 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
             alongside the code that follows. A failure is raised by the next call of the hook, or at
             the end, or logged. In a session this is `after_run`.
 
-            `max_pending`: how many background calls may be queued; the caller waits while there are
+            `max_pending`: how many background calls may be queued. The caller waits while there are
             as many. Code of a background call, which other queues may wait for, never waits.
 
             `disable_after`: take the hook out of the calls, with a warning, when it has failed this
-            often in a row; with `on_error="log"` only.
+            often in a row, with `on_error="log"` only.
 
             `name`: the name of the hook in messages and in the status, in place of its class's.
 
@@ -136,7 +136,7 @@ def in_order(hooks: Iterable[object]) -> list[HookRegistration]:
 
 
 def registration_of(hook: object) -> HookRegistration:
-    """Return the registration of a hook, or a registration itself; check its attributes."""
+    """Return the registration of a hook, or a registration itself. Check its attributes."""
     if isinstance(hook, type):
         raise InvalidHookError(
             f"the class {hook.__name__} is given as a hook; give an object of it:"
@@ -194,7 +194,7 @@ class FunctionHook:
     ) -> None:
         """Make a hook whose method `name` is the function.
 
-        One that is alone stands for its function in messages, which do not speak of a method.
+        A hook with one method stands for its function in messages, which do not speak of a method.
         """
         if not callable(function):
             advice = "give a function"
@@ -214,7 +214,7 @@ class FunctionHook:
 def identity(hook: Any) -> object:
     """Return a key of a hook, or of its function.
 
-    A bound method is a new object at each access, which is equal to those before.
+    A bound method is a new object at each access, which is equal to the previous objects.
     """
     if isinstance(hook, FunctionHook):
         hook = hook.function

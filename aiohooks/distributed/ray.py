@@ -102,14 +102,14 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
         task_options: options of `ray.remote`: `num_cpus`, `num_gpus`, `resources`, `runtime_env`,
             ...
         init_options: options of `ray.init`.
-        store_options: options of `open_step_store`; `on_lost` is "keep" by default.
+        store_options: options of `open_step_store`. `on_lost` is "keep" by default.
 
     Returns:
         The results: the chief's, then the workers'.
 
     Raises:
         ExceptionGroup: of the error of `main`, or a `TaskDiedError`, for each task that failed.
-        SystemExit: SIGTERM was received; the exit code is 143, as in shells.
+        SystemExit: SIGTERM was received. The exit code is 143, as in shells.
         StoreUnavailableError: there is no such cluster.
     """
     spec = make_spec(main, args, num_workers, run, checkpoint_dir)

@@ -227,7 +227,7 @@ class Graph:
     def operation(
         self, fn: Any = None, **options: Unpack[OperationOptions]
     ) -> Operation | AddOperation:
-        """Add a function as an operation. The names of its parameters are those of its inputs.
+        """Add a function as an operation. The names of its parameters name its inputs.
 
         Use this method as a decorator, with or without options. A run awaits a coroutine function.
         It calls a plain function in the event loop, or in a worker thread with `thread=True`.
@@ -339,7 +339,7 @@ class Graph:
     def _listed_input_names(
         self, fn: Callable[..., Any], inputs: object, subject: str
     ) -> list[str]:
-        """Return the names of the listed inputs of an operation; raise if `fn` rejects them."""
+        """Return the names of the listed inputs of an operation. Raise if `fn` rejects them."""
         if isinstance(inputs, str) or not isinstance(inputs, Sequence):
             raise GraphError(f"inputs of {subject} is {inputs!r}; give a list of nodes or names")
         keys = cast("Sequence[object]", inputs)
@@ -368,7 +368,7 @@ class Graph:
         )
 
     def _add(self, node: _NodeT) -> _NodeT:
-        """Add a node and return it; raise if the graph is finalized or has a node of its name."""
+        """Add a node and return it. Raise if the graph is finalized or has a node of its name."""
         if self.finalized:
             raise GraphFinalizedError(
                 f"{node.name!r} cannot be added, because the graph is finalized. Add it in a hook's"
@@ -487,7 +487,7 @@ _default_graph: ContextVar[_Default | None] = ContextVar("aiohooks_default_graph
 
 
 def make_default(graph: Graph) -> Token[Any]:
-    """Make a graph the default of the current context; return the token that undoes this."""
+    """Make a graph the default of the current context. Return the token that undoes this."""
     return _default_graph.set(_Default(graph, current_scope.get()))
 
 
@@ -618,7 +618,7 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
 
 
 def _input_parameters(fn: Callable[..., Any], subject: str) -> list[inspect.Parameter]:
-    """Return the parameters of a function; raise if one of them cannot be passed by name."""
+    """Return the parameters of a function. Raise if one of them cannot be passed by name."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError) as error:

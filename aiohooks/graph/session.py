@@ -76,14 +76,14 @@ class Monitor:
 
 
 class RunRequest:
-    """A run of a session: what it fetches and feeds, and how its result is made.
+    """A run of a session: its fetches and feeds, and how its result is made.
 
     Attributes:
         fetches: nodes or names, nested at will.
         feed_dict: values by node or name.
         options: options for a `run` that is overridden.
         run_metadata: a dict into which such a `run` may write, if there are options.
-        build: builds the result of the values of the fetches; None for one of their shape.
+        build: builds the result of the values of the fetches, or None for one of their shape.
     """
 
     __slots__ = ("build", "feed_dict", "fetches", "options", "run_metadata")
@@ -122,15 +122,15 @@ class Session:
     graph: Graph
     """The graph that is run."""
     global_step: StepStore
-    """The step store; `session.global_step.latest.step` is the latest step."""
+    """The step store. `session.global_step.latest.step` is the latest step."""
     variables: Variables
-    """The values of the variables; see `variables.snapshot` and `variables.assign`."""
+    """The values of the variables. See `variables.snapshot` and `variables.assign`."""
     committed_step: int
     """The global step after the latest run of this session."""
     grace_secs: float
     """How long a cancelled run waits for calls that do not end immediately."""
     tracked: Mapping[str, Stateful]
-    """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
+    """The objects saved in checkpoints in addition to the variables: the scaffold's `tracked`."""
     saver: Saver | None
     """The saver from which the creator of this session restores."""
     saved: bool
@@ -140,7 +140,7 @@ class Session:
     it.
     """
     restored: Restored | None
-    """The restored checkpoint of this session; its `state` has only the states of hooks."""
+    """The restored checkpoint of this session. Its `state` has only the states of hooks."""
     finished: PublisherFinishedError | None
     """Why there is nothing left to do: the run had finished before this session was created."""
 
@@ -231,7 +231,7 @@ class Session:
         Args:
             fetches: nodes or names, which may be nested in lists, tuples, mappings and dataclasses.
             feed_dict: values by node or name, for this run only. A fed node is not computed.
-            options: options for a session class that has a `run` of its own; others raise.
+            options: options for a session class that has a `run` of its own. Others raise.
             run_metadata: a dict into which such a session may write.
 
         Raises:
@@ -438,7 +438,7 @@ class Session:
     async def _commit_changes(
         self, plan: Plan, values: list[Any], run_waits: RunWaits | None
     ) -> bool:
-        """Set the variables and advance the global step; return False if the run was overtaken."""
+        """Set the variables and advance the global step. Return False if the run was overtaken."""
         by_name = self._values.by_name
         for name, _, is_added in plan.changes:
             slot = plan.variable_slots.get(name)
@@ -557,7 +557,7 @@ GatheredRun = Callable[[RunWaits, RunRequest], Awaitable[Any]]
 
 
 def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
-    """Make a session part of a monitored one; return the function that runs it as part of a run.
+    """Make a session part of a monitored one. Return the function that runs it as part of a run.
 
     If `run` is overridden, the function calls it, and the whole call is a single wait.
     """
@@ -603,7 +603,7 @@ def _conflict_error(plan: Plan) -> UpdateConflictError:
 
 
 def _drop_effects(run_waits: RunWaits | None) -> None:
-    """Drop the effects that operations of a monitored run have recorded; they record them again."""
+    """Drop the effects that operations of a monitored run have recorded. They record them again."""
     # A raw run has no waits. It keeps all effects, because it cannot find its own among those of a
     # run around it.
     if run_waits is None or run_waits.scope is None:
@@ -708,7 +708,7 @@ class OperationCalls(Calls):
     def _new_context(self, operation: PlannedOperation) -> Context:
         """Return a context for a call: the caller's, changed by the calls that this one needs.
 
-        A call needs the calls of its inputs, and the calls that those need.
+        A call needs the calls of its inputs, and so on.
         """
         setters: set[int] = set()
         for needed in operation.inputs:

@@ -34,7 +34,9 @@ from aiohooks.session.status import session_events
 
 
 class CheckpointSaverListener:
-    """Coroutines that a `CheckpointSaverHook` awaits around its saves; override those you need."""
+    """Coroutines that a `CheckpointSaverHook` awaits around its saves. Override the methods you
+    need.
+    """
 
     async def begin(self) -> None:
         """Called when the hook begins."""
@@ -43,10 +45,10 @@ class CheckpointSaverListener:
         """Called inside the step that is saved, right before the state is taken."""
 
     async def after_save(self, session: Session, global_step: int) -> object:
-        """Called when the checkpoint is durable; training may have continued meanwhile.
+        """Called when the checkpoint is durable. Training may have continued meanwhile.
 
         Returns:
-            A true value to stop the session after the current run; a str is the reason.
+            A true value to stop the session after the current run. A str is the reason.
         """
 
     async def end(self, session: Session, global_step: int) -> None:
@@ -66,9 +68,9 @@ class CheckpointSaverHook(ScheduledHook):
     loop (`yield_secs`).
 
     The numbers that an evaluation of a saved step returns (the event `evaluated`) are metrics of
-    its checkpoint, also if they come later: `KeepBest` needs no fetch for them. What is saved at an
-    end at which no save is due is an interim checkpoint, which the first one of the resumed run
-    replaces, so that in the end the checkpoints are those of an uninterrupted run.
+    its checkpoint, also if they come later: `KeepBest` needs no fetch for them. If no save is due
+    at the end, the checkpoint there is an interim one, which the first checkpoint of the resumed
+    run replaces, so that in the end the checkpoints are the same as in an uninterrupted run.
 
     Other hooks ask for a save with `request_save`, and subscribe to the events `saving` and
     `saved`: see `aiohooks.session.SessionEvents`.
@@ -97,16 +99,16 @@ class CheckpointSaverHook(ScheduledHook):
         save_on_error: bool = False,
         on_save_error: Literal["raise", "log"] = "raise",
     ) -> None:
-        """Check the arguments; no file is touched yet.
+        """Check the arguments. No file is touched yet.
 
         Args:
             checkpoint_dir: a directory, or the `Saver` of one, which says which checkpoints are
-                kept; None for the one that the session's creator restores from.
+                kept, or None for the directory that the session's creator restores from.
             every: when to save.
             listeners: awaited around each save.
             metrics: fetches of numbers, by name. Their values in the run that is saved are stored
                 in the checkpoint, for `KeepBest`, as are the numbers of an `EvaluatorHook`.
-            background: whether training continues during a write; if not, the step waits until the
+            background: whether training continues during a write. If not, the step waits until the
                 checkpoint is durable.
             on_busy: what to do when a save is due during a write: "wait" for the write inside the
                 step, or "skip", which tries again after the next run.
@@ -209,7 +211,7 @@ class CheckpointSaverHook(ScheduledHook):
             await self._begin_saving(session)
 
     async def _begin_saving(self, session: Session) -> None:
-        """Add the metrics evaluated at this step to its checkpoint; with `save_on_begin`, save it.
+        """Add the metrics evaluated at this step to its checkpoint. With `save_on_begin`, save it.
 
         Warn if the directory has a checkpoint that the session did not restore. Raise the error of
         a failed save.
@@ -325,7 +327,7 @@ class CheckpointSaverHook(ScheduledHook):
         """Return whether the last checkpoint has all of the session's state.
 
         Tracked objects and hooks change without a step or a version, so their states are compared
-        with those in the checkpoint.
+        with the states in the checkpoint.
         """
         if not self._is_saved(session):
             return False
@@ -395,7 +397,7 @@ class CheckpointSaverHook(ScheduledHook):
     # -- saving
 
     async def _save_last(self, session: Session) -> None:
-        """Save at the end of the session; wait for the write."""
+        """Save at the end of the session. Wait for the write."""
         await self._save(session, at_end=True)
         await self._wait_for_write()
 

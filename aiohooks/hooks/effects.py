@@ -82,7 +82,7 @@ class EffectsHook(ResettingHook):
 
     With `when="checkpoint"`, an effect is delivered when a durable checkpoint contains its step: a
     step that a recovery or a kill undoes has no effect. With "commit" it is delivered as soon as
-    its run is committed; a step that is repeated then has its effect again, under the same key.
+    its run is committed. A step that is repeated then has its effect again, under the same key.
 
     A task for each kind delivers the effects in order, at least once, alongside the training. It
     repeats failed deliveries. The checkpoints contain the effects that are not delivered yet, and
@@ -234,7 +234,7 @@ class EffectsHook(ResettingHook):
             await self._coord.until(_delivered(full))
 
     def _lacks_room(self, run_context: SessionRunContext, run_values: object) -> bool:
-        """Move the effects of the run to the outbox; return whether `after_run` must wait for room.
+        """Move the effects of the run to the outbox. Return whether `after_run` must wait for room.
 
         The session calls this after each run. It needs no task, unlike `after_run`.
         """
@@ -245,7 +245,7 @@ class EffectsHook(ResettingHook):
         return any(delivery.is_full for delivery in self._deliveries.values())
 
     async def end(self, session: Session) -> None:
-        """Deliver the remaining effects, except those that wait for the last checkpoint."""
+        """Deliver the remaining effects, unless they wait for the last checkpoint."""
         self._drains_until = current_clock().now() + self._drain_secs
         await self._drain()
 
@@ -305,7 +305,8 @@ class EffectsHook(ResettingHook):
             attempt.effects.append((kind, copied, recorder or kind))
 
     def _move_to_outbox(self) -> None:
-        """Move the effects of committed attempts to the outbox, and drop those of failed attempts.
+        """Move the effects of committed attempts to the outbox, and drop the effects of failed
+        attempts.
 
         With `when="commit"`, the effects are delivered. Otherwise a save is requested if many wait.
         """
@@ -364,7 +365,7 @@ class EffectsHook(ResettingHook):
             self._saving_pending = len(self._pending())
 
     async def _note_saved(self, step: int, path: Path) -> None:
-        """Release the effects that the checkpoint contains; at the end, wait for their delivery."""
+        """Release the effects that the checkpoint contains. At the end, wait for their delivery."""
         # Another hook has saved a checkpoint in another directory, or of an earlier step: that
         # lacks some of the effects.
         if path.parent != self._checkpoint_dir or step < self._saving_step:
@@ -473,7 +474,7 @@ class _Delivery(Queue[Effect]):
         super().__init__(max_pending)
         self.kind = kind
         self.task: asyncio.Task[None] | None = None
-        """Delivers the effects; None while there are none."""
+        """Delivers the effects, or None while there are none."""
         self.grace_secs = DEFAULT_GRACE_SECS
         self._handler = handler
         self._backoff = backoff
@@ -487,7 +488,7 @@ class _Delivery(Queue[Effect]):
         self._attempts = 0
 
     def status(self, unsaved: int) -> EffectStatus:
-        """Return the counts; `unsaved` more effects wait for a checkpoint."""
+        """Return the counts. `unsaved` more effects wait for a checkpoint."""
         return EffectStatus(
             self.kind,
             pending=len(self.items) + unsaved,
@@ -512,7 +513,7 @@ class _Delivery(Queue[Effect]):
             self.task = None
 
     async def _deliver(self, effect: Effect) -> None:
-        """Call the handler; remove the effect, or pause after a failure."""
+        """Call the handler. Remove the effect, or pause after a failure."""
         # A handler that changes the payload changes neither a repetition nor a checkpoint.
         copied = effect._replace(payload=copy.deepcopy(effect.payload))
         # A cancelled handler gets half of the grace period, because `close` waits for it and must

@@ -23,7 +23,7 @@ class GlobalStepWaiterHook(SessionRunHook):
     """Delays the first run until the global step reaches `wait_until_step`.
 
     It starts workers one after the other, for example with `wait_until_step=int(K * log(task_id +
-    1))` where task 0 is the chief. The wait is an awaited event; it also ends when a stop is
+    1))` where task 0 is the chief. The wait is an awaited event. It also ends when a stop is
     requested, when a background task fails, and when no publisher is left that could reach the
     step. Once the wait is over it never waits again, not even after a recovery.
     """
@@ -37,7 +37,7 @@ class GlobalStepWaiterHook(SessionRunHook):
         """Create the hook.
 
         Args:
-            wait_until_step: the step to wait for; 0 does not wait.
+            wait_until_step: the step to wait for. 0 does not wait.
             timeout: seconds after which the wait fails, None for no limit.
 
         Raises:
@@ -53,7 +53,7 @@ class GlobalStepWaiterHook(SessionRunHook):
         self._timeout = timeout
         self._coord: Coordinator | None = None
         self.started_at: int | None = None
-        """The step at which the wait ended; None before."""
+        """The step at which the wait ended, or None before."""
 
     async def begin(self) -> None:
         """Wait again in a new session."""
@@ -68,8 +68,8 @@ class GlobalStepWaiterHook(SessionRunHook):
         """Wait, in the first run.
 
         Raises:
-            StopRequestedError: a stop was requested; a clean end. `PublisherFinishedError` if all
-                publishers have finished.
+            StopRequestedError: a stop was requested, which is a clean end.
+            PublisherFinishedError: no publisher is left, as all have finished. This is a clean end.
             PublisherFailedError: the publisher of the step failed.
             StepTimeoutError: the step was not reached in time.
         """
@@ -122,7 +122,7 @@ class VersionGateHook(ResettingHook):
         """Set the bound.
 
         Args:
-            versions: counts the published versions; not the session's own step.
+            versions: counts the published versions, not the session's own step.
             max_lag: how many versions ahead a run may begin.
             timeout: the time limit of a wait in seconds, None for no limit.
         """
@@ -134,19 +134,19 @@ class VersionGateHook(ResettingHook):
 
     def _reset(self) -> None:
         self.gate: VersionGate = VersionGate(self.versions, max_lag=self.max_lag)
-        """The gate of this session; its `statistics` count the waits."""
+        """The gate of this session. Its `statistics` count the waits."""
         self._coord: Coordinator | None = None
         # The ticket of the run that is not committed yet.
         self._ticket: Ticket | None = None
         self.ahead: int | None = None
-        """How many versions ahead the current or last run began; None before the first."""
+        """How many versions ahead the current or last run began, or None before the first."""
         self.lag: int | None = None
-        """How many versions were published during the last run; None before the first, and if they
+        """How many versions were published during the last run, None before the first, and if they
         were reset in it.
         """
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Keep the coordinator, whose stop ends the waits; count the items that are not used yet.
+        """Keep the coordinator, whose stop ends the waits. Count the items that are not used yet.
 
         Raises:
             InvalidArgumentError: the versions are the session's own step.
@@ -169,8 +169,8 @@ class VersionGateHook(ResettingHook):
         """Wait while the run would be too far ahead.
 
         Raises:
-            StopRequestedError: a stop was requested; a clean end.
-            PublisherFinishedError: no publisher is left, the last one finished; a clean end.
+            StopRequestedError: a stop was requested, which is a clean end.
+            PublisherFinishedError: no publisher is left, as all have finished. This is a clean end.
             PublisherFailedError: no publisher is left, the last one failed.
             StepTimeoutError: there was no room in time.
         """
@@ -181,7 +181,7 @@ class VersionGateHook(ResettingHook):
         return None
 
     def _lacks_ticket(self, run_context: SessionRunContext | None = None) -> bool:
-        """Return whether a run has to wait for a ticket; if not, it has one."""
+        """Return whether a run has to wait for a ticket. If not, it has one."""
         if self._ticket is None:
             ticket = self.gate.admit_nowait()
             if ticket is not None:

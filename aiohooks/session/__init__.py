@@ -1,7 +1,7 @@
 """The monitored session: a loop of steps with hooks around each, recovery, and an end that is
 always complete.
 
-`AsyncMonitoredSession` and the types of its arguments are in `aiohooks`; this package exports a
+`AsyncMonitoredSession` and the types of its arguments are in `aiohooks`. This package exports a
 session without recovery, the base class of creators, and the types of results. Read `monitored.py`
 first: it has one run on one screen. Each of these imports only from those above it:
 

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 
 async def set_step(store: StepStore, step: int) -> None:
-    """Raise a step store that is behind, which wakes its waiters; reset one that is ahead, in a new
-    epoch.
+    """Raise a step store that is behind, which wakes its waiters. Reset a store that is ahead, in a
+    new epoch.
     """
     latest = await store.value()
     if latest.step > step:
@@ -60,7 +60,7 @@ async def set_step(store: StepStore, step: int) -> None:
 
 
 async def restore_session(session: Session, restored: Restored) -> None:
-    """Restore the variables, the tracked objects and the global step; `restore_hooks` follows
+    """Restore the variables, the tracked objects and the global step. `restore_hooks` follows
     later.
 
     Args:
@@ -96,7 +96,7 @@ async def restore_session(session: Session, restored: Restored) -> None:
 
 
 def restore_hooks(session: Session, restored: Restored) -> None:
-    """Load the saved states of the hooks; a hook without a saved state keeps its own, and this is
+    """Load the saved states of the hooks. A hook without a saved state keeps its own, and this is
     logged.
     """
     what = f"checkpoint {restored.checkpoint.path}"
@@ -187,11 +187,11 @@ SessionFn = Callable[[Session], Awaitable[Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scaffold:
-    """How a session of a graph is initialized, when it is ready, and what is saved besides its
-    variables.
+    """How a session of a graph is initialized, when it is ready, and which objects are saved in
+    addition to its variables.
 
     The functions are coroutine functions that take the raw session. The two `ready` functions
-    return the missing parts: None, True or an empty collection means ready; False, a name or
+    return the missing parts: None, True or an empty collection means ready, while False, a name or
     several names mean not ready.
 
     Args:
@@ -201,9 +201,9 @@ class Scaffold:
         local_init_fn: called for each created session, of a chief or a worker.
         ready_fn: called at the end.
         tracked: objects that change themselves, such as a torch module, its optimizer, a data
-            loader or a `RandomState`, by name; their `state_dict` is saved in checkpoints, and
+            loader or a `RandomState`, by name. Their `state_dict` is saved in checkpoints, and
             given to their `load_state_dict` when a session is restored.
-        copy_from_scaffold: another scaffold, whose functions replace missing ones of this one.
+        copy_from_scaffold: another scaffold, whose functions replace the missing functions here.
     """
 
     init_fn: SessionFn | None = None
@@ -261,7 +261,7 @@ class _Creator:
         variables: Variables | None,
         session_factory: Callable[..., Session],
     ) -> None:
-        """Check the arguments of a creator; parts that are None are made."""
+        """Check the arguments of a creator. Parts that are None are made."""
         check_callable(session_factory, "session_factory")
         if is_coroutine_function(session_factory):
             raise InvalidArgumentError(
@@ -280,7 +280,7 @@ class _Creator:
     async def _new_session(
         self, what: str, initialize: Callable[[Session], Awaitable[None]] | None = None
     ) -> Session:
-        """Make a session, let it be initialized, and check that it is ready after `what`; close it
+        """Make a session, let it be initialized, and check that it is ready after `what`. Close it
         again if that fails.
         """
         factory = self._session_factory
@@ -350,9 +350,9 @@ class ChiefSessionCreator(_Creator):
             scaffold: how they are initialized.
             checkpoint_dir: the directory from which they are restored, or its `Saver`.
                 `CheckpointSaverHook()` without a directory of its own writes there.
-            global_step: the store of the global step; by default a new one, shared by all its
+            global_step: the store of the global step, by default a new one, shared by all its
                 sessions.
-            variables: the values of the variables; likewise.
+            variables: the values of the variables, by default new ones, shared likewise.
             lead: whether to lead the run in a step store for several processes. False for peers
                 without a chief.
             session_factory: a subclass of `Session`, or a plain function that returns a session,
@@ -422,11 +422,11 @@ class ChiefSessionCreator(_Creator):
         return session
 
     async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Release the checkpoint directory and the lead; called by the monitored session at its
+        """Release the checkpoint directory and the lead, called by the monitored session at its
         end, with its grace period.
 
-        A given `Saver` is not closed; what it has not copied to its mirror yet is waited for, at
-        most `grace_secs`.
+        A given `Saver` is not closed. The session waits for the copies to its mirror that are not
+        made yet, at most `grace_secs`.
         """
         self._has_lead = False
         async with self._lead:
@@ -438,7 +438,7 @@ class ChiefSessionCreator(_Creator):
                 await self._saver.flush_mirror(grace_secs)
 
     def fail_waiters(self, error: BaseException) -> None:
-        """End the waits of the workers for the variables; called by the monitored session when it
+        """End the waits of the workers for the variables, called by the monitored session when it
         ends with `error`.
         """
         values_of(self._variables).fail(error)
@@ -585,7 +585,7 @@ class RecoveryPolicy:
 
     A run that had been committed, because `after_run` of a hook failed or a background task did
     meanwhile, is repeated and counts as another step, as in TensorFlow. In a loop whose feeds are
-    tracked `run` returns its values instead, as each of their elements counts once; unless the new
+    tracked `run` returns its values instead, as each of their elements counts once, unless the new
     session was restored from before the commit. `run_step_fn` repeats its function in any case.
 
     Args:
@@ -595,9 +595,8 @@ class RecoveryPolicy:
         no_progress_limit: how often the same step may fail, also with earlier steps completed
             between.
         on_lost_feeds: what to do when going back has undone steps with feeds that do not come
-            again: those that are not tracked in the `Scaffold`, or have no state. "log", the
-            default: a warning says how many steps are gone. "raise": `FeedsLostError` ends the
-            session.
+            again, as they are not tracked in the `Scaffold`, or have no state. "log", the default:
+            a warning says how many steps are gone. "raise": `FeedsLostError` ends the session.
     """
 
     on: tuple[type[BaseException], ...] = (AbortedError, UnavailableError)
@@ -643,7 +642,7 @@ class RecoveryHistory:
         """The steps whose runs failed, since the first of them, or a later one, was completed."""
 
     def failed(self, description: str, step: int | None) -> str | None:
-        """Record a failure of the run of `step` (None: of a creation); return why to give up, or
+        """Record a failure of the run of `step` (None: of a creation). Return why to give up, or
         None to continue.
         """
         where = "creating a session" if step is None else f"the run of step {step}"

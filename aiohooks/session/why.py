@@ -69,7 +69,7 @@ def _graph(
 
 
 def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
-    """Return the loops that `run` runs, and those of open sessions, each with its thread."""
+    """Return the loops that `run` runs, and the loops of open sessions, each with its thread."""
     loops = dict(RUN_LOOPS)
     for session in list(OPEN_SESSIONS):
         if session.requests.loop is not None:
@@ -114,7 +114,7 @@ def enable_why() -> None:
 
 
 def enable_if_asked() -> None:
-    """Do so if the environment variable says it; what is wrong is logged."""
+    """Do so if the environment variable is set. Problems are logged."""
     if _server is None and os.environ.get(WHY_VARIABLE, "") not in ("", "0"):
         try:
             enable_why()
@@ -180,7 +180,7 @@ class _Server:
         self._path.unlink(missing_ok=True)
 
     def after_fork(self) -> None:
-        """Leave the socket to the parent; a child that is to answer enables it again, with its
+        """Leave the socket to the parent. A child that is to answer enables it again, with its
         first session.
         """
         global _server

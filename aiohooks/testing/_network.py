@@ -27,7 +27,7 @@ def simulated_network() -> Generator[None]:
 
     Under `"slow"`, messages take time, and a partition holds all of them for 30 s. Under
     `"failure"`, a connection is lost as one side writes: both sides get a `ConnectionResetError`,
-    and what was under way is gone. A server is found by its port, whatever the host. Options for
+    and data on its way is lost. A server is found by its port, whatever the host. Options for
     sockets and TLS are ignored. Outside of an exploration the block uses the real network.
 
     Example: `with simulated_network(): await asyncio.open_connection("127.0.0.1", 80)`.
@@ -52,7 +52,7 @@ def simulated_network() -> Generator[None]:
 
 
 class _Network:
-    """The servers, and what the schedule does to messages."""
+    """The servers, and the effects of the schedule on messages."""
 
     def __init__(self, run: ScheduleRun) -> None:
         self.loop = asyncio.get_running_loop()

@@ -141,7 +141,7 @@ def _task_of(handle: asyncio.Handle) -> Task | None:
 
 
 class _Selector(selectors.DefaultSelector):
-    """Waits for files; where a loop would wait for its next timer, the time jumps."""
+    """Waits for files. Where a loop would wait for its next timer, the time jumps."""
 
     loop: ScheduleLoop
 
@@ -165,7 +165,7 @@ class _Selector(selectors.DefaultSelector):
         return events
 
     def _wait_for_threads(self) -> list[Any]:
-        """Return the events of files; wait for the first while threads or processes are busy."""
+        """Return the events of files. Wait for the first while threads or processes are busy."""
         start = time.monotonic()
         while True:
             # A thread wakes the loop before it becomes idle, so look at threads before files.

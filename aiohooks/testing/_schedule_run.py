@@ -63,7 +63,7 @@ class ScheduleRun:
         self._limit: asyncio.Timeout | None = None
 
     def execute(self, program: Program, errors: list[str]) -> None:
-        """Run the program, and judge it; `errors` also receives the errors of finalizers."""
+        """Run the program, and judge it. `errors` also receives the errors of finalizers."""
         self._loop = ScheduleLoop(self)
         self._loop.set_exception_handler(
             lambda _, context: errors.append(describe_context(context))
@@ -136,7 +136,7 @@ class ScheduleRun:
         self.after_step()
 
     def after_step(self) -> None:
-        """Check what must always hold, and let events happen."""
+        """Check the invariants, and let events happen."""
         if self._is_over or self._main.done():
             return
         try:

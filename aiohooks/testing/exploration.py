@@ -62,7 +62,7 @@ T = TypeVar("T")
 Disturbance = Literal[
     "order", "slow", "failure", "choice", "cancel", "timeout", "stop", "signal", "event", "kill"
 ]
-"""What disturbs a program; see `explore`."""
+"""What disturbs a program. See `explore`."""
 DISTURBANCES: tuple[Disturbance, ...] = get_args(Disturbance)
 _RATES = {
     "order": (0.0, 0.1, 0.4, 0.8),
@@ -70,7 +70,7 @@ _RATES = {
     "failure": (0.0, 0.1, 0.5),
     "choice": (0.1, 0.5, 0.8),
 }
-"""How often these happen where they can; a seed chooses one rate for each kind. Of `EVENTS`, a seed
+"""How often these happen where they can. A seed chooses one rate for each kind. Of `EVENTS`, a seed
 chooses up to two kinds, each of which happens about once.
 """
 _PRIORITIES_RATE = 0.5
@@ -110,7 +110,7 @@ async def explore(
     exhaust: int | None = None,
     replay: str | None = None,
 ) -> Explored:
-    """Run a coroutine function again and again, each time with other disturbances; raise at the
+    """Run a coroutine function again and again, each time with other disturbances. Raise at the
     first promise that is broken.
 
     Example: `await explore(transfer_between_accounts, seeds=500)`.
@@ -131,15 +131,15 @@ async def explore(
     hold, the program asserts, at its end or `always`.
 
     Each schedule has an event loop of its own, whose time jumps to the next timer. The loop that
-    awaits this stands still meanwhile. Files and threads work, but what they do is not part of the
-    schedule, and neither is the order in which anyio cancels scopes inside of one another: a
+    awaits this stands still meanwhile. Files and threads work, but their actions are not part of
+    the schedule, and neither is the order in which anyio cancels scopes inside of one another: a
     problem that depends on that may not come again. Nothing is logged.
 
     Args:
-        program: a coroutine function without arguments; or with one, which is an empty directory
+        program: a coroutine function without arguments, or with one, which is an empty directory
             for its files. Only such a program is killed: it is called again with the same
             directory.
-        seeds: the number of random schedules; or their seeds: `range(1_000, 2_000)`. A schedule
+        seeds: the number of random schedules, or their seeds: `range(1_000, 2_000)`. A schedule
             without a disturbance comes first.
         disturb: the kinds of disturbances.
         exhaust: in place of random schedules, try all with so many disturbances at most. Of one
@@ -149,11 +149,11 @@ async def explore(
 
     Raises:
         ExplorationError: a promise was broken. The error lists the broken promises, the fewest
-            disturbances found that show them, where the tasks waited, and how to repeat it; its
+            disturbances found that show them, where the tasks waited, and how to repeat it. Its
             cause is the error of the program, if it has one.
         InvalidArgumentError: an argument is invalid.
         UnsupportedSystemError: the event loop of this Python runs its tasks in another way than
-            those of 3.11 to 3.15.
+            Python 3.11 to 3.15.
     """
     if not is_coroutine_function(program):
         raise InvalidArgumentError(
@@ -245,9 +245,10 @@ def choose(first: T, *others: T, name: str = "") -> T:
     Example: `status = choose(200, 404, 500)`.
 
     Args:
-        first: what is usual, and what is returned outside of an exploration.
+        first: the usual value, which is also returned outside of an exploration.
         others: the other values.
-        name: what is chosen, for messages. Choices of another name do not change what these are.
+        name: the subject of the choice, for messages. Choices of another name do not change what
+            these are.
     """
     run = current_run.get()
     if run is None:
@@ -268,7 +269,7 @@ def may_happen(event: Call, name: str = "") -> AbstractContextManager[None]:
     Args:
         event: a function that lets it happen. It must not fail. If it returns False, the event was
             not possible.
-        name: for messages; by default that of the function.
+        name: for messages, by default that of the function.
     """
     run = current_run.get()
     if run is None:
@@ -279,8 +280,8 @@ def may_happen(event: Call, name: str = "") -> AbstractContextManager[None]:
 
 
 def always(check: Call) -> AbstractContextManager[None]:
-    """Call `check` at every wait while the block is active, in an exploration; it asserts what must
-    always hold.
+    """Call `check` at every wait while the block is active, in an exploration. It asserts an
+    invariant.
 
     Example: `with always(account.check_balance): ...`.
     """
@@ -349,7 +350,7 @@ class _Explorer:
         return Schedule(seed, rates, priorities=priorities)
 
     def explore_all(self, most: int) -> None:
-        """Explore all schedules with so many disturbances at most, those with fewer first."""
+        """Explore all schedules with so many disturbances at most, fewer disturbances first."""
         run = self.explore(Schedule(noted=self._kinds), "the first run")
         schedules = [run.schedule]
         for _ in range(most):
@@ -413,7 +414,7 @@ class _Explorer:
     def _run_killed(self, schedule: Schedule) -> ScheduleRun | None:
         """Run the program until its process is killed, and again with its files.
 
-        Return the second run, with the disturbances up to the kill; or None, if there was no kill.
+        Return the second run, with the disturbances up to the kill, or None if there was no kill.
         """
         with self._in_directory() as program:
             # A kill must not end the explorer, so the program runs in a fork of it.

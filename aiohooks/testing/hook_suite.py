@@ -202,8 +202,8 @@ def _other_hook(points: Iterable[Point], faults: _Faults, suspend: bool) -> Any:
 
 
 async def ends_cleanly(case: _Case) -> None:
-    """All calls of the hook are made without an error, alone, and beside other hooks that wait or
-    do not.
+    """All calls of the hook are made without an error, alone, and with other hooks that wait or do
+    not.
     """
     for suspend in (None, False, True):
         await case.make_calls(case.make(), suspend=suspend)
@@ -441,7 +441,7 @@ async def restores_context_variables(case: _Case) -> None:
 
 
 async def restores_its_state(case: _SessionCase) -> None:
-    """The state of a hook with a `state_dict` is written to a checkpoint; another object has it
+    """The state of a hook with a `state_dict` is written to a checkpoint. Another object has it
     when its session begins.
     """
     if not is_stateful(registration_of(case.make()).hook):
@@ -521,26 +521,26 @@ async def check_hook(
     results: Mapping[str, How] | How | None = None,
     init: Mapping[str, Any] | None = None,
 ) -> None:
-    """Run the conformance suite on a hook, or one of its checks, in real sessions or groups; each
+    """Run the conformance suite on a hook, or one of its checks, in real sessions or groups. Each
     must leak nothing.
 
     Sessions of three runs end cleanly, at a stop, by errors of other hooks in each method, after
     recoveries, and by a cancel at each point where something waits. With `kind` it is a hook of
-    that class: groups of it call each method that the hook implements, alone and beside others; the
+    that class: groups of it call each method that the hook implements, alone and with others. The
     hook is cancelled, fails, and is cut off by a time limit at each of its waits.
 
     Example: `await check_hook(Audit, kind=AgentHooks, calls={"on_tool_start": (call,)})`.
 
     Args:
-        make: returns a new hook, or a registration of one; called for each session or group.
-        check: a name from `hook_checks`; if left out, all are run.
-        make_source: returns a step or a graph, for each session; by default a step whose result is
+        make: returns a new hook, or a registration of one, called for each session or group.
+        check: a name from `hook_checks`. If left out, all are run.
+        make_source: returns a step or a graph, for each session, by default a step whose result is
             `{"loss": 1.0}`.
-        fetches: what each run fetches besides what the hook asks for.
-        feed_dict: what each run is fed.
+        fetches: the fetches of each run, in addition to the hook's own.
+        feed_dict: the feeds of each run.
         kind: the class, for a hook of groups.
         calls: the arguments of its methods, by the name of the method: a tuple, or a mapping of
-            those that are given by name. The methods are called in this order; those left out are
+            those that are given by name. The methods are called in this order. Those left out are
             called with None for each argument they need.
         results: as for `HookGroup`.
         init: as for `HookGroup`.
@@ -548,7 +548,7 @@ async def check_hook(
     Raises:
         InvalidArgumentError: there is no check of that name; `calls` lacks arguments without which
             a method cannot be called, or names a method that the hook does not implement.
-        AssertionError: a check failed; the message or a note names it.
+        AssertionError: a check failed. The message or a note names it.
         BaseException: an error of the hook, with a note that names the check.
     """
     case: _Case = _SessionCase(make, make_source, fetches, feed_dict)
@@ -565,7 +565,7 @@ async def check_hook(
 
 
 def hook_checks(*, kind: Callable[..., Any] | None = None) -> list[str]:
-    """Return the names of the checks of `check_hook`, for a parametrized test; with `kind` those of
-    hooks of groups.
+    """Return the names of the checks of `check_hook`, for a parametrized test. With `kind`, the
+    checks are for hooks of groups.
     """
     return list(_CHECKS if kind is None else _GROUP_CHECKS)

@@ -56,7 +56,7 @@ _THREAD_WAIT_SECS = 10.0
 _SHARED_LIBRARY = re.compile(r"\.so(\.\d+)*$")
 
 _STEPS = ("_run", "run", "run_forever", "run_until_complete")
-"""Functions of asyncio that make the steps of tasks: who has called them has not started what a
+"""Functions of asyncio that make the steps of tasks: their caller has not started the tasks that a
 step starts.
 """
 # A pool has no public list of its threads: they are recognized by name and by the files of their
@@ -71,11 +71,11 @@ _WORKER_NAMES = ("AnyIO worker thread", "asyncio_", "uvloop_")
 
 
 class no_leaks:
-    """Checks that a block leaves nothing behind: `async with no_leaks(): ...`; the module lists
+    """Checks that a block leaves nothing behind: `async with no_leaks(): ...`. The module lists
     what counts as a leak.
 
     If the block raises, its exception passes, with the leaks as a note. The block is checked in its
-    own task, loop and thread; the loop's exception handler is replaced while it lasts.
+    own task, loop and thread. The loop's exception handler is replaced while it lasts.
 
     Example:
         async with no_leaks(stores=[store]):
@@ -86,7 +86,7 @@ class no_leaks:
     def __init__(self, *, stores: Iterable[StepStore] = ()) -> None:
         """Check also the waiters and publishers of `stores`."""
         self.leaks: tuple[str, ...] = ()
-        """The leaks that were found, one line each; set after the block."""
+        """The leaks that were found, one line each, set after the block."""
         self._stores = tuple(stores)
         self._before: _State
         self._errors: list[str] = []
@@ -158,7 +158,7 @@ class no_leaks:
         sys.set_asyncgen_hooks(add_generator, finalizer)
 
     def _note_starts(self) -> None:
-        """Note where tasks are started: those of the loop, and those of calls of hooks, unless an
+        """Note where tasks are started: tasks of the loop, and tasks of calls of hooks, unless an
         outer check does so.
         """
         loop = asyncio.get_running_loop()
@@ -229,7 +229,7 @@ def _delayed_leaks(before: _State) -> list[str]:
 
 
 def open_files() -> dict[int, str]:
-    """Return what the file descriptors of this process are open on, where `/proc/self/fd` exists.
+    """Return the open files of this process by descriptor, where `/proc/self/fd` exists.
 
     Shared libraries are left out: libffi keeps its own one open when `ctypes` is imported. So is
     the null device with uvloop: libuv keeps it open from the first server of a loop on.
@@ -251,7 +251,7 @@ def _signal_handlers() -> dict[int, Any]:
 
 
 def _becomes_idle(thread: threading.Thread, deadline: float) -> bool:
-    """Wait until the thread has ended, or is an idle worker of a pool; return False at the
+    """Wait until the thread has ended, or is an idle worker of a pool. Return False at the
     deadline.
     """
     while thread.is_alive() and not is_idle_worker(thread):

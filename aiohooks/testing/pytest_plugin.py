@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def aiohooks_no_leaks() -> no_leaks:
-    """The check for leaks that the async test runs in; override it to check more: `return
+    """The check for leaks that the async test runs in. Override it to check more: `return
     no_leaks(stores=[store])`.
     """
     from aiohooks.testing.leaks import no_leaks
@@ -68,7 +68,7 @@ def aiohooks_no_leaks() -> no_leaks:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Add the fixture to marked tests, and register the runner if a test asks for it; all marks
+    """Add the fixture to marked tests, and register the runner if a test asks for it. All marks
     have been made by now.
     """
     asking = [item for item in session.items if _asks(item)]
@@ -135,7 +135,7 @@ def _explored(item: pytest.Item, marker: pytest.Mark, test: _Body) -> _Body:
 def inside(
     item: pytest.Item, make_context: Callable[[], AbstractAsyncContextManager[Any]]
 ) -> AbstractContextManager[None]:
-    """Let the body of an async test run inside an asynchronous context manager; see
+    """Let the body of an async test run inside an asynchronous context manager. See
     `replaced_body`.
     """
 
@@ -151,7 +151,7 @@ def inside(
 
 @contextlib.contextmanager
 def replaced_body(item: pytest.Item, replacement: Callable[[_Body], _Body]) -> Generator[None]:
-    """Let something else run in place of the body of an async test; a plain test is left as it is.
+    """Let something else run in place of the body of an async test. A plain test is left as it is.
 
     It works with pytest-asyncio, with the plugin of anyio, and for the methods of
     `unittest.IsolatedAsyncioTestCase`.

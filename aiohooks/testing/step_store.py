@@ -32,7 +32,7 @@ the same one again.
 """
 Wait = asyncio.Task[int]
 LoseData = Callable[[], Awaitable[None]]
-"""Let the engine lose all that it keeps; it works again afterwards."""
+"""Let the engine lose all that it keeps. It works again afterwards."""
 
 
 class Run:
@@ -101,7 +101,7 @@ async def raises(kind: type[E], awaitable: Awaitable[Any]) -> E:
 
 @contextlib.asynccontextmanager
 async def publisher(store: StepStore, name: str) -> AsyncGenerator[Publisher]:
-    """Register a publisher, also with the engine; it leaves with the block."""
+    """Register a publisher, also with the engine. It leaves with the block."""
     with store.publisher(name) as registered:
         await store.flush()
         yield registered
@@ -116,7 +116,7 @@ async def is_at(step: int, *stores: StepStore) -> None:
 
 
 async def counts(run: Run) -> None:
-    """A run begins at step 0; each advance adds once and returns the step that it led to."""
+    """A run begins at step 0. Each advance adds once and returns the step that it led to."""
     a, b = run.pair
     await is_at(0, a)
     assert await a.advance() == 1
@@ -174,7 +174,7 @@ async def loses_no_race(run: Run) -> None:
 
 
 async def cancelled_advance(run: Run) -> None:
-    """A cancelled advance counts once or not at all; concurrent ones count."""
+    """A cancelled advance counts once or not at all. Concurrent ones count."""
     a, b = run.pair
     # A cancel may come before the request is sent, while it is under way, or after its answer.
     for ticks in range(12):
@@ -198,8 +198,8 @@ async def raises_to(run: Run) -> None:
 
 
 async def resets(run: Run) -> None:
-    """A reset begins an epoch: waiters keep waiting for their step in it, or get an error;
-    positions never go back.
+    """A reset begins an epoch: waiters keep waiting for their step in it, or get an error.
+    Positions never go back.
     """
     a, b = run.pair
     await a.advance(20)
@@ -279,7 +279,7 @@ async def announces_before_it_is_used(run: Run) -> None:
 
 
 async def waits_while_one_can_advance(run: Run) -> None:
-    """Waits continue while a publisher could still advance; when all that remain wait themselves,
+    """Waits continue while a publisher could still advance. When all that remain wait themselves,
     all waits end.
     """
     a, b = run.pair
@@ -299,7 +299,7 @@ async def waits_while_one_can_advance(run: Run) -> None:
 
 
 async def _wait_as(publisher: Publisher, store: StepStore, step: int) -> int:
-    """Wait on behalf of a publisher, as inside a session's run; the session ends with the wait."""
+    """Wait on behalf of a publisher, as inside a session's run. The session ends with the wait."""
     run = begin_run(None, publisher)
     try:
         return await store.wait_for(step)
@@ -310,7 +310,7 @@ async def _wait_as(publisher: Publisher, store: StepStore, step: int) -> int:
 
 
 async def leads(run: Run) -> None:
-    """There is one chief at a time, each in a newer term; the next one waits until the lead is
+    """There is one chief at a time, each in a newer term. The next one waits until the lead is
     free.
     """
     a, b = run.pair
@@ -349,7 +349,7 @@ async def reports_the_exit_of_a_chief_once(run: Run) -> None:
 
 
 async def initialises(run: Run) -> None:
-    """Workers wait until the chief has initialised; a new term is not initialised."""
+    """Workers wait until the chief has initialised. A new term is not initialised."""
     a, b = run.pair
     await raises(InvalidArgumentError, a.mark_initialised())
     await raises(SessionNotReadyError, b.wait_initialised(0.01))
@@ -366,8 +366,8 @@ async def initialises(run: Run) -> None:
 
 
 async def closes(run: Run) -> None:
-    """Closing ends the waits of this store, not those of others; later calls raise, and closing
-    again is harmless.
+    """Closing ends the waits of this store, and no others. Later calls raise, and closing again is
+    harmless.
     """
     a, b = run.pair
     wait = await parked(b, b.wait_for(5))
@@ -405,7 +405,7 @@ async def keeps_runs_apart(run: Run) -> None:
 
 
 async def forgets(run: Run) -> None:
-    """A forgotten run begins again at its first position, also if its chief forgets it; the store
+    """A forgotten run begins again at its first position, also if its chief forgets it. The store
     is closed then.
     """
     a, b = run.pair
@@ -426,7 +426,7 @@ async def forgets(run: Run) -> None:
 
 async def begins_a_later_epoch_without_its_data(run: Run) -> None:
     """An engine has lost its data: the writes of each process fail until it acknowledges the loss.
-    Waits continue, except for those that a reset ends.
+    Waits continue, unless a reset ends them.
     """
     a, b = run.pair
     await a.advance(5)
@@ -552,15 +552,15 @@ async def check_step_store(
     """Run the conformance suite on a step store, or one of its checks.
 
     Args:
-        make: returns a store of the named run, called once for each process that is imitated; a new
+        make: returns a store of the named run, called once for each process that is imitated. A new
             name must begin at step 0. For a store of one process it returns the same one for the
             same name.
-        check: a name from `step_store_checks`; if left out, all are run.
-        lose_data: lets the engine lose all that it keeps, for the checks that need it; without it
+        check: a name from `step_store_checks`. If left out, all are run.
+        lose_data: lets the engine lose all that it keeps, for the checks that need it. Without it
             they are left out.
 
     Raises:
-        AssertionError: a check failed; the message or a note names it.
+        AssertionError: a check failed. The message or a note names it.
     """
 
     async def run_check(check: _Check) -> None:
@@ -576,7 +576,7 @@ async def check_step_store(
 
 
 def step_store_checks(*, lose_data: bool = False) -> list[str]:
-    """Return the names of the checks, for a parametrized test; or of those that need
+    """Return the names of the checks, for a parametrized test, or of the checks that need
     `lose_data`.
     """
     return list(_LOSSES if lose_data else _CHECKS)

@@ -104,20 +104,20 @@ class SessionService:
         controls: bool = False,
         max_waiters: int = 10_000,
     ) -> None:
-        """Make the service of a session that is not entered yet; nothing is started.
+        """Make the service of a session that is not entered yet. Nothing is started.
 
         Args:
             session: the session to show.
-            run: the loop of steps, a coroutine function that takes the session; when it returns the
+            run: the loop of steps, a coroutine function that takes the session. When it returns the
                 session is left.
             allowed_hosts: the host names of the service, besides `localhost` and addresses.
-            token: what a client must send as `Authorization: Bearer ...` to get more than the
-                state.
-            allow_remote: serve other machines as well, even without a token or without TLS; for
+            token: the text that a client must send as `Authorization: Bearer ...` to get more than
+                the state.
+            allow_remote: serve other machines as well, even without a token or without TLS, for
                 services behind a proxy that controls access.
-            grace_secs: how long the loop may continue after a stop; then it is cancelled, and has
+            grace_secs: how long the loop may continue after a stop. Then it is cancelled, and has
                 as long again.
-            drain_secs: how long the session may finish what it has under way, after a signal, the
+            drain_secs: how long the session may finish its current work, after a signal, the
                 server's end or `POST drain`, before it is stopped: `session.request_drain`. A
                 second signal stops it. None: no drain, except by `POST drain`, for which there is
                 no limit then.

@@ -33,12 +33,12 @@ class MLflowTracker:
         *,
         tracking_uri: str | None = None,
     ) -> None:
-        """Create the tracker; it connects when it is used.
+        """Create the tracker. It connects when it is used.
 
         Args:
             experiment: the name of the experiment.
             run_name: the name of the run, one for each training.
-            tracking_uri: a server or a folder; by default the one that MLflow is configured for.
+            tracking_uri: a server or a folder, by default as MLflow is configured.
 
         Raises:
             InvalidArgumentError: a name is empty or has a quote.
