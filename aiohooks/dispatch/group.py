@@ -466,7 +466,14 @@ def compose(
     """Return one object of the class `kind` that stands for several hooks. A framework's runner
     takes it like a single one.
 
-    It is the `hooks` of a `HookGroup`, with its `results`, `init` and errors.
+    It is the `hooks` of a `HookGroup`, with the same errors.
+
+    Args:
+        kind: the hook interface: a class whose methods the hooks may implement.
+        hooks: objects with methods of `kind`, or registrations made by `configure`.
+        results: how the results of several hooks become one, by the name of the method, or one way
+            for all methods that return something. See `point`.
+        init: the arguments of the `__init__` of `kind`, by name.
 
     Raises:
         InvalidHookError: a hook is a context manager or has background calls, so that it must be
