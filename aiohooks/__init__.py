@@ -35,8 +35,10 @@ The packages, each of which imports only from those above it:
     adapters        bridges to other software
     testing         helpers for people who write hooks and stores
 
-The docstring of each package lists its modules. `docs/design/architecture.md` walks through
-a run.
+`aiohooks` itself has 40 names: dispatch, the session with the arguments and the hooks of most
+loops, and the errors that steps raise. Every other public name is in its package:
+`aiohooks.hooks.WatchdogHook`. The docstring of each package lists its modules.
+`docs/design/architecture.md` walks through a run.
 """
 
 import sys
@@ -47,8 +49,6 @@ from aiohooks.errors import (
     AbortedError,
     AiohooksError,
     OutOfRangeError,
-    PublisherFailedError,
-    StepTimeoutError,
     StopRequestedError,
     UnavailableError,
 )
@@ -56,14 +56,15 @@ from aiohooks.errors import (
 if TYPE_CHECKING:
     from aiohooks import checkpoint as checkpoint
     from aiohooks import dispatch as dispatch
+    from aiohooks import distributed as distributed
     from aiohooks import graph as graph
     from aiohooks import hooks as hooks
     from aiohooks import session as session
     from aiohooks import stores as stores
+    from aiohooks import testing as testing
+    from aiohooks import training as training
     from aiohooks import version_gate as version_gate
-    from aiohooks._core.clock import Clock, current_clock
     from aiohooks._core.waits import Backoff
-    from aiohooks.checkpoint import Saver
     from aiohooks.dispatch.group import HookGroup, compose, compose_functions
     from aiohooks.dispatch.hook import configure, in_order
     from aiohooks.dispatch.ways import chain, point, wrap
@@ -72,24 +73,9 @@ if TYPE_CHECKING:
     from aiohooks.graph.variables import Variables
     from aiohooks.hooks import (
         CheckpointSaverHook,
-        CheckpointSaverListener,
-        EarlyStoppingHook,
-        EffectsHook,
-        EvaluatorHook,
-        FeedFnHook,
-        FinalOpsHook,
-        GlobalStepWaiterHook,
-        JSONLinesHook,
-        LambdaHook,
         LoggingHook,
         NanHook,
-        ProfilerHook,
-        ProgressHook,
-        StepCounterHook,
         StopAtStepHook,
-        StopAtTimeHook,
-        SummarySaverHook,
-        WatchdogHook,
         hook,
     )
     from aiohooks.hooks.every import Every
@@ -98,7 +84,6 @@ if TYPE_CHECKING:
         ChiefSessionCreator,
         RecoveryPolicy,
         Scaffold,
-        SessionCreator,
         WorkerSessionCreator,
     )
     from aiohooks.session.hook import (
@@ -108,12 +93,10 @@ if TYPE_CHECKING:
         SessionRunValues,
         effect,
     )
-    from aiohooks.session.monitored import AsyncMonitoredSession, AsyncSingularMonitoredSession
+    from aiohooks.session.monitored import AsyncMonitoredSession
     from aiohooks.session.run import run
     from aiohooks.session.signals import SignalPolicy
     from aiohooks.stores import MemoryStepStore, StepStore, open_step_store
-    from aiohooks.training import monitored_training_session
-    from aiohooks.version_gate import VersionGate
 
 __version__ = "0.1.0"
 
@@ -121,63 +104,39 @@ __all__ = [
     "AbortedError",
     "AiohooksError",
     "AsyncMonitoredSession",
-    "AsyncSingularMonitoredSession",
     "Backoff",
     "CheckpointSaverHook",
-    "CheckpointSaverListener",
     "ChiefSessionCreator",
-    "Clock",
     "Coordinator",
-    "EarlyStoppingHook",
-    "EffectsHook",
-    "EvaluatorHook",
     "Every",
-    "FeedFnHook",
-    "FinalOpsHook",
-    "GlobalStepWaiterHook",
     "Graph",
     "HookGroup",
-    "JSONLinesHook",
-    "LambdaHook",
     "LoggingHook",
     "MemoryStepStore",
     "NanHook",
     "OutOfRangeError",
-    "ProfilerHook",
-    "ProgressHook",
-    "PublisherFailedError",
     "RecoveryPolicy",
-    "Saver",
     "Scaffold",
     "Session",
-    "SessionCreator",
     "SessionRunArgs",
     "SessionRunContext",
     "SessionRunHook",
     "SessionRunValues",
     "SignalPolicy",
-    "StepCounterHook",
     "StepStore",
-    "StepTimeoutError",
     "StopAtStepHook",
-    "StopAtTimeHook",
     "StopRequestedError",
-    "SummarySaverHook",
     "UnavailableError",
     "Variables",
-    "VersionGate",
-    "WatchdogHook",
     "WorkerSessionCreator",
     "chain",
     "compose",
     "compose_functions",
     "configure",
-    "current_clock",
     "effect",
     "hook",
     "in_order",
     "in_thread",
-    "monitored_training_session",
     "open_step_store",
     "point",
     "run",
@@ -191,9 +150,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "aiohooks.hooks": __all__,  # what is not named below
-            "aiohooks._core.clock": ("Clock", "current_clock"),
             "aiohooks._core.waits": ("Backoff",),
-            "aiohooks.checkpoint": ("Saver",),
             "aiohooks.dispatch.group": ("HookGroup", "compose", "compose_functions"),
             "aiohooks.dispatch.hook": ("configure", "in_order"),
             "aiohooks.dispatch.ways": ("chain", "point", "wrap"),
@@ -206,7 +163,6 @@ if not TYPE_CHECKING:
                 "ChiefSessionCreator",
                 "RecoveryPolicy",
                 "Scaffold",
-                "SessionCreator",
                 "WorkerSessionCreator",
             ),
             "aiohooks.session.hook": (
@@ -216,17 +172,45 @@ if not TYPE_CHECKING:
                 "SessionRunValues",
                 "effect",
             ),
-            "aiohooks.session.monitored": (
-                "AsyncMonitoredSession",
-                "AsyncSingularMonitoredSession",
-            ),
+            "aiohooks.session.monitored": ("AsyncMonitoredSession",),
             "aiohooks.session.run": ("run",),
             "aiohooks.session.signals": ("SignalPolicy",),
             "aiohooks.stores": ("MemoryStepStore", "StepStore", "open_step_store"),
-            "aiohooks.training": ("monitored_training_session",),
-            "aiohooks.version_gate": ("VersionGate",),
         },
-        packages=("checkpoint", "dispatch", "graph", "hooks", "session", "stores", "version_gate"),
+        packages=(
+            "checkpoint",
+            "dispatch",
+            "distributed",
+            "graph",
+            "hooks",
+            "session",
+            "stores",
+            "testing",
+            "training",
+            "version_gate",
+        ),
+        elsewhere=(
+            "aiohooks.errors",
+            "aiohooks.hooks",
+            "aiohooks.session",
+            "aiohooks.dispatch",
+            "aiohooks.graph",
+            "aiohooks.stores",
+            "aiohooks.checkpoint",
+            "aiohooks.version_gate",
+            "aiohooks.training",
+            "aiohooks.testing",
+            "aiohooks.distributed",
+            "aiohooks.distributed.local",
+            "aiohooks.distributed.ray",
+            "aiohooks.stores.local",
+            "aiohooks.stores.redis",
+            "aiohooks.stores.ray",
+            "aiohooks.adapters.asgi",
+            "aiohooks.adapters.prometheus",
+            "aiohooks.adapters.opentelemetry",
+            "aiohooks.adapters.trackers",
+        ),
     )
     if "_pytest" not in sys.modules:
         # Dispatch is often used first in a coroutine, where its import would block the event loop.

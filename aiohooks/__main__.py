@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command of the program `aiohooks`, and return its exit code.
 
     Args:
-        arguments: the command and its arguments; by default the arguments of this process.
+        arguments: the command and its arguments, by default the arguments of this process.
 
     Raises:
         SystemExit: the arguments are invalid (2), the user asked for help (0), or SIGTERM ended a

@@ -157,7 +157,7 @@ class StopRequestedError(AiohooksError, RuntimeError):
 class ProducerFinishedError(StopRequestedError):
     """Raised by `until(..., producer=)` when the producers have ended and nothing is left to use.
 
-    They have finished or were cancelled; an error of a producer is raised instead. A background
+    They have finished or were cancelled. An error of a producer is raised instead. A background
     task that ends with this error has finished, too: the session continues, so that other tasks and
     steps can use its output.
     """
@@ -171,7 +171,7 @@ class PublisherFinishedError(StopRequestedError):
 
 
 class AbortedError(AiohooksError):
-    """Raised by user code when a run was lost and can be repeated; the session recovers."""
+    """Raised by user code when a run was lost and can be repeated. The session recovers."""
 
 
 class UpdateConflictError(AbortedError):
@@ -183,7 +183,7 @@ class UpdateConflictError(AbortedError):
 
 
 class UnavailableError(AiohooksError):
-    """Raised by user code when a service is temporarily unavailable; the session recovers."""
+    """Raised by user code when a service is temporarily unavailable. The session recovers."""
 
 
 class StoreUnavailableError(UnavailableError):
@@ -197,7 +197,7 @@ class StoreRefusedError(StoreUnavailableError):
     """Raised when the engine of a step store denies access.
 
     The reason is a password, a permission, a version or a path. A first connection and a first
-    session do not retry; a session that has run recovers, as from any `UnavailableError`.
+    session do not retry. A session that has run recovers, as from any `UnavailableError`.
     """
 
 
@@ -301,7 +301,7 @@ class UnsupportedSystemError(AiohooksError, RuntimeError):
 
 
 class InvalidArgumentError(AiohooksError, ValueError):
-    """Raised for an invalid argument; the message has the value and what to give instead."""
+    """Raised for an invalid argument. The message has the value and what to give instead."""
 
 
 class InvalidHookError(AiohooksError, TypeError):
@@ -346,7 +346,7 @@ class GraphError(AiohooksError, ValueError):
 
 
 class GraphFinalizedError(AiohooksError, RuntimeError):
-    """Raised when a node is added to a finalized graph; add nodes in `begin`."""
+    """Raised when a node is added to a finalized graph. Add nodes in `begin`."""
 
 
 class FetchError(AiohooksError, ValueError):
@@ -355,7 +355,7 @@ class FetchError(AiohooksError, ValueError):
     A fetch or feed is unknown to the graph, a placeholder has no feed, or there is nothing to run.
 
     Attributes:
-        name: the fetched or fed name, if it does not fit a step function and its result; otherwise
+        name: the fetched or fed name, if it does not fit a step function and its result, otherwise
             None.
     """
 
@@ -458,7 +458,7 @@ class TaskDiedError(AiohooksError):
 
     Attributes:
         task_id: the number of the task.
-        exit_code: the exit code of its process, negative for a signal; None if unknown.
+        exit_code: the exit code of its process, negative for a signal, or None if unknown.
     """
 
     def __init__(

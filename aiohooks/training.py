@@ -35,6 +35,8 @@ if TYPE_CHECKING:
         recovery: RecoveryPolicy
 
 
+__all__ = ["monitored_training_session"]
+
 Hooks = Iterable[SessionRunHook | HookRegistration]
 _CREATOR_OPTIONS = ("global_step", "variables")
 _MAX_WAIT_SECS = 7200.0
@@ -76,7 +78,7 @@ def monitored_training_session(  # noqa: PLR0913 - options of users, by keyword
         log_step_count: when to log the steps per second.
         summaries: the values to write for TensorBoard: a mapping from tags to fetches, or nodes and
             names.
-        summary_dir: the directory of the summaries; by default `checkpoint_dir`.
+        summary_dir: the directory of the summaries, by default `checkpoint_dir`.
         session: the options of `AsyncMonitoredSession` (`global_step`, `variables`, `recovery`,
             `stop_grace_period_secs`, `handle_signals`, `yield_secs`, `name`), and `max_wait_secs`.
             A worker waits for its chief for at most `max_wait_secs`, by default 7,200; None sets no

@@ -160,7 +160,12 @@ docstrings: dict[str, list[str]] = {}
 def drop_summary_of_constructor(
     app: Sphinx, what: str, name: str, thing: Any, options: object, lines: list[str]
 ) -> None:
-    """Leave out the first paragraph of `__init__`, which would follow that of the class."""
+    """Leave out the first paragraph of `__init__`, which would follow that of the class.
+
+    The paragraph that Python writes for named tuples is left out as well.
+    """
+    if lines and lines[0].startswith("Create new instance of "):
+        lines.clear()
     if what not in ("class", "exception") or "__init__" not in vars(thing):
         return
     # Sphinx gives the docstrings of the class and of `__init__` one by one.
@@ -339,7 +344,12 @@ def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
 
 
 def let_names_break(app: Sphinx, doctree: nodes.document, page: str) -> None:
-    """Let long names in tables break behind their parts, so that a table fits the page."""
+    """Let long names in tables and titles break behind their parts, so that they fit the page."""
+    for title in doctree.findall(nodes.title):
+        if re.fullmatch(r"\w+(\.\w+)+", name := title.astext()):
+            title.children = []
+            for part in re.findall(r"\w+\.?", name):
+                title += [nodes.Text(part), nodes.raw("", "<wbr>", format="html")]
     for cell in doctree.findall(nodes.entry):
         for literal in cell.findall(nodes.literal):
             if len(text := literal.astext()) > 16:

@@ -102,7 +102,9 @@ class Rollouts(ah.SessionRunHook):
         """Start the workers, and start them again after a recovery, which has ended them."""
         versions = session.global_step  # each step of the trainer publishes a version
         if not self.crashed_at:
-            self.gate = ah.VersionGate(versions, max_lag=self.bound, per_version=ITEMS_PER_VERSION)
+            self.gate = ah.version_gate.VersionGate(
+                versions, max_lag=self.bound, per_version=ITEMS_PER_VERSION
+            )
         self.continued_from = versions.latest.step
         self.coord = coord
         for number in range(self.options.workers):
@@ -191,7 +193,7 @@ async def train(bound: int, seed: int, options: argparse.Namespace) -> Result | 
         hooks: list[ah.SessionRunHook] = [
             rollouts,
             ah.StopAtStepHook(last_step=options.steps),
-            ah.EvaluatorHook(evaluate, every=ah.Every(steps=20)),
+            ah.hooks.EvaluatorHook(evaluate, every=ah.Every(steps=20)),
             ah.CheckpointSaverHook(every=ah.Every(steps=20)),  # the chief restores from these
         ]
         chief = ah.ChiefSessionCreator(

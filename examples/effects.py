@@ -157,7 +157,7 @@ async def main(receiver: str, folder: Path, url: str, steps: int, pause: float) 
             scaffold=ah.Scaffold(tracked={"batches": batches}),
         )
         hooks = [
-            ah.EffectsHook({"step": deliver}, run="example"),
+            ah.hooks.EffectsHook({"step": deliver}, run="example"),
             ah.CheckpointSaverHook(every=ah.Every(steps=5)),
             ah.StopAtStepHook(last_step=steps),
         ]

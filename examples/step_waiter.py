@@ -24,7 +24,7 @@ async def evaluator(steps: ah.StepStore, step: int) -> None:
     try:
         seen = await steps.wait_for(step, timeout=60)
         print(f"wanted step {step}: woken at step {seen}")
-    except ah.PublisherFailedError as error:
+    except ah.errors.PublisherFailedError as error:
         print(f"wanted step {step}: {error}, because of: {error.__cause__}")
 
 

@@ -69,7 +69,7 @@ async def train_step(batch: int) -> dict[str, float]:
 
 async def train(folder: Path) -> str:
     """Train, and return the path of the file."""
-    profiler = ah.ProfilerHook(
+    profiler = ah.hooks.ProfilerHook(
         folder, every=ah.Every(at=(FIRST_RECORDED,)), window_steps=STEPS - FIRST_RECORDED + 1
     )
     saver = ah.CheckpointSaverHook(

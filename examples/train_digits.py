@@ -99,7 +99,7 @@ async def work(
 
 async def train(
     number: int,
-    source: ah.SessionCreator,
+    source: ah.session.SessionCreator,
     more_hooks: list[ah.SessionRunHook],
     data: Feeds,
     options: argparse.Namespace,
@@ -110,7 +110,7 @@ async def train(
     name = f"worker {number}" if number else "chief"
     start_at = int(options.k * math.log(number + 1))
     hooks: list[ah.SessionRunHook] = [
-        ah.GlobalStepWaiterHook(start_at),
+        ah.hooks.GlobalStepWaiterHook(start_at),
         ah.StopAtStepHook(last_step=options.steps),
         ah.NanHook("loss"),
         *more_hooks,
@@ -149,7 +149,10 @@ def hooks_of_the_chief(options: argparse.Namespace) -> list[ah.SessionRunHook]:
         hooks.append(ProgressLine())
     else:
         every = ah.Every(steps=max(1, min(options.steps // 10, 1_000)))
-        hooks += [ah.LoggingHook({"loss": "loss"}, every=every), ah.StepCounterHook(every=every)]
+        hooks += [
+            ah.LoggingHook({"loss": "loss"}, every=every),
+            ah.hooks.StepCounterHook(every=every),
+        ]
     if options.checkpoint_dir is not None:
         # This model is small, so the chief waits for the write: a kill loses only the steps after
         # it. For a large model leave `background` out: training continues during the write, and a
@@ -363,7 +366,7 @@ if __name__ == "__main__":
         status = INTERRUPTED
     except* (
         ah.errors.CheckpointError,
-        ah.PublisherFailedError,
+        ah.errors.PublisherFailedError,
         ah.errors.StoreUnavailableError,
         ah.errors.TaskDiedError,
     ) as group:

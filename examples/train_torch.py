@@ -144,7 +144,7 @@ async def main(options: argparse.Namespace) -> int | None:
     # Evaluations and checkpoints at the same steps: one that is not finished at a kill is repeated
     # with the same weights.
     every = ah.Every(steps=options.every)
-    stopping = ah.EarlyStoppingHook(
+    stopping = ah.hooks.EarlyStoppingHook(
         "accuracy",
         mode="max",
         patience=options.patience,
@@ -173,7 +173,7 @@ async def main(options: argparse.Namespace) -> int | None:
         stopping,
     ]
     if options.records is not None:
-        hooks.append(ah.JSONLinesHook(options.records, ["loss", "rate"]))
+        hooks.append(ah.hooks.JSONLinesHook(options.records, ["loss", "rate"]))
     if options.checkpoint_dir is not None:
         hooks.append(ah.CheckpointSaverHook(every=every))
     tracked: dict[str, ah.checkpoint.Stateful] = {

@@ -129,7 +129,7 @@ def test_a_copy_for_another_caller_has_no_notes_of_the_first() -> None:
     """It has the attributes and the cause, and another message if one is given; the original is
     unchanged.
     """
-    error = ah.StepTimeoutError("late", wanted=5, seen=3, waited_secs=1.0)
+    error = ah.errors.StepTimeoutError("late", wanted=5, seen=3, waited_secs=1.0)
     error.__cause__ = cause = OSError("down")
     add_note(error, "raised by a hook")
     twin = copy_error(error, "late, wanted 5")

@@ -47,7 +47,7 @@ def run_function(
         The exit code: 0, or 1 if a task has failed.
 
     Raises:
-        InvalidArgumentError: an argument is invalid; nothing was started.
+        InvalidArgumentError: an argument is invalid. Nothing was started.
         StoreUnavailableError: the step store or the cluster is unavailable.
         SystemExit: SIGTERM was received (143), or the module could not be imported (1).
     """
@@ -133,7 +133,7 @@ def load_function(target: str) -> Main:
 
 
 def _import_module(name: str) -> ModuleType:
-    """Import a module of the user; print the traceback of an error in its code, and exit."""
+    """Import a module of the user. Print the traceback of an error in its code, and exit."""
     try:
         return importlib.import_module(name)
     except Exception as error:

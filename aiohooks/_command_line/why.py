@@ -61,7 +61,7 @@ def _ask_process(pid: int) -> tuple[str, str | None]:
 
 
 def _receive_answer(path: Path) -> Iterator[bytes]:
-    """Yield the parts of an answer; raise `TimeoutError` if it takes longer than `_ANSWER_SECS`."""
+    """Yield the parts of an answer. Raise `TimeoutError` if it takes longer than `_ANSWER_SECS`."""
     deadline = time.monotonic() + _ANSWER_SECS
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_SECS)

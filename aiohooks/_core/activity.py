@@ -2,7 +2,7 @@
 
 A block that may wait enters it (`with active("save", "save of step 7"):`), and so does a group of
 calls (`Calls`) when it begins to wait. Calls that do not wait never enter it. Status, `why`, the
-watchdog and the warnings about long waits read it; nothing else does, and nothing is decided by it.
+watchdog and the warnings about long waits read it. Nothing else does, and nothing is decided by it.
 
     active      enters a block
     enter       enters an object for the rest of its life
@@ -11,8 +11,8 @@ watchdog and the warnings about long waits read it; nothing else does, and nothi
     Awaited     the description of something that is waited for
 
 Observers are notified of the start and the end of activities that take time. An activity checks
-whether there are any before it begins. Those of a run are in its scope (`RunScope.observers`), and
-those of other activities of a session in `Coordinator.observers`.
+whether there are any before it begins. Tables of a run are in its scope (`RunScope.observers`), and
+tables of other activities of a session in `Coordinator.observers`.
 
     active          notifies the observers of a block
     observed_call   notifies the observers of a call that is awaited
@@ -88,7 +88,7 @@ class Entry(Protocol):
         ...
 
     def awaited(self) -> Awaited | None:
-        """Return the description for reports; None if its parts say more."""
+        """Return the description for reports, or None if its parts say more."""
         ...
 
 
@@ -124,7 +124,7 @@ def enter(entry: Entry | WaitTable) -> None:
 
 
 def entries() -> list[Entry]:
-    """Return all entries of this process: first those of wait tables, then the others as entered.
+    """Return all entries of this process, of wait tables first, then the others as entered.
 
     Entries whose object has died are removed.
     """

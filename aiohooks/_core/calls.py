@@ -155,7 +155,7 @@ class Calls(abc.ABC):
         """Return the name of a call for messages: hook, method, step."""
 
     def timeout_error(self, number: int, task: asyncio.Task[Any]) -> BaseException:
-        """Return the error for a call that has exceeded its time limit; its task still waits."""
+        """Return the error for a call that has exceeded its time limit. Its task still waits."""
         return TimeoutError(f"{self.describe(number)} took too long")
 
     def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
@@ -175,7 +175,7 @@ class Calls(abc.ABC):
         return False
 
     def succeeded(self, number: int) -> None:  # noqa: B027 - most calls have no successors
-        """Start calls that depend on this one; called in its task, after its result is stored."""
+        """Start calls that depend on this one, called in its task, after its result is stored."""
 
     # -- start
 
@@ -192,7 +192,7 @@ class Calls(abc.ABC):
         secs: float | None = None,
         context: Context | OwnContext | None = None,
     ) -> None:
-        """Start a call in a task; since Python 3.12, it runs immediately, up to its first wait.
+        """Start a call in a task. Since Python 3.12, it runs immediately, up to its first wait.
 
         Args:
             number: the number of the call.
@@ -497,7 +497,7 @@ class Calls(abc.ABC):
         return task is not None and not task.done() and not self.is_left_behind(number)
 
     def hook(self, number: int) -> object:
-        """Return the hook of a call; None if it is the call of no hook."""
+        """Return the hook of a call, or None if it is the call of no hook."""
         return None
 
     @property
@@ -633,7 +633,7 @@ class RunWaits:
         now: Callable[[], float] = monotonic,
         owner: object = None,
     ) -> None:
-        """Prepare the waits of the run `scope` of the session `owner`; `now` returns the time."""
+        """Prepare the waits of the run `scope` of the session `owner`. `now` returns the time."""
         self.scope: RunScope | None = scope
         self.now: Callable[[], float] = now
         self.owner: object = owner

@@ -18,7 +18,7 @@ class TimerHandle(Protocol):
     """A scheduled call."""
 
     def cancel(self) -> Any:
-        """Cancel the call; harmless if it was already made."""
+        """Cancel the call, unless it was already made."""
 
 
 class _NoTimer:
@@ -84,7 +84,7 @@ def monotonic_now() -> Callable[[], float]:
 
 
 def set_current_clock(clock: Clock) -> Callable[[], None]:
-    """Make `clock` the clock of this context; return a function that restores the previous one."""
+    """Make `clock` the clock of this context. Return a function that restores the previous one."""
     token = _current.set(clock)
     return lambda: _current.reset(token)
 

@@ -53,7 +53,7 @@ async def as_coroutine(awaitable: Awaitable[T]) -> T:
 
 
 def close_unawaited(awaitable: object) -> None:
-    """Close a coroutine that will not be awaited; Python would warn about it."""
+    """Close a coroutine that will not be awaited. Python would warn about it."""
     if not inspect.iscoroutine(awaitable):
         return
     if inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:

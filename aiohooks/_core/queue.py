@@ -72,7 +72,7 @@ class Queue(abc.ABC, Generic[T]):
         return True
 
     async def put(self, item: T) -> None:
-        """Add an item; wait while the queue is full. Waiting callers get places in their order.
+        """Add an item. Wait while the queue is full. Waiting callers get places in their order.
 
         A stop of the session whose run waits here ends the wait: the item is added all the same,
         and the end of the session takes care of it.
@@ -194,7 +194,7 @@ class ThreadQueue(Queue[T]):
         _call_in_loop(loop, wake, self._finished)
 
     def _next_batch(self) -> list[T]:
-        """Wait for items, and return some; none if there are none left at the end."""
+        """Wait for items, and return some, or none if there are none left at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._finished is not None)
             count = min(len(self._waiting), self._max_batch)

@@ -59,7 +59,7 @@ class WaitLog:
         self._since[wait] = self._clock.now()
 
     def end(self, wait: object) -> None:
-        """Note that a wait has ended; harmless if it has not begun."""
+        """Note that a wait has ended. A wait that has not begun is ignored."""
         self._since.pop(wait, None)
         if not self._since:
             self._timer.cancel()

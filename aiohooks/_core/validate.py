@@ -167,7 +167,7 @@ def checked_path(
     name: str,
     expected: str = "a path",
 ) -> str:
-    """Return a path as a str; raise if it is no path, or empty."""
+    """Return a path as a str. Raise if it is no path, or empty."""
     text: object = None
     with contextlib.suppress(TypeError):  # it is no path
         text = cast("object", os.fspath(path))

@@ -121,7 +121,7 @@ class ThresholdWaiters(Generic[T]):
         self.lowest = self._thresholds[0]
 
     def discard(self, threshold: int, future: Waiter[T]) -> bool:
-        """Remove a future; return whether it was still parked at its threshold."""
+        """Remove a future. Return whether it was still parked at its threshold."""
         parked = self._futures.get(threshold)
         if parked is None or future not in parked:
             return False

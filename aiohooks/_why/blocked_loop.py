@@ -70,7 +70,7 @@ class BlockedLoopWatch(threading.Thread):
                 pass
 
     def _frames(self) -> Frames:
-        """Return the frames that the loop is running, the outermost first; none if it waits."""
+        """Return the frames that the loop is running, the outermost first, or none if it waits."""
         if not self._loop.is_running():
             return ()
         stacks = sys._current_frames()  # pyright: ignore[reportPrivateUsage]

@@ -1,6 +1,6 @@
 """Makes the wait-for graph of the tasks and threads that exist now. It records nothing beforehand.
 
-For reports, as in `_why.tasks`: nothing is decided by what is found here.
+For reports, as in `_why.tasks`: no decision depends on the findings.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class _Builder:
     # -- chains of awaits
 
     def _expand_task(self, task: Task) -> None:
-        """Add what a task waits for: its entries in the registry, then the end of its awaits."""
+        """Add the wait of a task: its entries in the registry, then the end of its awaits."""
         node = _node_id(task)
         links = links_of(task)
         frames = frames_of_links(links)
@@ -271,7 +271,7 @@ class _Builder:
         task: Task,
         frames: Frames,
     ) -> str | None:
-        """Add the entries of a task, and return the innermost; None if its wait is known."""
+        """Add the entries of a task, and return the innermost, or None if its wait is known."""
         waits: list[Awaited] = []
         for entry in self._entries[task]:
             awaited = entry.awaited()
@@ -302,7 +302,7 @@ class _Builder:
         frames: Frames,
         end: object,
     ) -> None:
-        """Add what a chain of awaits ends with: tasks, what sets its future, or a function."""
+        """Add the end of a chain of awaits: tasks, the setter of its future, or a function."""
         group, needs = group_of(frames)
         targets = self._add(group) or self._add([end])
         if not targets:

@@ -24,13 +24,13 @@ class WaitNode:
     """Something that waits or is waited for.
 
     Attributes:
-        id: unique in the graph; the edges name the node by it.
+        id: unique in the graph. The edges name the node by it.
         kind: "session", "hook", "task", "thread", "lock", "queue", "step", "process" and so on.
         name: what it is.
         detail: its state.
         function: the function of the user's code that waits.
         where: the line at which it waits, as `file:line`.
-        secs: for how long it has waited, or lasted; None if that is not known.
+        secs: for how long it has waited or lasted, or None if that is not known.
     """
 
     id: str
@@ -72,7 +72,7 @@ Chain = tuple[WaitNode, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WaitGraph:
-    """The waits in a process at one moment; `str()` has a paragraph for each chain of waits.
+    """The waits in a process at one moment. `str()` has a paragraph for each chain of waits.
 
     Attributes:
         nodes: everything that waits or is waited for.
@@ -101,7 +101,7 @@ class WaitGraph:
         return tuple(cycles)
 
     def chains(self) -> list[Chain]:
-        """Return the paths from waiters to the ends of their waits; those of sessions first.
+        """Return the paths from waiters to the ends of their waits, sessions first.
 
         A path begins at a node for which no other waits. A node for which several wait is followed
         once.

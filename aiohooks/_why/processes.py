@@ -12,7 +12,7 @@ _STATES = {
 
 
 def process_state(pid: int) -> str | None:
-    """Return why a process cannot run, as the system describes it; None if the process can run."""
+    """Return why the system does not let a process run, or None if the process can run."""
     if not os.path.isdir("/proc/self"):
         return None
     try:

@@ -1,7 +1,7 @@
-"""What a chain of awaits ends with: a group of tasks, what sets a future, a function, a holder.
+"""The end of a chain of awaits: a group of tasks, the setter of a future, a function, a holder.
 
 asyncio and concurrent.futures have no public way to ask for that: private attributes, and variables
-of their functions, are read here. What a later Python renames is then missing from reports.
+of their functions, are read here. Names that a later Python changes are then missing from reports.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _call_of(call: Any, stacks: Stacks) -> threading.Thread | Awaited:
 Holders = Mapping[object, Sequence[Task]]
 """The tasks that are in a `with` block of an object, by its id and by its package."""
 _OUTER = ("__aenter__", "_bootstrap", "_bootstrap_inner", "run", "_worker")
-"""Functions that say less than the one that they have called."""
+"""Functions that say less than their innermost callee."""
 
 
 def called_function(

@@ -2,10 +2,10 @@
 
 This is for reports: no call is ended and no cancel is attributed because of it. There are two
 exceptions, in `session/coordinator.py`, as asyncio does not tell which tasks wait for a queue.
-The end of a session does not give its whole grace period to tasks that wait for queues; and a drain
+The end of a session does not give its whole grace period to tasks that wait for queues, and a drain
 lets producers put what they wait to put, before it cancels them.
 
-`asyncio.Task.get_stack` shows only the outermost coroutine; here the innermost one counts.
+`asyncio.Task.get_stack` shows only the outermost coroutine. Here the innermost one counts.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Task = asyncio.Task[Any]
 
 
 class TaskWait(NamedTuple):
-    """The chain of awaits of a task, and the name of what the task waits for.
+    """The chain of awaits of a task, and the name of its target.
 
-    The frames begin with the outermost. Not everything has a name; `kind` is that of an entry of
+    The frames begin with the outermost. Not everything has a name. `kind` is that of an entry of
     the registry of activity.
     """
 
@@ -113,7 +113,7 @@ def describe_awaitable(awaitable: object) -> str:
 
 
 def describe_suspension(task: Task) -> str:
-    """Return what a task waits for, and at which line, as a note for the error that ends it."""
+    """Return the target and the line of a task's wait, as a note for the error that ends it."""
     wait = task_wait(task)
     where = f"at {wait.where or 'its beginning'}"
     if wait.awaits is not None:

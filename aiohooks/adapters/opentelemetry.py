@@ -48,8 +48,8 @@ class OpenTelemetryHook(SessionRunHook):
         """Create the hook.
 
         Args:
-            tracer_provider: makes the spans; by default the provider of the process.
-            meter_provider: makes the metrics; by default the provider of the process.
+            tracer_provider: makes the spans, by default the provider of the process.
+            meter_provider: makes the metrics, by default the provider of the process.
         """
         meter = metrics.get_meter("aiohooks", meter_provider=meter_provider)
         self._instruments = _Instruments(
@@ -125,7 +125,7 @@ class _RunSpan:
         return _Wait(self, what)
 
     def attempt_ended(self, error: BaseException | None) -> None:
-        """End the span of the run and those of its waits, and record the duration."""
+        """End the spans of the run and of its waits, and record the duration."""
         for span in self.waits:
             span.end()
         self.waits.clear()

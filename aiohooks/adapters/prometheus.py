@@ -235,7 +235,7 @@ def _families() -> dict[str, Any]:
 
 
 class _SessionCollector(Collector):
-    """The sessions that a registry shows, and the failures of those that have ended."""
+    """The sessions that a registry shows, and the failures of ended sessions."""
 
     def __init__(self) -> None:
         # Functions that read the values of a session, by its name.
@@ -260,7 +260,7 @@ class _SessionCollector(Collector):
         del self._readers[name]
 
     def add_failure(self, name: str, error: Exception) -> None:
-        """Count a failure, and show the session as failed until one of the name is added."""
+        """Count a failure, and show the session as failed until a session of its name is added."""
         self._failures[name, type(error).__name__] += 1
         self._failed.add(name)
 

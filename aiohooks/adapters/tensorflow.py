@@ -164,7 +164,7 @@ class TensorFlowGraph(Graph):
     def element(self, key: object) -> Node:
         """Return the node of a tensor, an operation, a variable or a name.
 
-        `"loss"` means the tensor `"loss:0"` if the operation of that name has one output;
+        `"loss"` means the tensor `"loss:0"` if the operation of that name has one output.
         `"global_step"` is the global step.
 
         Raises:
@@ -427,7 +427,7 @@ class TensorFlowSessionCreator:
         Args:
             creator: a `tf.train.ChiefSessionCreator`, which initializes or restores the variables,
                 or another creator of TensorFlow. The default is a chief without checkpoints.
-            graph: the `tf.Graph`; by default the current graph.
+            graph: the `tf.Graph`, by default the current graph.
         """
         self._creator = tf.train.ChiefSessionCreator() if creator is None else creator
         self.graph: TensorFlowGraph = TensorFlowGraph(graph)
@@ -631,7 +631,7 @@ class _CallsInOrder:
 
 
 def _checked_hooks(hooks: object) -> list[Any]:
-    """Return the hooks as a list; raise unless all are hooks of TensorFlow."""
+    """Return the hooks as a list. Raise unless all are hooks of TensorFlow."""
     wanted = "a list of objects of SessionRunHook of tensorflow"
     if not isinstance(hooks, Iterable):
         raise InvalidArgumentError(f"hooks is {safe_repr(hooks)}; give {wanted}")

@@ -24,9 +24,9 @@ On disk:
       damaged-step-...               did not verify, set aside by `restore`
 
 A save writes all files into a `.tmp-` directory, syncs each file and then the directory, renames
-it, syncs the parent, and only then removes old checkpoints. The newest checkpoint is the one with
-the highest sequence that verifies; there is no pointer that could be wrong. The same state gives
-the same bytes on every Python. There is no pickle.
+it, syncs the parent, and only then removes old checkpoints. The newest checkpoint has the highest
+sequence of all that verify. There is no pointer that could be wrong. The same state gives the same
+bytes on every Python. There is no pickle.
 """
 
 from typing import TYPE_CHECKING

@@ -117,7 +117,7 @@ class CheckpointDirectory:
         step: int,
         metrics: Mapping[str, float],
     ) -> Checkpoint | None:
-        """Add metrics to the newest checkpoint of a step; return None if there is none."""
+        """Add metrics to the newest checkpoint of a step. Return None if there is none."""
         failure = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
         with self._writing(failure) as directory:
             of_step = [saved for saved in self._sound(directory) if saved.step == step]
@@ -364,7 +364,7 @@ class CheckpointDirectory:
         name: Name,
         reason: str,
     ) -> None:
-        """Rename a damaged checkpoint, if this process may; never remove it."""
+        """Rename a damaged checkpoint, if this process may. Never remove it."""
         self._checkpoints.pop(name, None)
         outcome = "was skipped"
         if not self._read_only:
@@ -390,7 +390,7 @@ class CheckpointDirectory:
         return []
 
     def verify(self) -> list[tuple[Path, str | None]]:
-        """Read all checkpoints; see `Saver.verify`."""
+        """Read all checkpoints. See `Saver.verify`."""
         verified: list[tuple[Path, str | None]] = []
         with (
             _error_context(f"the checkpoints in {self.path} could not be verified"),
@@ -412,7 +412,7 @@ class CheckpointDirectory:
         return verified
 
     def close(self) -> None:
-        """Release the lock; the directory can be used again."""
+        """Release the lock. The directory can be used again."""
         with self._mutex:
             self._lock.release()
 

@@ -73,7 +73,7 @@ class _Stored(NamedTuple):
     """An array of the file: its entry in the header, and where its bytes come from."""
 
     native: str | None
-    """The name that safetensors has for its dtype; without one, plain bytes are stored."""
+    """The name that safetensors has for its dtype. Without one, plain bytes are stored."""
     shape: list[int]
     nbytes: int
     alignment: int
@@ -83,7 +83,7 @@ class _Stored(NamedTuple):
 class ArrayFile:
     """The arrays of a state, to be written to a safetensors file from their own memory.
 
-    Only an array that is not C-contiguous is copied, one array at a time; likewise the memory of a
+    Only an array that is not C-contiguous is copied, one array at a time, and so is the memory of a
     device.
     """
 
@@ -124,7 +124,7 @@ class ArrayFile:
 
 
 class _Entry(msgspec.Struct, gc=False):
-    """An array in the header of a safetensors file; the tree has its dtype and shape."""
+    """An array in the header of a safetensors file. The tree has its dtype and shape."""
 
     data_offsets: tuple[int, int]
 
@@ -179,7 +179,7 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
     """Return the bytes of the tree, and the arrays, which are not copied.
 
     Raises:
-        InvalidArgumentError: a value has no exact form on disk; the message says where it is and
+        InvalidArgumentError: a value has no exact form on disk. The message says where it is and
             what to give.
     """
     if not isinstance(state, Mapping):
@@ -203,7 +203,7 @@ def _extension(code: int, parts: list[Any]) -> Ext:
 
 
 class _Encoder:
-    """Converts values to those of MessagePack, and collects the arrays."""
+    """Converts values to MessagePack's types, and collects the arrays."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, _Stored] = {}
@@ -287,7 +287,7 @@ class _Encoder:
         return _extension(_ARRAY, [name, dtype, shape])
 
     def _tensor(self, value: Any) -> Ext:
-        """Add the memory of a tensor, once; tensors that share it share it after a restore."""
+        """Add the memory of a tensor, once. Tensors that share it share it after a restore."""
         reason = self._torch.refusal(value)
         if reason is not None:
             raise self._rejected(reason)
@@ -317,7 +317,7 @@ class _Encoder:
         return _extension(_TENSOR, [name, dtype, shape, strides, offset])
 
     def _add(self, stored: _Stored) -> str:
-        """Add an array under its path; return its name in the file."""
+        """Add an array under its path. Return its name in the file."""
         # A JSON pointer, for other readers of the file. Escaping gives only `~0` and `~1`, so that
         # a higher number makes equal names different.
         name = "/".join(map(_escaped, self._path))

@@ -1,7 +1,7 @@
 """The file operations of checkpoints, and the lock of a checkpoint directory.
 
 Names are relative to an open `Directory`. All operations go through one `fs` object, which is `os`
-except in tests that record, fail or kill at any operation. Errors of `os` pass as they are; an
+except in tests that record, fail or kill at any operation. Errors of `os` pass as they are. An
 entry that is not a plain file of the expected size raises `DamagedError`.
 """
 
@@ -233,7 +233,7 @@ class Directory:
         file: str,
         manifest: Manifest,
     ) -> Generator[FileReader]:
-        """Open a file for the block; raise as `opened` does, or if it has another checksum.
+        """Open a file for the block. Raise as `opened` does, or if it has another checksum.
 
         A wrong checksum is reported in place of the damage that the block has found.
         """
@@ -267,7 +267,7 @@ class FileReader(io.BufferedReader):
         super().__init__(self._file, max(1, min(size, _BUFFER_BYTES)))
 
     def check(self, crc32: int) -> None:
-        """Read the rest; raise `DamagedError` if the file has another checksum."""
+        """Read the rest. Raise `DamagedError` if the file has another checksum."""
         while self.read(_PIECE_BYTES):
             pass
         if self._file.crc32 != crc32:
@@ -343,7 +343,7 @@ class DirectoryLock:
         return self._directory
 
     def _make_parent(self, path: Path) -> None:
-        """Make a directory, if it is missing, with a durable name; and its missing parents."""
+        """Make a directory, if it is missing, with a durable name, and its missing parents."""
         if not exists(self._fs, path):
             self._make_parent(path.parent)
             with contextlib.suppress(FileExistsError):
@@ -356,10 +356,10 @@ class DirectoryLock:
             directory.sync()
 
     def check_place(self) -> None:
-        """Raise `CheckpointError` if the locked directory is not the one at its path.
+        """Raise `CheckpointError` if the locked directory is no longer at its path.
 
-        A later process would not find what is written to a directory that was renamed, removed or
-        mounted over.
+        A later process would not find files that were written to a directory that was renamed,
+        removed or mounted over.
         """
         directory = self._directory
         if directory is None or self._is_at(self._path, directory.fd):
@@ -376,14 +376,14 @@ class DirectoryLock:
         fd: int,
         dir_fd: int | None = None,
     ) -> bool:
-        """Return whether an open file or directory is the one at a path."""
+        """Return whether an open file or directory is still at a path."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = self._fs.stat(path, dir_fd=dir_fd)
             return os.path.samestat(status, self._fs.fstat(fd))
         return False
 
     def _lock_file(self, directory: Directory) -> None:
-        """Lock `.lock`, unless the file of that name is the one that is locked already.
+        """Lock `.lock`, unless the file of that name is locked already.
 
         If it was removed or replaced, another writer could lock the new file.
         """

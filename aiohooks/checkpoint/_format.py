@@ -1,6 +1,6 @@
-"""What the files of a checkpoint directory are: their names, and the manifest of a checkpoint.
+"""The files of a checkpoint directory: their names, and the manifest of a checkpoint.
 
-A manifest has one form, which `encode` gives; anything else is damage.
+A manifest has one form, which `encode` gives. Anything else is damage.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def unused_name(name: str, names: Container[str]) -> str:
 
 
 def next_sequence(names: Iterable[str]) -> int:
-    """Return the highest sequence in a directory plus 1; damaged checkpoints count."""
+    """Return the highest sequence in a directory plus 1. Damaged checkpoints count."""
     parsed = [parse_name(text) or parse_damaged(text) for text in names]
     sequences = [name.sequence for name in parsed if name is not None]
     return max(sequences, default=0) + 1
@@ -168,7 +168,7 @@ def name_of(checkpoint: Checkpoint) -> Name:
 
 
 class FileEntry(NamedTuple):
-    """What a manifest states of a file."""
+    """The entry of a file in a manifest."""
 
     size: int
     crc32: int

@@ -57,7 +57,7 @@ Commit = Callable[[Manifest, Mapping[str, Iterable[bytes]]], object]
 _BLOCK_BYTES = 8 << 20
 """How much one call reads or writes."""
 _PART_BYTES = 32 << 20
-"""How much an object store gets in one part; it allows 10,000 for a file."""
+"""How much an object store gets in one part. It allows 10,000 for a file."""
 
 
 class Copier:
@@ -94,7 +94,7 @@ class Copier:
         return [*filter(None, (self._current, self._next))]
 
     def least_sequence(self) -> int:
-        """Return a sequence that is later than those in the mirror.
+        """Return a sequence that is later than all in the mirror.
 
         If the mirror has not been read, this is the time in milliseconds: the last run that wrote
         there may have got further than this directory.
@@ -223,7 +223,7 @@ class Copier:
             commit: writes the checkpoint, in a thread.
 
         Returns:
-            Whether there is one; and the damage of those that were skipped.
+            Whether there is a checkpoint, and the damage of skipped checkpoints.
 
         Raises:
             MirrorError: the mirror could not be read.
@@ -316,7 +316,7 @@ class RemoteDirectory:
         fsspec.get_filesystem_class(fsspec.utils.get_protocol(mirror.url))
         self._mirror = mirror
         self.newest_sequence: int | None = None
-        """The highest sequence in the mirror; None until it has been read."""
+        """The highest sequence in the mirror, or None until it has been read."""
         self._opened: tuple[Any, str] | None = None
         self._checkpoints: dict[Name, Checkpoint] = {}
         """The checkpoints whose manifest has been read or written."""
@@ -371,7 +371,7 @@ class RemoteDirectory:
     # Reading
 
     async def names(self) -> list[Name]:
-        """Return the checkpoints, also those whose upload has not been finished, newest first.
+        """Return the checkpoints, newest first, even if their upload has not been finished.
 
         Raises:
             MirrorError: the directory or the bucket is missing, which says nothing about the
@@ -405,7 +405,7 @@ class RemoteDirectory:
         return []
 
     async def read_manifest(self, name: Name) -> Manifest | None:
-        """Read the manifest of a checkpoint; None if its upload has not been finished.
+        """Read the manifest of a checkpoint, or None if its upload has not been finished.
 
         Raises:
             DamagedError: it does not verify.
@@ -446,7 +446,7 @@ class RemoteDirectory:
         start: int,
         end: int,
     ) -> bytes | None:
-        """Read a part of a file; return None if the file is missing. This method blocks."""
+        """Read a part of a file. Return None if the file is missing. This method blocks."""
         fs, root = self._open()
         try:
             data: bytes = fs.cat_file(f"{root}/{path}", start=start, end=end)
@@ -580,7 +580,7 @@ def _has_directories(root: str) -> bool:
 
 
 def _discard(file: Any) -> None:
-    """Close a file whose upload has failed; without its manifest, the rest is no checkpoint."""
+    """Close a file whose upload has failed. Without its manifest, the rest is no checkpoint."""
     with contextlib.suppress(Exception):
         if isinstance(file, fsspec.spec.AbstractBufferedFile):
             try:

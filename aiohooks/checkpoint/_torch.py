@@ -95,7 +95,7 @@ def host_copies(
     tensors: Mapping[int, Tensor],
     take: Callable[[int], memoryview],
 ) -> dict[int, Any]:
-    """Return copies of tensors in the memory that `take` gives; those that share memory share it.
+    """Return copies of tensors in the memory that `take` gives. Shared memory stays shared.
 
     Tensors that a checkpoint cannot hold are returned as they are: a copy may be impossible, and
     the save rejects them.

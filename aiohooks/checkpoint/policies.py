@@ -1,6 +1,6 @@
 """Checkpoints, the policies that keep some of them, and the options of a mirror.
 
-A policy is a pure function of the existing checkpoints; `|` combines two. A mirror has copies in a
+A policy is a pure function of the existing checkpoints. `|` combines two. A mirror has copies in a
 file system of fsspec.
 """
 
@@ -40,14 +40,14 @@ class Checkpoint:
         hash=False,
         default_factory=lambda: MappingProxyType({}),
     )
-    """The metrics given to `Saver.save`; `KeepBest` compares them."""
+    """The metrics given to `Saver.save`. `KeepBest` compares them."""
     path: Path = Path()
     """Its directory."""
     size: int = 0
     """The bytes of its state."""
     interim: bool = False
-    """Whether it was saved where the run stopped, and was not due: the next one of the resumed run
-    replaces it.
+    """Whether it was saved where the run stopped, and was not due: the next checkpoint of the
+    resumed run replaces it.
     """
 
 
@@ -64,7 +64,7 @@ class Restored:
 
 
 class KeepPolicy:
-    """Selects the checkpoints to keep; the newest one is kept in any case.
+    """Selects the checkpoints to keep. The newest one is kept in any case.
 
     A policy is called when a new checkpoint is durable. Checkpoints that no part of a combination
     `a | b` keeps are removed.
@@ -161,7 +161,7 @@ class KeepBest(KeepPolicy):
         return (self.metric,)
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
-        """Return the best `k` of those that are not interim, and the newest."""
+        """Return the best `k` checkpoints that are not interim, and the newest."""
         candidates: list[Checkpoint] = []
         for checkpoint in checkpoints:
             value = checkpoint.metrics.get(self.metric, math.nan)
@@ -242,11 +242,11 @@ class MirrorStatus:
 
     Attributes:
         url: the mirror, without user and password.
-        latest_step: the step of the checkpoint that was copied last, or found to be there; None
-            before the first.
+        latest_step: the step of the checkpoint that was copied last, or found to be there, or
+            None before the first.
         pending: how many are being copied or wait for it.
         failures: how many attempts have failed.
-        error: why the last attempt failed; None if it did not.
+        error: why the last attempt failed, or None if it did not.
     """
 
     url: str

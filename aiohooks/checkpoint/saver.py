@@ -39,14 +39,14 @@ class Saver:
     """Saves states to a directory and restores them.
 
     The first `save` or `restore` makes the directory if it is missing, and locks it: a directory
-    has one writer. `aclose`, the end of `async with` and the end of the process release the lock;
-    the Saver can be used again after `aclose`. Everything that blocks runs in a worker thread. A
+    has one writer. `aclose`, the end of `async with` and the end of the process release the lock.
+    The Saver can be used again after `aclose`. Everything that blocks runs in a worker thread. A
     call that is cancelled waits for its thread, so a cancelled `save` is completed or has no
     effect. Concurrent calls run one after the other.
     """
 
     _fs: ClassVar[Any] = os
-    """Does all file operations; tests replace it in a subclass."""
+    """Does all file operations. Tests replace it in a subclass."""
 
     def __init__(
         self,
@@ -56,20 +56,21 @@ class Saver:
         read_only: bool = False,
         mirror: str | Mirror | None = None,
     ) -> None:
-        """Check the arguments; no file is touched yet.
+        """Check the arguments. No file is touched yet.
 
         Args:
-            checkpoint_dir: the directory; made with mode 0700 when it is first needed.
+            checkpoint_dir: the directory, made with mode 0700 when it is first needed.
             keep: which checkpoints to keep after a save, such as `KeepNewest(3) | KeepBest(2,
                 "loss")`.
-            read_only: read beside a writer: take no lock, set nothing aside, refuse to save.
+            read_only: read while another process writes: take no lock, set nothing aside, refuse to
+                save.
             mirror: a URL such as "s3://bucket/run", or a `Mirror` with options: each checkpoint is
                 copied there in the background, and a restore takes the newest that verifies, here
                 or there.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
-            ImportError: an extra is missing; install `aiohooks[checkpoint]`, and for a mirror
+            ImportError: an extra is missing. Install `aiohooks[checkpoint]`, and for a mirror
                 `aiohooks[fsspec]` and the package of its file system.
         """
         # The modules need extras, and a missing package is found here, not at the first save.
@@ -100,8 +101,8 @@ class Saver:
 
             self._copier = Copier(mirror, keep)
         self._is_newest_here = False
-        """Whether what is here needs no comparison with the mirror: this Saver has restored or
-        saved since it took the lock.
+        """Whether the local checkpoints need no comparison with the mirror: this Saver has restored
+        or saved since it took the lock.
         """
         # In the order of the calls: threads get a mutex in any order, and a restore must not
         # overtake a save.
@@ -134,24 +135,24 @@ class Saver:
         """Save a state. It is durable when this returns: a kill or a power cut does not undo it.
 
         Arrays and tensors are written from their own memory, so nothing in `state` may be changed
-        before this returns. Checkpoints that `keep` does not keep are removed afterwards; if that
+        before this returns. Checkpoints that `keep` does not keep are removed afterwards. If that
         fails, a warning is logged and the next save tries again.
 
         Args:
             state: a mapping of None, bool, int, float, complex, str, bytes, list, tuple, dict
                 (keys: str or int), Counter, numpy arrays and scalars, and tensors of PyTorch,
-                nested to any depth up to 64. They come back equal to the last bit; an OrderedDict
-                comes back as a dict, unless it is the state of a module; see docs/guides/pytorch.md
+                nested to any depth up to 64. They come back equal to the last bit. An OrderedDict
+                comes back as a dict, unless it is the state of a module. See docs/guides/pytorch.md
                 for tensors.
             step: the global step of the state. An existing checkpoint of the same step is removed
                 once the new one is durable.
             metrics: numbers by name, for `KeepBest` and for readers of the checkpoint.
 
         Raises:
-            CheckpointError: the system refused an operation. Nothing of this checkpoint is left;
-                earlier ones are unchanged.
+            CheckpointError: the system refused an operation. Nothing of this checkpoint is left.
+                Earlier ones are unchanged.
             CheckpointBusyError: another writer has the directory.
-            InvalidArgumentError: something in `state` has no exact form on disk; the message names
+            InvalidArgumentError: something in `state` has no exact form on disk. The message names
                 its place.
         """
         step = _checked_step(step)
@@ -170,12 +171,12 @@ class Saver:
         step: int,
         metrics: Mapping[str, SupportsFloat],
     ) -> Checkpoint | None:
-        """Add metrics to the newest checkpoint of a step, such as those of a late evaluation.
+        """Add metrics to the newest checkpoint of a step, such as the result of a late evaluation.
 
         Checkpoints that `keep` does not keep with them are removed.
 
         Returns:
-            The checkpoint; None if there is none of that step.
+            The checkpoint, or None if there is none of that step.
 
         Raises:
             CheckpointError: the system refused an operation, and the checkpoint is unchanged.
@@ -277,7 +278,7 @@ class Saver:
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
-        """What has been copied to the mirror; None without one."""
+        """The state of the copies in the mirror, or None without a mirror."""
         return None if self._copier is None else self._copier.status
 
     async def flush_mirror(self, timeout: float | None = None) -> bool:
@@ -286,7 +287,7 @@ class Saver:
         A pause between attempts ends.
 
         Returns:
-            Whether they have been copied within `timeout` seconds; if not, a warning is logged and
+            Whether they have been copied within `timeout` seconds. If not, a warning is logged and
             the upload continues.
         """
         check_secs(timeout, "timeout", optional=True)
@@ -295,7 +296,7 @@ class Saver:
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the checkpoints, newest first.
 
-        Only manifests are read, without the lock; damaged ones are left out.
+        Only manifests are read, without the lock. Damaged ones are left out.
         """
         return await to_thread(self._directory.checkpoints)
 
@@ -309,7 +310,7 @@ class Saver:
 
         Args:
             every_secs: the seconds between two reads of the directory.
-            timeout: end after so many seconds without a new checkpoint; None for never.
+            timeout: end after so many seconds without a new checkpoint, or None for never.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -332,7 +333,8 @@ class Saver:
         """Read every checkpoint completely, without the lock and without changing anything.
 
         Returns:
-            Path and damage of each (None: it is good), newest first, then those set aside earlier.
+            Path and damage of each (None: it is good), newest first, then checkpoints set aside
+            earlier.
         """
         return await to_thread(self._directory.verify)
 
@@ -340,8 +342,8 @@ class Saver:
         """Release the directory. Calling it again has no effect.
 
         Checkpoints that are not in the mirror yet are copied first, the newest one before others,
-        for at most `grace_secs`. A warning names those that are not; the newest one is copied after
-        the next restore.
+        for at most `grace_secs`. A warning names the checkpoints that are not. The newest is copied
+        after the next restore.
         """
         check_secs(grace_secs, "grace_secs")
         async with self._order:
@@ -371,7 +373,7 @@ def check_tracked(
     """Encode the states of tracked objects, and write nothing.
 
     Raises:
-        InvalidArgumentError: a checkpoint cannot hold one; the message has its name.
+        InvalidArgumentError: a checkpoint cannot hold one. The message has its name.
     """
     states = {name: state_of(value) for name, value in tracked.items()}
     _encoding().encode({"tracked": states})

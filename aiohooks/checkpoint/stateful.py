@@ -24,7 +24,7 @@ class Stateful(Protocol):
     """
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return everything needed to continue from here; a copy of it is saved."""
+        """Return everything needed to continue from here. A copy of it is saved."""
         ...
 
     def load_state_dict(self, state: Any, /) -> object:
@@ -61,7 +61,7 @@ class HostMemory:
     """Memory for the tensors of one snapshot after the other.
 
     Memory that is new takes the system many times longer than the copy. It is used again when
-    nothing refers to the snapshot before; until then the next snapshot gets new memory.
+    nothing refers to the snapshot before. Until then the next snapshot gets new memory.
     """
 
     def __init__(self) -> None:
@@ -125,11 +125,11 @@ class RandomState:
     """Keeps random generators in checkpoints: `Scaffold(tracked={"random": RandomState(), ...})`.
 
     Without arguments these are the global generators of Python's `random`, of numpy and of torch
-    (also those of its CUDA devices, where CUDA is in use), as far as the program has imported them.
-    Put it last among the tracked objects, so that loading the others draws no number after it.
+    (and of its CUDA devices, where CUDA is in use), as far as the program has imported them. Put it
+    last among the tracked objects, so that loading the others draws no number after it.
 
-    A data loader that other tasks run beside the steps should draw from a generator of its own, and
-    have a state of its own.
+    A data loader that other tasks run alongside the steps should draw from a generator of its own,
+    and have a state of its own.
     """
 
     def __init__(self, *generators: object) -> None:
@@ -159,7 +159,7 @@ class RandomState:
         """Continue from such states.
 
         Raises:
-            CheckpointMismatchError: they are those of other generators, or of a package that is not
+            CheckpointMismatchError: they belong to other generators, or to a package that is not
                 imported here.
         """
         generators = self._current_generators()

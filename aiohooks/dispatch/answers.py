@@ -315,8 +315,8 @@ async def _call_innermost(
 ) -> Any:
     """Call the function that the caller of the method has passed as the next one.
 
-    It gets the positions that the last hook passes, or else those of the call, as many as it takes;
-    and the keywords of the call.
+    It gets the positions that the last hook passes, or else the positions of the call, as many as
+    it takes, and the keywords of the call.
 
     Raises:
         InvalidArgumentError: it cannot be called.
@@ -457,7 +457,7 @@ async def _throw(
     error: BaseException,
     who: str,
 ) -> None:
-    """Raise the error of a wrapped call at the `yield`; return if the generator swallows it."""
+    """Raise the error of a wrapped call at the `yield`. Return if the generator swallows it."""
     try:
         await generator.athrow(error)
     except StopAsyncIteration:

@@ -14,10 +14,10 @@ Args = tuple[Any, ...]
 Keywords = Mapping[str, Any]
 NO_KEYWORDS: Keywords = {}
 Arguments = tuple[Args, Keywords]
-"""What a call passes by position, and by name."""
+"""The arguments of a call by position, and by name."""
 NO_ARGUMENTS: Arguments = ((), NO_KEYWORDS)
 Key = int | str | None
-"""The place of an argument that may be given by position, or the name of another one; None for no
+"""The place of an argument that may be given by position, or the name of another one, None for no
 argument.
 """
 Values = dict[Key, Any]
@@ -34,7 +34,7 @@ class Parameters:
         _, *parameters = signature.parameters.values()
         self.signature: inspect.Signature = inspect.Signature(parameters)
         self.keys: dict[str, Key] = {}
-        """The key of each parameter, but not of those that take any others."""
+        """The key of each parameter, except for `*args` and `**kwargs`."""
         self._count = 0  # of the positions
         self._by_name: dict[str, Key] = {}  # of those that may be given by name
         self._defaults: Values = {}
@@ -61,7 +61,7 @@ class Parameters:
     def reject_call(self, signature: inspect.Signature) -> str:
         """Return why a hook with this signature cannot take every call that the method takes.
 
-        The longest and the shortest call are tried; the text is empty if it takes both.
+        The longest and the shortest call are tried. The text is empty if it takes both.
         """
         named: Values = dict.fromkeys(self.keys.values())
         required = named.keys() - self._defaults.keys()
@@ -143,8 +143,8 @@ class Parameters:
     ) -> Values:
         """Return the values with the changes that a hook makes when it calls the next one.
 
-        An argument that is passed by name replaces the value of that name. Those that are passed by
-        position replace the last positions, apart from the chosen argument.
+        An argument that is passed by name replaces the value of that name. Arguments that are
+        passed by position replace the last positions, apart from the chosen argument.
 
         Args:
             values: the values that the hook was called with.

@@ -44,7 +44,7 @@ class BackgroundCalls:
     observers: Sequence[Observer] = ()
     """Notified of each call."""
     step_of: Callable[..., int | None] = lambda *_, **__: None
-    """Returns the step for the notes of errors; it gets the arguments of the call."""
+    """Returns the step for the notes of errors. It gets the arguments of the call."""
     # A removed hook has a queue as long as something refers to the hook: a call, or a failure that
     # no call has raised yet.
     _queues: WeakKeyDictionary[RegisteredHook, CallQueue] = field(
@@ -77,7 +77,7 @@ class BackgroundCalls:
         return [registered.status(self.pending(registered)) for registered in hooks]
 
     async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
-        """Wait until the queues of hooks are empty; their failures are raised by the next call.
+        """Wait until the queues of hooks are empty. Their failures are raised by the next call.
 
         The queue of the call of which this is a part is left out.
         """
@@ -109,7 +109,7 @@ class BackgroundCalls:
 class CallQueue(Queue["QueuedCall"]):
     """The queued calls of one hook.
 
-    Each runs in a task of its own, in a copy of its caller's context, when the one before it has
+    Each runs in a task of its own, in a copy of its caller's context, when the previous call has
     ended.
     """
 
@@ -139,7 +139,7 @@ class CallQueue(Queue["QueuedCall"]):
         *args: Any,
         **keywords: Any,
     ) -> bool:
-        """Return whether the caller has to wait for a place; if not, queue the call.
+        """Return whether the caller has to wait for a place. If not, queue the call.
 
         Raises:
             HookGroupClosedError: as for `call`.
@@ -214,7 +214,7 @@ class QueuedCall:
     keywords: Keywords
     context: Context = field(default_factory=copy_context)
     task: asyncio.Task[None] | None = None
-    """The task that makes the call; None before."""
+    """The task that makes the call, or None before."""
 
     def __post_init__(self) -> None:
         self.context.run(self.queue.shared.enter)

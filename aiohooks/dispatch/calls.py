@@ -103,7 +103,7 @@ class RegisteredHook:
     """The name of its class or function, with a number if several hooks have that name."""
     registration: HookRegistration
     dropped: int = 0
-    """The calls that were not made; see `HookStatus`."""
+    """The calls that were not made. See `HookStatus`."""
     failures: int = 0
     failures_in_a_row: int = 0
     last_error: str | None = None
@@ -134,14 +134,14 @@ class RegisteredHook:
         )
 
     def may_be_called(self) -> bool:
-        """Return whether the hook is called; count the call as dropped if it is disabled."""
+        """Return whether the hook is called. Count the call as dropped if it is disabled."""
         if self.disabled_since is None:
             return True
         self.dropped += 1
         return False
 
     def count_failure(self, error: BaseException) -> None:
-        """Count an error of a call; disable the hook if its `disable_after` says so."""
+        """Count an error of a call. Disable the hook if its `disable_after` says so."""
         if not isinstance(error, Exception):
             return
         self.failures += 1
@@ -156,7 +156,7 @@ class RegisteredHook:
             logger.warning(message, self.name, limit)
 
     def suppresses(self, who: str, error: BaseException) -> bool:
-        """Count an error of a call; return whether it is only logged, and not to be raised.
+        """Count an error of a call. Return whether it is only logged, and not to be raised.
 
         The first error of each method and type is logged with its traceback, and so is, without
         one, the 10th, 100th, ... failure of the hook.
@@ -179,7 +179,7 @@ class RegisteredHook:
 
 
 def bound_method(registered: RegisteredHook, method: str) -> Method:
-    """Return a method of a hook as a coroutine function; a plain one is wrapped."""
+    """Return a method of a hook as a coroutine function. A plain one is wrapped."""
     function: Any = getattr(registered.hook, method)
     if is_coroutine_function(function):
         return cast("Method", function)
@@ -198,7 +198,7 @@ def plain_method(registered: RegisteredHook, method: str) -> Method:
 
 
 def _plain_result(result: Any, who: str) -> Any:
-    """Return the result of a plain function; raise if it is an awaitable."""
+    """Return the result of a plain function. Raise if it is an awaitable."""
     if not inspect.isawaitable(result):
         return result
     if inspect.iscoroutine(result):
@@ -244,7 +244,7 @@ class HookCall:
                 condition = getattr(registered.hook, condition)
         self.method: Method = method
         self.condition: Callable[..., bool] | None = condition
-        """Returns whether the call is made; it gets the same arguments."""
+        """Returns whether the call is made. It gets the same arguments."""
 
 
 class OrderGroup:
@@ -328,7 +328,7 @@ class OrderGroup:
             observers: notified of each call.
             keywords: bound to each method.
             contexts: the contexts of the calls. A call that cannot wait is wrapped to run in its
-                context; the task of another call is created in it.
+                context. The task of another call is created in it.
         """
         methods: list[Method] = []
         for number, call in enumerate(self.calls):
@@ -405,10 +405,10 @@ async def call_groups(
         groups: the groups.
         args: the arguments of each method.
         keywords: the keyword arguments of each method.
-        seconds: a second argument of its own for each method, by group; `args` has the first one.
+        seconds: a second argument of its own for each method, by group. `args` has the first one.
         step: the step for the notes of errors.
         waits: the waits of the run that the calls are part of.
-        observers: the observers of the calls; by default those of the run that waits.
+        observers: the observers of the calls, by default the observers of the waiting run.
         own: the context of the calls, shared with other calls.
 
     Raises:
@@ -546,7 +546,7 @@ class HookCalls(Calls):
         keywords: Keywords = NO_KEYWORDS,
         contexts: Sequence[OwnContext | None] | None = None,
     ) -> None:
-        """Start the calls in order, and make those that cannot wait.
+        """Start the calls in order, and make the calls that cannot wait.
 
         Args:
             methods: the method of each call, bound to its keyword arguments.

@@ -36,7 +36,7 @@ _COMPOSITE = "__aiohooks_composite__"
 class Composite:
     """The hooks of a group, and the object that stands for them.
 
-    `object` is an instance of the hook interface; a call of its method calls that method of the
+    `object` is an instance of the hook interface. A call of its method calls that method of the
     hooks.
     """
 
@@ -91,7 +91,7 @@ class Composite:
             method.reset()
 
     def remove(self, registered: RegisteredHook) -> None:
-        """Remove a hook; calls that have begun are not changed."""
+        """Remove a hook. Calls that have begun are not changed."""
         key = identity(registered.hook)
         self._by_identity[key].remove(registered)
         if not self._by_identity[key]:
@@ -186,7 +186,7 @@ class Composite:
         to the loop of its first call, and to another one only after that loop was closed.
 
         Raises:
-            WrongLoopError: the group belongs to another loop; or none is running, which a call that
+            WrongLoopError: the group belongs to another loop, or none is running, which a call that
                 may wait needs.
         """
         # Written out, for each call that may wait.
@@ -235,9 +235,9 @@ class CompositeMethod:
         self.hooks: dict[RegisteredHook, None] = {}
         """The hooks that implement the method, in registration order."""
         self.current: Target | None = None
-        """The target of the next call; None if the hooks have changed since it was made."""
+        """The target of the next call, or None if the hooks have changed since it was made."""
         self.quick: OrderGroup | None = None
-        """All calls of the target, if they are made here; see `Target.quick`."""
+        """All calls of the target, if they are made here. See `Target.quick`."""
         declared = composite.interface.members[point.name]
         self._function = _calling(self)
         functools.update_wrapper(self._function, inspect.unwrap(declared))
@@ -257,7 +257,7 @@ class CompositeMethod:
         setattr(self.composite.kind, self.point.name, attribute)
 
     def renew_target(self) -> Target:
-        """Make the target of the next calls, and keep it; raise if the group cannot be used."""
+        """Make the target of the next calls, and keep it. Raise if the group cannot be used."""
         self.composite.check_usable()
         self.current = Target(
             self.point,
@@ -377,7 +377,7 @@ def _set_data(
     name: str,
     value: Any,
 ) -> None:
-    """Set an attribute of the object; set public data on the hooks that have it, too."""
+    """Set an attribute of the object. Set public data on the hooks that have it, too."""
     interface = composite.interface
     kind: Any = interface.kind
     kind.__setattr__(instance, name, value)

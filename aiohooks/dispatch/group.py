@@ -69,16 +69,16 @@ class HookGroup(Generic[K]):
     Metrics()]) as group:`.
 
     A hook interface is any class: its public methods are what hooks can implement. `group.hooks` is
-    an object of that class; a call of its method calls the hooks that implement it. Calls start in
+    an object of that class. A call of its method calls the hooks that implement it. Calls start in
     registration order: a method whose code has no `await` is called in the caller's task, every
-    other one has a task and a context of its own, and these are concurrent. What they leave set in
-    their contexts is set for the caller. The first failure cancels the others and waits for them;
-    one failure is raised as it is, several as one flat group, each with a note that names the hook.
-    A cancel of the caller wins over both.
+    other one has a task and a context of its own, and these are concurrent. Values that they leave
+    set in their contexts are set for the caller. The first failure cancels the others and waits for
+    them. One failure is raised as it is, several as one flat group, each with a note that names the
+    hook. A cancel of the caller wins over both.
 
-    Any number of tasks may call a group at the same time; `group.hooks` and its methods, also those
+    Any number of tasks may call a group at the same time. `group.hooks` and its methods, also those
     taken before, call the hooks of the group at that time. Hooks that are async context managers
-    are entered with the block, in order, and left in reverse; background calls end with it. A group
+    are entered with the block, in order, and left in reverse. Background calls end with it. A group
     with neither can be used without a block.
     """
 
@@ -99,7 +99,7 @@ class HookGroup(Generic[K]):
             hooks: objects with methods of `kind`, or registrations made by `configure`. They need
                 not derive from it.
             results: how the results of several hooks become one, by the name of the method, for a
-                class that is not one's own; or one way for all methods that return something. See
+                class that is not one's own, or one way for all methods that return something. See
                 `point`.
             grace_secs: how long cancelled calls, background calls and the end of the hooks may
                 take.
@@ -140,7 +140,7 @@ class HookGroup(Generic[K]):
     # -- the hooks
 
     def add(self, hook: object) -> None:
-        """Add a hook, or a registration; this applies from the next call.
+        """Add a hook, or a registration. This applies from the next call.
 
         Raises:
             InvalidHookError: it does not fit, is a hook of the group already, or would have to be
@@ -218,11 +218,11 @@ class HookGroup(Generic[K]):
         fn: Any = None,
         **options: Unpack[HookOptions],
     ) -> Any:
-        """Add a function as a hook with one method: `group.on(AgentHooks.on_tool_start, log)`; also
+        """Add a function as a hook with one method: `group.on(AgentHooks.on_tool_start, log)`, also
         as a decorator.
 
         `method` is the method of the class, `fn` a coroutine function, or a plain function, which
-        must not block; it is returned. The options are those of `configure`.
+        must not block. It is returned. The options are the same as for `configure`.
         """
         name = self._point_of(method).name
         if fn is None:
@@ -231,7 +231,7 @@ class HookGroup(Generic[K]):
         return fn
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
-        """Return a method of the class; raise if it is something else."""
+        """Return a method of the class. Raise if it is something else."""
         interface = self._composite.interface
         name = getattr(method, "__name__", repr(method))
         point = interface.points.get(name)
@@ -246,7 +246,7 @@ class HookGroup(Generic[K]):
     # -- entering and leaving
 
     async def __aenter__(self) -> Self:
-        """Enter the hooks that are async context managers, in order; if one fails, leave those
+        """Enter the hooks that are async context managers, in order. If one fails, leave those
         before it. A hook whose `on_error` is "log" is removed instead.
 
         Raises:
@@ -431,10 +431,17 @@ def compose(
     results: Mapping[str, How] | How | None = None,
     init: Mapping[str, Any] | None = None,
 ) -> K:
-    """Return one object of the class `kind` that stands for several hooks; a framework's runner
+    """Return one object of the class `kind` that stands for several hooks. A framework's runner
     takes it like a single one.
 
-    It is the `hooks` of a `HookGroup`, with its `results`, `init` and errors.
+    It is the `hooks` of a `HookGroup`, with the same errors.
+
+    Args:
+        kind: the hook interface: a class whose methods the hooks may implement.
+        hooks: objects with methods of `kind`, or registrations made by `configure`.
+        results: how the results of several hooks become one, by the name of the method, or one way
+            for all methods that return something. See `point`.
+        init: the arguments of the `__init__` of `kind`, by name.
 
     Raises:
         HookGroupClosedError: a hook is a context manager or has background calls, so that it must
@@ -455,10 +462,10 @@ class ComposedFunctions(Protocol[P]):
         """Call the functions."""
 
     def add(self, function: object, /) -> None:
-        """Add a function, or a registration; this applies from the next call."""
+        """Add a function, or a registration. This applies from the next call."""
 
     def remove(self, function: object, /) -> None:
-        """Remove a function, of several registrations the earliest; this applies from the next
+        """Remove a function, of several registrations the earliest. This applies from the next
         call.
         """
 
@@ -491,7 +498,7 @@ def compose_functions(
     whatever its parameters are named.
 
     Args:
-        functions: coroutine functions and plain ones, or registrations made by `configure`; at
+        functions: coroutine functions and plain ones, or registrations made by `configure`, at
             least one.
         results: how the results of several become one, if they return any; see `point`.
 
@@ -557,7 +564,7 @@ def _method_like(function: Callable[..., Any], results: How | None) -> Any:
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a function; one that is written in C may take any arguments."""
+    """Return the signature of a function. A function written in C may take any arguments."""
     with contextlib.suppress(TypeError, ValueError):
         return inspect.signature(function)
     return inspect.signature(lambda *args, **keywords: None)

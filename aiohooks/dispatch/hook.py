@@ -29,8 +29,8 @@ class Hook:
     """
 
     order: ClassVar[int] = 0
-    """Hooks of a lower order complete a call before those of a higher order start it; those of one
-    order run concurrently.
+    """Hooks of a lower order complete a call before hooks of a higher order start it. Hooks of the
+    same order run concurrently.
     """
     timeout: ClassVar[float | None] = None
     """Time limit in seconds for one call of a coroutine method; costs nothing where the method
@@ -39,13 +39,13 @@ class Hook:
     on_error: ClassVar[OnError] = "raise"
     """`"log"` for observers: an error is logged with its traceback and the run continues."""
     name: str = ""
-    """The name of the hook's state in checkpoints, unique in its session; if empty, the name of its
-    class.
+    """The name of the hook's state in checkpoints, unique in its session. If it is empty, the
+    state has the name of its class.
     """
 
 
 class HookRegistration(NamedTuple):
-    """A hook with its attributes in one group or session; created by `configure`."""
+    """A hook with its attributes in one group or session, created by `configure`."""
 
     hook: Any
     order: int = 0
@@ -81,17 +81,14 @@ def configure(
     Example: `hooks=[configure(MetricsHook(), timeout=5.0, on_error="log")]`.
 
     Args:
-        hook: an object with methods of a hook interface; or a registration, whose other attributes
+        hook: an object with methods of a hook interface, or a registration, whose other attributes
             are kept.
-        options: attributes of the registration, by name.
-
-            `order`: hooks of a lower order complete a call before those of a higher order start;
-            those of one order run concurrently.
-
-            `timeout`: time limit in seconds for one call of a coroutine method. A method that
-            wraps others has none: use `asyncio.timeout` around its own waits.
-
-            `on_error`: `"raise"`, or `"log"`: the first failure of each method and type of error is
+        options: attributes of the registration, which follow here by name.
+        order: hooks of a lower order complete a call before hooks of a higher order start. Hooks of
+            the same order run concurrently.
+        timeout: time limit in seconds for one call of a coroutine method. A method that wraps
+            others has none: use `asyncio.timeout` around its own waits.
+        on_error: `"raise"`, or `"log"`: the first failure of each method and type of error is
             logged with its traceback, and the 10th failure, the 100th and so on without.
 
             `background`: whether calls of methods that return None are queued and run in order,
@@ -139,7 +136,7 @@ def in_order(hooks: Iterable[object]) -> list[HookRegistration]:
 
 
 def registration_of(hook: object) -> HookRegistration:
-    """Return the registration of a hook, or a registration itself; check its attributes."""
+    """Return the registration of a hook, or a registration itself. Check its attributes."""
     if isinstance(hook, type):
         raise InvalidHookError(
             f"the class {hook.__name__} is given as a hook; give an object of it:"
@@ -196,7 +193,7 @@ class FunctionHook:
 def identity(hook: Any) -> object:
     """Return a key of a hook, or of its function.
 
-    A bound method is a new object at each access, which is equal to those before.
+    A bound method is a new object at each access, which is equal to the previous objects.
     """
     if isinstance(hook, FunctionHook):
         hook = hook.__aiohooks_function__

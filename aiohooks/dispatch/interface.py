@@ -41,7 +41,7 @@ NO_VALUE: Any = object()
 
 
 class _Seen:
-    """What was read of a class for its first group.
+    """The properties of a class, read for its first group.
 
     Nothing in it refers to the class, which is freed like any other.
     """
@@ -70,7 +70,7 @@ class Interface:
 
         Args:
             kind: a class, or a typing alias of one.
-            results: the ways of `point`, by the name of the method; or one for all methods that
+            results: the ways of `point`, by the name of the method, or one for all methods that
                 return something.
             in_group: whether hooks may implement a coroutine method as an async generator, which
                 wraps it, and have further ones.
@@ -166,7 +166,9 @@ class Interface:
         return self.is_protocol or self.kind in type(hook).__mro__
 
     def overrides(self, hook: object, name: str) -> bool:
-        """Return whether `hook` has a method `name` of its own, and not the one of the class."""
+        """Return whether `hook` has a method `name` of its own, and does not inherit it from the
+        class.
+        """
         function = _function_of(getattr(hook, name, None))
         if function is None:
             return False
@@ -180,7 +182,7 @@ class Interface:
         return [point for point in points if self.overrides(hook, point.name)]
 
     def check(self, registered: RegisteredHook) -> list[Point]:
-        """Return the methods that a hook implements; raise unless it can be called as the interface
+        """Return the methods that a hook implements. Raise unless it can be called as the interface
         says.
 
         Raises:

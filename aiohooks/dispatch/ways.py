@@ -44,7 +44,7 @@ class Combination(NamedTuple):
 
 
 How: TypeAlias = Way | Combination
-"""How the results of several hooks become one; see `point`."""
+"""How the results of several hooks become one. See `point`."""
 _MARK = "__aiohooks_point__"
 
 
@@ -71,15 +71,15 @@ def point(how: How) -> Callable[[F], F]:
             `"all"`: they run concurrently, and a list has every result in order of the hooks.
 
             `"chain"`: they are called one after another, and each result replaces an argument: the
-            only one, or the one whose annotation takes every result. None leaves it as it is, and
-            `return aiohooks.dispatch.end_chain(value)` ends the chain with a value.
+            only argument, or the argument whose annotation takes every result. None leaves it as it
+            is, and `return aiohooks.dispatch.end_chain(value)` ends the chain with a value.
 
-            `"wrap"`: an argument calls the next hook: the one that is annotated as a callable which
-            returns an awaitable; or, if there is none, the last one of a method that is marked with
-            `@point`, if it has no annotation. The arguments that it is given replace the last ones
-            of the call. The one of the last hook calls the class's own method; or, where that
-            is abstract or does nothing, what the caller gave, with what this hook passes by
-            position, or else with the arguments of the call.
+            `"wrap"`: an argument calls the next hook: the argument that is annotated as a callable
+            which returns an awaitable. If there is none, it is the last argument of a method that
+            is marked with `@point`, if it has no annotation. The arguments that it is given replace
+            the last ones of the call. The one of the last hook calls the class's own method; or,
+            where that is abstract or does nothing, what the caller gave, with what this hook passes
+            by position, or else with the arguments of the call.
 
     Raises:
         InvalidArgumentError: `how` is something else.
@@ -124,7 +124,7 @@ def end_chain(value: T) -> T:
 
 
 def checked_how(how: How, what: str) -> Combination:
-    """Return a way with its argument; raise unless it is one of `point`."""
+    """Return a way with its argument. Raise unless it is one of `point`."""
     if isinstance(how, Combination):
         return how
     check_choice(how, what, *WAYS)
@@ -151,7 +151,7 @@ class Point:
             kind: the class.
             name: the name of the method.
             member: the method, as it stands in the class.
-            own_way: how its results become one; if None, a mark of `point` says so.
+            own_way: how its results become one. If None, a mark of `point` says so.
             common_way: the same, for all methods that return something.
 
         Raises:
@@ -160,7 +160,7 @@ class Point:
         function = inspect.unwrap(member)
         self.name: str = name
         self.label: str = kind.__name__ if name == "__call__" else f"{kind.__name__}.{name}"
-        """Its name in messages; the class that has only `__call__` stands for functions."""
+        """Its name in messages. The class that has only `__call__` stands for functions."""
         self.kind: str = function_kind(function)
         """The kind of its function, as `function_kind` returns it."""
         self.does_nothing: bool = does_nothing(function)
@@ -208,7 +208,7 @@ class Point:
         own_way: Combination | None,
         common_way: Combination | None,
     ) -> Way | Literal["none", "any", "one"]:
-        """Return how the results of several hooks become one; `_choose_argument` keeps the argument
+        """Return how the results of several hooks become one. `_choose_argument` keeps the argument
         that this needs.
 
         Args:
@@ -388,7 +388,7 @@ def annotations_of(
 
 
 def written_annotations(owner: Any) -> dict[str, Any]:
-    """Return the annotations of a function or a class itself, by name; some may be texts."""
+    """Return the annotations of a function or a class itself, by name. Some may be texts."""
     try:
         annotations: Any = getattr(owner, "__annotations__", None)
     except NameError:
@@ -409,7 +409,7 @@ def union_parts(annotation: Any) -> tuple[Any, ...]:
 
 
 def class_of(annotation: Any) -> type[Any]:
-    """Return the class of an annotation, without its parameters; `object` if it is no class."""
+    """Return the class of an annotation, without its parameters, or `object` for no class."""
     kind = typing.get_origin(annotation) or annotation
     return kind if isinstance(kind, type) else object
 

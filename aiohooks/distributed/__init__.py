@@ -1,4 +1,4 @@
-"""Launchers: start a chief and its workers, restart those that die, and collect the results.
+"""Launchers: start a chief and its workers, restart dead ones, and collect the results.
 
 task        Task, the argument of each `main`; specs and results of tasks; restarts
 local       tasks of one event loop, processes of one machine

@@ -60,7 +60,7 @@ async def run_tasks(
 
     Args:
         main: a coroutine function that takes the `Task`.
-        num_workers: the number of workers besides the chief.
+        num_workers: the number of workers, without the chief.
         args: further arguments of `main`.
         run: the name of the run.
         checkpoint_dir: the value of `Task.checkpoint_dir`.
@@ -119,9 +119,9 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
 
     Raises:
         ExceptionGroup: of the error of `main`, or a `TaskDiedError`, for each task that failed.
-        SystemExit: SIGTERM was received; the exit code is 143, as in shells.
-        InvalidArgumentError: an argument is invalid; nothing was started.
-        UnsupportedSystemError: the system has no process groups; nothing was started.
+        SystemExit: SIGTERM was received. The exit code is 143, as in shells.
+        InvalidArgumentError: an argument is invalid. Nothing was started.
+        UnsupportedSystemError: the system has no process groups. Nothing was started.
     """
     if not hasattr(os, "killpg"):
         raise UnsupportedSystemError(
@@ -252,7 +252,7 @@ async def _receive_result(pipe: int, process: SpawnProcess) -> bytes | None:
 
 
 async def _end_process(process: SpawnProcess, grace_secs: float) -> int | None:
-    """Wait until a process has ended, and return its exit code; kill it after the grace period."""
+    """Wait until a process has ended, and return its exit code. Kill it after the grace period."""
     pid = process.pid
     if pid is None:  # the process could not be started
         return None

@@ -101,7 +101,7 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
 
     Raises:
         ExceptionGroup: of the error of `main`, or a `TaskDiedError`, for each task that failed.
-        SystemExit: SIGTERM was received; the exit code is 143, as in shells.
+        SystemExit: SIGTERM was received. The exit code is 143, as in shells.
         StoreUnavailableError: there is no such cluster.
     """
     spec = make_spec(main, args, num_workers, run, checkpoint_dir)

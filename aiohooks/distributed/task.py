@@ -52,9 +52,9 @@ class Task:
 
     Attributes:
         task_id: 0 for the chief, 1 to `num_workers` for the workers.
-        num_workers: the number of workers besides the chief.
+        num_workers: the number of workers, without the chief.
         store: the open step store of the run. The launcher closes it.
-        checkpoint_dir: the directory of the run's checkpoints; None if the launcher got none.
+        checkpoint_dir: the directory of the run's checkpoints, or None if the launcher got none.
         attempt: 1 for the first start, and one more for each restart of the task.
     """
 

@@ -214,7 +214,7 @@ class Graph:
     def operation(
         self, fn: Any = None, **options: Unpack[OperationOptions]
     ) -> Operation | AddOperation:
-        """Add a function as an operation. The names of its parameters are those of its inputs.
+        """Add a function as an operation. The names of its parameters name its inputs.
 
         A parameter that has a default does not need a node.
 
@@ -303,7 +303,7 @@ class Graph:
         )
 
     def _add(self, node: _NodeT) -> _NodeT:
-        """Add a node and return it; raise if the graph is finalized or has a node of its name."""
+        """Add a node and return it. Raise if the graph is finalized or has a node of its name."""
         if self.finalized:
             raise GraphFinalizedError(
                 f"{node.name!r} cannot be added, because the graph is finalized. Add it in a hook's"
@@ -524,7 +524,7 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
 
 
 def _input_parameters(fn: Callable[..., Any], subject: str) -> list[inspect.Parameter]:
-    """Return the parameters of a function; raise if one of them cannot be passed by name."""
+    """Return the parameters of a function. Raise if one of them cannot be passed by name."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError) as error:

@@ -66,7 +66,7 @@ class Leaves:
         return self._slots.setdefault(self._graph.node(leaf), len(self._slots))
 
     def build(self, fetches: Any) -> Build:
-        """Assign a slot to each node in `fetches`; return the function that builds the result.
+        """Assign a slot to each node in `fetches`. Return the function that builds the result.
 
         Raises:
             FetchError: a part of the request is neither a known node nor a container of fetches.
@@ -150,7 +150,7 @@ class PlannedOperation:
         call: calls its function with the inputs, which it selects from the values of a run.
         is_async: whether the result of the call must be awaited.
         may_wait: whether awaiting the result may suspend the task.
-        of_graph: whether observers see it; false if it only reads the result of a step function.
+        of_graph: whether observers see it. False if it only reads the result of a step function.
     """
 
     name: str
@@ -211,7 +211,7 @@ class Plan:
         """Plan a call of the step function, and a check of the names of the fetched nodes.
 
         Only the result of the step shows whether one of its keys has the same name as a node. The
-        errors are those of `fetch`.
+        errors are the same as for `fetch`.
         """
         result_slot = self._slot_of(step)
         # An output is itself the item of the result that has its name.
@@ -239,7 +239,7 @@ class Plan:
         return slot
 
     def _new_slot(self, value: Any = MISSING) -> int:
-        """Add a slot after those of the global step and the feeds; return its number."""
+        """Add a slot after the slots of the global step and the feeds. Return its number."""
         self.initial_values.append(value)
         return self._fed_count + len(self.initial_values)
 
@@ -297,7 +297,7 @@ class Plan:
         inputs: tuple[int, ...],
         fn: Callable[..., Any] | None = None,
     ) -> int:
-        """Append an operation that reads its inputs from slots; return the slot of its result.
+        """Append an operation that reads its inputs from slots. Return the slot of its result.
 
         `fn` is the function of an operation of the graph.
         """

@@ -68,14 +68,14 @@ class Monitor:
 
 
 class RunRequest:
-    """A run of a session: what it fetches and feeds, and how its result is made.
+    """A run of a session: its fetches and feeds, and how its result is made.
 
     Attributes:
         fetches: nodes or names, nested at will.
         feed_dict: values by node or name.
         options: options for a `run` that is overridden.
         run_metadata: a dict into which such a `run` may write, if there are options.
-        build: builds the result of the values of the fetches; None for one of their shape.
+        build: builds the result of the values of the fetches, or None for one of their shape.
     """
 
     __slots__ = ("build", "feed_dict", "fetches", "options", "run_metadata")
@@ -114,9 +114,9 @@ class Session:
     graph: Graph
     """The graph that is run."""
     global_step: StepStore
-    """The step store; `session.global_step.latest.step` is the latest step."""
+    """The step store. `session.global_step.latest.step` is the latest step."""
     variables: Variables
-    """The values of the variables; see `variables.snapshot` and `variables.assign`."""
+    """The values of the variables. See `variables.snapshot` and `variables.assign`."""
     committed_step: int
     """The global step after the latest run of this session."""
     grace_secs: float
@@ -124,7 +124,7 @@ class Session:
     `stop_grace_period_secs` of the monitored session.
     """
     tracked: Mapping[str, Stateful]
-    """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
+    """The objects saved in checkpoints in addition to the variables: the scaffold's `tracked`."""
     saver: Saver | None
     """The saver from which the creator of this session restores."""
     saved: bool
@@ -134,7 +134,7 @@ class Session:
     it.
     """
     restored: Restored | None
-    """The restored checkpoint of this session; its `state` has only the states of hooks."""
+    """The restored checkpoint of this session. Its `state` has only the states of hooks."""
     finished: PublisherFinishedError | None
     """Why there is nothing left to do: the run had finished before this session was created."""
 
@@ -395,7 +395,7 @@ class Session:
     async def _commit_changes(
         self, plan: Plan, values: list[Any], run_waits: RunWaits | None
     ) -> bool:
-        """Set the variables and advance the global step; return False if the run was overtaken."""
+        """Set the variables and advance the global step. Return False if the run was overtaken."""
         by_name = self._values.by_name
         for name, _, is_added in plan.changes:
             slot = plan.variable_slots.get(name)
@@ -514,7 +514,7 @@ GatheredRun = Callable[[RunWaits, RunRequest], Awaitable[Any]]
 
 
 def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
-    """Make a session part of a monitored one; return the function that runs it as part of a run.
+    """Make a session part of a monitored one. Return the function that runs it as part of a run.
 
     If `run` is overridden, the function calls it, and the whole call is a single wait.
     """
@@ -559,7 +559,7 @@ def _conflict_error(plan: Plan) -> UpdateConflictError:
 
 
 def _drop_effects(run_waits: RunWaits | None) -> None:
-    """Drop the effects that operations of a monitored run have recorded; they record them again."""
+    """Drop the effects that operations of a monitored run have recorded. They record them again."""
     # A raw run has no waits. It keeps all effects, because it cannot find its own among those of a
     # run around it.
     if run_waits is None or run_waits.scope is None:
@@ -664,7 +664,7 @@ class OperationCalls(Calls):
     def _new_context(self, operation: PlannedOperation) -> Context:
         """Return a context for a call: the caller's, changed by the calls that this one needs.
 
-        A call needs the calls of its inputs, and the calls that those need.
+        A call needs the calls of its inputs, and so on.
         """
         setters: set[int] = set()
         for needed in operation.inputs:

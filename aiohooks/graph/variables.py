@@ -86,7 +86,7 @@ class Values:
             self.version += 1
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that have no value."""
+        """Return the names that have no value."""
         return [name for name in names if name not in self.by_name]
 
     def mark_ready(self) -> None:
@@ -156,10 +156,10 @@ class Variables:
         return self._values.ready
 
     async def wait_ready(self, timeout: float | None = None) -> None:
-        """Wait until the values are initialized; return immediately if they are.
+        """Wait until the values are initialized. Return immediately if they are.
 
         Args:
-            timeout: seconds to wait; None for no limit.
+            timeout: seconds to wait, or None for no limit.
 
         Raises:
             SessionNotReadyError: the values were not initialized in time.

@@ -15,8 +15,13 @@ watchdog             report stalls
 functions            make hooks of functions
 blocking             make hooks of objects with plain methods
 every                when a hook is due
+
+A hook measures time by `current_clock()`, which a test can set by hand.
 """
 
+from typing import TYPE_CHECKING
+
+from aiohooks._core.clock import Clock, current_clock
 from aiohooks.hooks.blocking import BlockingHook
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaverListener
 from aiohooks.hooks.effects import Effect, EffectsHook
@@ -37,6 +42,7 @@ __all__ = [
     "BlockingHook",
     "CheckpointSaverHook",
     "CheckpointSaverListener",
+    "Clock",
     "EarlyStoppingHook",
     "Effect",
     "EffectsHook",
@@ -62,9 +68,16 @@ __all__ = [
     "StopAtTimeHook",
     "SummarySaverHook",
     "WatchdogHook",
+    "current_clock",
     "hook",
     "read_records",
 ]
 
 for _name in __all__:
     globals()[_name].__module__ = __name__
+
+if not TYPE_CHECKING:
+    from aiohooks._core.lazy import lazy_names
+
+    __getattr__, __dir__ = lazy_names(__name__, {}, elsewhere=("aiohooks",))
+    del lazy_names

@@ -1,4 +1,4 @@
-"""The bases of hooks that fetch values in due runs, and of those that write them in a thread."""
+"""The bases of hooks that fetch values in due runs, and of hooks that write them in a thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sampling:
     """Decides which runs of one session are due by an `Every`, optionally including the first run.
 
     Fetches are chosen before the run, but the step it commits is known only afterwards.
-    `should_fetch` assumes that the run moves the step as far as the last one did; `mark_if_due`
+    `should_fetch` assumes that the run moves the step as far as the last one did. `mark_if_due`
     then goes by the committed step. A wrong guess costs a fetch, or takes the next run instead.
     """
 
@@ -65,11 +65,11 @@ class Sampling:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to take the runs that an uninterrupted one takes."""
+        """Return the state with which a resumed run takes the same runs as an uninterrupted one."""
         return {**self._timer.state_dict(), "first": self._first, "leap": self._leap}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from this state; not in a recovery, where it counts already."""
+        """Continue from this state, except in a recovery, where it counts already."""
         if "step" in state and self._last is None:
             self._timer.load_state_dict(state)
             self._first = bool(state["first"])
@@ -92,7 +92,7 @@ class Sampling:
         return self._asked
 
     def mark_if_due(self, step: int) -> bool:
-        """Return whether the run that committed `step` was asked for and due; if so, mark it as
+        """Return whether the run that committed `step` was asked for and due. If so, mark it as
         done.
         """
         self.note_step(step)
@@ -114,8 +114,8 @@ class Sampling:
 
 
 class FetchingHook(ScheduledHook):
-    """Fetches in the runs that are due, and passes what it gets to `_observe`; without an `every`
-    in none.
+    """Fetches in the runs that are due, and passes the values to `_observe`; without an `every` in
+    none.
     """
 
     # Whether the first run is due whatever its step.
@@ -159,7 +159,7 @@ Values = Mapping[str, Any] | Iterable[Any]
 
 
 def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, Any]:
-    """Return the fetches by tag; raise `InvalidArgumentError` if they or a tag are invalid, or
+    """Return the fetches by tag. Raise `InvalidArgumentError` if they or a tag are invalid, or
     there are none.
     """
     if isinstance(values, str):
@@ -188,7 +188,7 @@ def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, A
 
 
 def checked_numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers by tag; raise `InvalidArgumentError` for anything else."""
+    """Return the numbers by tag. Raise `InvalidArgumentError` for anything else."""
     numbers: dict[str, float] = {}
     for tag, value in values.items():
         number = scalar(value)
@@ -253,12 +253,12 @@ class BackgroundWriter(ThreadQueue[T]):
             super().failed(items, error)
 
     async def flush(self) -> None:
-        """Wait until all records are written; raise the error of a failed write."""
+        """Wait until all records are written. Raise the error of a failed write."""
         await self.drain()
         self.check()
 
     async def aclose(self) -> None:
-        """Write what is queued and end the thread; raise an error that has not been raised yet."""
+        """Write the queued records and end the thread. Raise an error not raised yet."""
         if not self.finish().done():  # the thread was started
             await to_thread(self.join)
         self.check()
@@ -273,7 +273,7 @@ class Record(NamedTuple):
 
 
 class RecordSink(Protocol):
-    """Where a hook writes; called in a thread."""
+    """Where a hook writes, called in a thread."""
 
     def open_at(self, step: int) -> None:
         """Open it to continue after `step`."""
@@ -282,11 +282,11 @@ class RecordSink(Protocol):
         """Append the records."""
 
     def close(self) -> None:
-        """Close it; do nothing if it is closed."""
+        """Close it. Do nothing if it is closed."""
 
 
 class WritingHook(FetchingHook):
-    """Hands what a run that is due gives to a thread that writes it."""
+    """Hands the values of due runs to a thread that writes them."""
 
     _timer: Sampling
     # How many records may be unwritten before a run waits.
@@ -308,11 +308,11 @@ class WritingHook(FetchingHook):
         raise NotImplementedError
 
     def _checked(self, record: Record) -> Record:
-        """Return what is written of a record; raise `InvalidArgumentError` if it cannot be."""
+        """Return the record in its written form. Raise `InvalidArgumentError` if it cannot be."""
         raise NotImplementedError
 
     async def begin(self) -> None:
-        """Prepare for a new session; the file is opened when the session has been created."""
+        """Prepare for a new session. The file is opened when the session has been created."""
         self._reset()
         session_events().saving.subscribe(self._finish_writes)
 
@@ -330,14 +330,14 @@ class WritingHook(FetchingHook):
             await to_thread(self._sink.open_at, step)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Raise the error of a failed write; fetch the values if this run is to be written."""
+        """Raise the error of a failed write. Fetch the values if this run is to be written."""
         self._writer.check()
         # Without an `await` of `super()`: with one, each run would need a task for it.
         return self._args_if_due(run_context)
 
     @only_if("_has_to_wait")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Queue the values if the run is to be written; wait while the queue is full.
+        """Queue the values if the run is to be written. Wait while the queue is full.
 
         Raises:
             InvalidArgumentError: the values cannot be written.
@@ -347,7 +347,7 @@ class WritingHook(FetchingHook):
             await self._writer.put(record)
 
     def _has_to_wait(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Return whether the run is to be written and the queue is full; if not, do what
+        """Return whether the run is to be written and the queue is full. If not, do what
         `after_run` does.
         """
         if self._writer.is_full and self._timer.is_due(run_context.global_step):
@@ -369,7 +369,7 @@ class WritingHook(FetchingHook):
         return self._checked(Record(run_context.global_step, self._timer.time(), values))
 
     async def end(self, session: Session) -> None:
-        """Wait until all records are written; raise the error of a failed write."""
+        """Wait until all records are written. Raise the error of a failed write."""
         await self._writer.flush()
 
     async def close(self, exc: BaseException | None) -> None:

@@ -60,7 +60,7 @@ class ProgressBar:
         self._task = self._progress.add_task(description, total=total, completed=step, values="")
 
     def start(self) -> None:
-        """Draw the bar from now on; output of others appears above it."""
+        """Draw the bar from now on. Output of others appears above it."""
         self._progress.start()
 
     def update(self, step: int, values: str) -> None:

@@ -40,7 +40,7 @@ class EventFile:
         self._writer: Any = None
 
     def open(self) -> Any:
-        """Open a file, if none is open; create the directory."""
+        """Open a file, if none is open. Create the directory."""
         if self._writer is None:
             os.makedirs(self.folder, exist_ok=True)
             # The package names files by second and host; two of the same second would overwrite

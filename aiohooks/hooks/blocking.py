@@ -28,18 +28,18 @@ class BlockingHook(SessionRunHook):
     """Calls the plain methods of any object as a hook, each in a worker thread, so that they may
     block.
 
-    In a session the object may have any of a hook's methods; those it lacks cost nothing. A hook
+    In a session the object may have any of a hook's methods. Missing methods cost nothing. A hook
     written for TensorFlow runs
-    unchanged: what it gets has the same methods, all of them plain. `session.run("loss")`,
+    unchanged: its arguments have the same methods, all of them plain. `session.run("loss")`,
     `run_context.session.run("loss")`, `session.variables.assign({"rate": 0.1})` and
     `coord.wait_for_stop(5)` wait in the thread for what the event loop does, which continues
-    meanwhile; `request_stop` and `should_stop` are called directly. What it was given may be kept
-    for later methods, and for threads of the object's own. The session's graph is the default graph
-    in each method. `StopIteration` of `before_run` is the end of the input, of any other method a
+    meanwhile. `request_stop` and `should_stop` are called directly. It may keep its arguments for
+    later methods, and for threads of the object's own. The session's graph is the default graph in
+    each method. `StopIteration` of `before_run` is the end of the input, of any other method a
     failure.
 
-    A cancellation ends what the thread waits for, which raises `concurrent.futures.CancelledError`
-    there, then and at each further call; it waits for the thread, which cannot be stopped, for at
+    A cancellation ends the wait of the thread, which raises `concurrent.futures.CancelledError`
+    there, then and at each further call. It waits for the thread, which cannot be stopped, for at
     most the grace period. When the hook is closed, what threads of the object's own wait for ends
     likewise, and later calls raise `SessionClosedError`. In the event loop's own thread, which
     would wait for itself, a call raises `WrongLoopError`.
@@ -51,7 +51,7 @@ class BlockingHook(SessionRunHook):
         *,
         grace_secs: float = DEFAULT_GRACE_SECS,
     ) -> None:
-        """Create a hook of `obj`; `grace_secs` is the grace period.
+        """Create a hook of `obj`. `grace_secs` is the grace period.
 
         Raises:
             InvalidHookError: it has none of the methods, or one of them is a coroutine function.
@@ -88,7 +88,7 @@ class BlockingHook(SessionRunHook):
                 setattr(self, option, getattr(obj, option))
 
     async def close(self, exc: BaseException | None) -> None:
-        """Call the method of the object, if it has one; then end what its own threads wait for."""
+        """Call the method of the object, if it has one, then end what its own threads wait for."""
         try:
             if self._close_method is not None:
                 await self._call("close", self._close_method, exc)
@@ -135,8 +135,8 @@ async def _call_in_thread(
 ) -> Any:
     """Call a function in a worker thread and return its result.
 
-    What the function leaves set in its context is set for the caller. A cancel calls `on_cancel`
-    and waits for the thread, which cannot be stopped, for at most `grace_secs`.
+    Values that the function leaves set in its context are set for the caller. A cancel calls
+    `on_cancel` and waits for the thread, which cannot be stopped, for at most `grace_secs`.
     """
     context = contextvars.copy_context()
     before = context.copy()
@@ -154,16 +154,14 @@ async def _call_in_thread(
 
 
 class _ThreadCall:
-    """One call of a method in its thread: what it waits for in the event loop, where all of this is
-    used.
-    """
+    """One call of a method in its thread: its wait in the event loop, where all of this is used."""
 
     def __init__(self) -> None:
         self.cancelled = False
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def cancel(self) -> None:
-        """End what the thread waits for, now and later."""
+        """End the waits of the thread, now and later."""
         self.cancelled = True
         for task in tuple(self.tasks):
             task.cancel()
@@ -173,11 +171,11 @@ _thread_call: contextvars.ContextVar[_ThreadCall | None] = contextvars.ContextVa
     "aiohooks_thread_call",
     default=None,
 )
-"""The call of which the current code is part; None in a thread of the object's own."""
+"""The call of which the current code is part, or None in a thread of the object's own."""
 
 
 class _LoopCalls:
-    """Calls functions in the event loop for threads, which wait for the results; for one session of
+    """Calls functions in the event loop for threads, which wait for the results, for one session of
     one hook.
     """
 
@@ -185,7 +183,7 @@ class _LoopCalls:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._own = _ThreadCall()
-        """What the object's own threads wait for."""
+        """The waits of the object's own threads."""
         self._ended = False
 
     def is_of_running_loop(self) -> bool:
@@ -234,7 +232,7 @@ class _LoopCalls:
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     async def end(self, grace_secs: float) -> None:
-        """Refuse further calls, and cancel what the object's own threads wait for."""
+        """Reject further calls, and cancel the waits of the object's own threads."""
         self._ended = True
         self._own.cancel()
         await wait_done(self._own.tasks, grace_secs)

@@ -35,7 +35,9 @@ from aiohooks.session.status import session_events
 
 
 class CheckpointSaverListener:
-    """Coroutines that a `CheckpointSaverHook` awaits around its saves; override those you need."""
+    """Coroutines that a `CheckpointSaverHook` awaits around its saves. Override the methods you
+    need.
+    """
 
     async def begin(self) -> None:
         """Called when the hook begins."""
@@ -44,10 +46,10 @@ class CheckpointSaverListener:
         """Called inside the step that is saved, right before the state is taken."""
 
     async def after_save(self, session: Session, global_step: int) -> object:
-        """Called when the checkpoint is durable; training may have continued meanwhile.
+        """Called when the checkpoint is durable. Training may have continued meanwhile.
 
         Returns:
-            A true value to stop the session after the current run; a str is the reason.
+            A true value to stop the session after the current run. A str is the reason.
         """
 
     async def end(self, session: Session, global_step: int) -> None:
@@ -97,11 +99,11 @@ class CheckpointSaverHook(ScheduledHook):
         save_on_end: bool = True,
         save_on_error: bool = False,
     ) -> None:
-        """Check the arguments; no file is touched yet.
+        """Check the arguments. No file is touched yet.
 
         Args:
             checkpoint_dir: a directory, or the `Saver` of one, which says which checkpoints are
-                kept; None for the one that the session's creator restores from.
+                kept, or None for the directory that the session's creator restores from.
             every: when to save.
             listeners: awaited around each save.
             background: whether training continues during a write; if not, the step waits until the
@@ -194,7 +196,7 @@ class CheckpointSaverHook(ScheduledHook):
             await self._begin_saving(session)
 
     async def _begin_saving(self, session: Session) -> None:
-        """Add the metrics evaluated at this step to its checkpoint; with `save_on_begin`, save it.
+        """Add the metrics evaluated at this step to its checkpoint. With `save_on_begin`, save it.
 
         Warn if the directory has a checkpoint that the session did not restore. Raise the error of
         a failed save.
@@ -299,7 +301,7 @@ class CheckpointSaverHook(ScheduledHook):
         """Return whether the last checkpoint has all of the session's state.
 
         Tracked objects and hooks change without a step or a version, so their states are compared
-        with those in the checkpoint.
+        with the states in the checkpoint.
         """
         if not self._is_saved(session):
             return False
@@ -369,7 +371,7 @@ class CheckpointSaverHook(ScheduledHook):
     # -- saving
 
     async def _save_last(self, session: Session) -> None:
-        """Save at the end of the session; wait for the write."""
+        """Save at the end of the session. Wait for the write."""
         await self._save(session, at_end=True)
         await self._wait_for_write()
 

@@ -78,7 +78,7 @@ class EffectsHook(ResettingHook):
 
     With `when="checkpoint"`, an effect is delivered when a durable checkpoint contains its step: a
     step that a recovery or a kill undoes has no effect. With "commit" it is delivered as soon as
-    its run is committed; a step that is repeated then has its effect again, under the same key.
+    its run is committed. A step that is repeated then has its effect again, under the same key.
 
     A task for each kind delivers the effects in order, at least once, alongside the training. It
     repeats failed deliveries. The checkpoints contain the effects that are not delivered yet, and
@@ -222,7 +222,7 @@ class EffectsHook(ResettingHook):
             await self._coord.until(self._wait_for_deliveries(self._max_pending))
 
     def _lacks_room(self, run_context: SessionRunContext, run_values: object) -> bool:
-        """Move the effects of the run to the outbox; return whether `after_run` must wait for room.
+        """Move the effects of the run to the outbox. Return whether `after_run` must wait for room.
 
         The session calls this after each run. It needs no task, unlike `after_run`.
         """
@@ -291,7 +291,8 @@ class EffectsHook(ResettingHook):
             attempt.effects.append((kind, copied, recorder or kind))
 
     def _move_to_outbox(self) -> None:
-        """Move the effects of committed attempts to the outbox, and drop those of failed attempts.
+        """Move the effects of committed attempts to the outbox, and drop the effects of failed
+        attempts.
 
         With `when="commit"`, the effects are delivered. Otherwise a save is requested if many wait.
         """
@@ -328,7 +329,7 @@ class EffectsHook(ResettingHook):
             self._saving = {*self._outbox}
 
     async def _note_saved(self, step: int, path: Path) -> None:
-        """Release the effects that the checkpoint contains; at the end, wait for their delivery."""
+        """Release the effects that the checkpoint contains. At the end, wait for their delivery."""
         # Another hook has saved a checkpoint in another directory, or of an earlier step: that
         # lacks some of the effects.
         if path.parent != self._checkpoint_dir or step < self._saving_step:

@@ -59,10 +59,10 @@ class Evaluation:
 
     Attributes:
         step: the global step after which the evaluation was due.
-        variables: the values of the graph's variables after that step; later runs do not change
+        variables: the values of the graph's variables after that step. Later runs do not change
             them.
         snapshot: the result of the `snapshot` function at that step, None without one.
-        session: the raw session of the training, for its graph and step store; its variables have
+        session: the raw session of the training, for its graph and step store. Its variables have
             their current values.
     """
 
@@ -76,16 +76,16 @@ class Evaluation:
         fetches: Any,
         feed_dict: Mapping[Any, Any] | None = None,
     ) -> Any:
-        """Run operations of the graph on the values of that step; no hooks are called, and the
+        """Run operations of the graph on the values of that step. No hooks are called, and the
         training is not changed.
 
         Args:
-            fetches: nodes or names, nested at will; the result has the same shape.
+            fetches: nodes or names, nested at will. The result has the same shape.
             feed_dict: values by node or name. Variables and the global step are fed already, unless
                 given here.
 
         Raises:
-            FetchError: the operations would change variables or advance the global step; or as
+            FetchError: the operations would change variables or advance the global step, or as
                 `Session.run`.
             BaseException: an operation failed.
         """
@@ -108,7 +108,7 @@ class Evaluation:
 
 EvalFn = Callable[[Evaluation], Awaitable[Any]]
 OnResult = Callable[[int, Any], Any]
-"""Called with a step and the result of its evaluation; plain, or a coroutine function."""
+"""Called with a step and the result of its evaluation, plain, or a coroutine function."""
 
 
 class EvaluatorHook(SessionRunHook):
@@ -152,11 +152,11 @@ class EvaluatorHook(SessionRunHook):
                 mapping of numbers.
             every: when to evaluate.
             mode: whether the loop waits for the evaluation.
-            at_begin: evaluate before the first run too; not if a run is resumed that has been
+            at_begin: evaluate before the first run too, unless a run is resumed that has been
                 evaluated.
             at_end: evaluate the last step at a clean end, unless it has been evaluated.
             max_pending: how many evaluations may be unfinished in the background.
-            snapshot: a plain function, called when an evaluation is due; for state outside the
+            snapshot: a plain function, called when an evaluation is due, for state outside the
                 graph's variables, such as a copy of a model's parameters.
             on_result: called with each step and its result, such as `stopping.report`. An error of
                 it is an error of the evaluation.
@@ -214,7 +214,7 @@ class EvaluatorHook(SessionRunHook):
         session_events().saving.subscribe(self._finish_earlier)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Evaluate before the first run, with `at_begin`; after a recovery or a restart, repeat the
+        """Evaluate before the first run, with `at_begin`. After a recovery or a restart, repeat the
         unfinished ones.
         """
         is_first = self._queue.coord is None
@@ -242,7 +242,7 @@ class EvaluatorHook(SessionRunHook):
 
     @only_if("_schedule_if_due")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Evaluate if it is due, or start it in the background; raise its error."""
+        """Evaluate if it is due, or start it in the background. Raise its error."""
         if not self._schedule_if_due(run_context, run_values):
             return
         if not self._background:
@@ -260,7 +260,7 @@ class EvaluatorHook(SessionRunHook):
         run_values: SessionRunValues,
     ) -> bool:
         """Take the values of this step, which other sessions may change while the task of
-        `after_run` starts; return whether its evaluation is pending.
+        `after_run` starts. Return whether its evaluation is pending.
         """
         step = run_context.global_step
         if self._timer.due(step, self._clock.now()):
@@ -298,7 +298,7 @@ class EvaluatorHook(SessionRunHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last evaluated step, when it was last due, and whether an evaluation is
-        unfinished; not the results.
+        unfinished, not the results.
         """
         return {
             "evaluated_step": self._evaluated_step,
@@ -314,7 +314,7 @@ class EvaluatorHook(SessionRunHook):
         self._timer.load_state_dict(state["timer"])
 
     async def _finish_earlier(self, step: int, checkpoint_dir: object = None) -> None:
-        """Wait for the evaluations of earlier steps; the next run raises an error of one.
+        """Wait for the evaluations of earlier steps. The next run raises an error of one.
 
         A callback of the event `saving`.
         """
@@ -470,7 +470,7 @@ class _Evaluations(Queue[Evaluation]):
 
 
 def _numbers_of(result: Any) -> dict[str, float]:
-    """Return the numbers of a result; none if it is not a mapping."""
+    """Return the numbers of a result, or none if it is not a mapping."""
     numbers: dict[str, float] = {}
     if isinstance(result, Mapping):
         for tag, value in cast("Mapping[object, Any]", result).items():

@@ -24,7 +24,7 @@ class Every:
     Attributes:
         steps: due when a multiple of this, counted from `after`, is reached or passed.
         secs: due when this many seconds have passed since the last time.
-        at: due when one of these steps is reached or passed; positive, in rising order.
+        at: due when one of these steps is reached or passed, positive, in rising order.
         after: nothing is due at this step or before it.
     """
 
@@ -58,7 +58,7 @@ class Every:
             )
 
     def timer(self) -> EveryTimer:
-        """Return a new timer for this schedule; each user of the schedule needs its own."""
+        """Return a new timer for this schedule. Each user of the schedule needs its own."""
         return EveryTimer(self)
 
 
@@ -67,7 +67,7 @@ class EveryTimer:
     `Every.timer`.
 
     Make one in `begin`, call `resume` in `after_create_session`, and in `after_run`, if it is
-    `due`, do what is to be done and `mark` it. The time is that of the session's clock,
+    `due`, do the work and `mark` it. The time is that of the session's clock,
     `current_clock().now()`. A hook whose own `state_dict` and `load_state_dict` are those of its
     timer is due in a resumed run when it would have been in an uninterrupted one.
     """
@@ -82,7 +82,7 @@ class EveryTimer:
 
     @property
     def last_step(self) -> int | None:
-        """The step from which it counts; None before `start`."""
+        """The step from which it counts, or None before `start`."""
         return self._last_step
 
     def start(self, step: int, now: float) -> None:
@@ -100,7 +100,7 @@ class EveryTimer:
             self._last_step = min(step, self._last_step)
 
     def due(self, step: int, now: float) -> bool:
-        """Return whether it is due at this step and time; the timer does not change."""
+        """Return whether it is due at this step and time. The timer does not change."""
         last = self._last_step
         if last is None:
             raise _not_started(self)
@@ -139,7 +139,7 @@ class EveryTimer:
         return {"step": self._last_step, "secs": current_clock().now() - self._last_now}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from this state; not in a recovery, where it counts already."""
+        """Continue from this state, except in a recovery, where it counts already."""
         if state and self._last_step is None:
             self.start(int(state["step"]), current_clock().now() - float(state["secs"]))
 
@@ -162,7 +162,7 @@ class ResettingHook(SessionRunHook):
 
 
 class ScheduledHook(ResettingHook):
-    """Base of hooks whose state is when they were last due; several of a class need no names, as
+    """Base of hooks whose state is when they were last due. Several of a class need no names, as
     they are numbered.
     """
 

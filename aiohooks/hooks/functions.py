@@ -38,7 +38,7 @@ Feeds = Mapping[Any, Any] | None
 
 
 class FeedFnHook(SessionRunHook):
-    """Feeds the result of `feed_fn()`, called for each attempt of each run; None or an empty
+    """Feeds the result of `feed_fn()`, called for each attempt of each run. None or an empty
     mapping feeds nothing.
 
     `StopIteration` of a plain `feed_fn`, such as `lambda: next(batches)`, is the end of the input.
@@ -79,7 +79,7 @@ class FinalOpsHook(SessionRunHook):
         self._final_ops = final_ops
         self._feed_dict = feed_dict
         self.final_ops_values: Any = None
-        """The values in the shape of the fetches; None before the end."""
+        """The values in the shape of the fetches, or None before the end."""
 
     async def begin(self) -> None:
         """Clear the values of an earlier session."""
@@ -116,7 +116,7 @@ must not block.
 
 
 class LambdaHook(SessionRunHook):
-    """Calls a function in place of each method that is given; the others cost nothing, as with any
+    """Calls a function in place of each method that is given. The others cost nothing, as with any
     hook.
     """
 
@@ -133,9 +133,9 @@ class LambdaHook(SessionRunHook):
         """Create a hook of the functions.
 
         Args:
-            fetches: what `after_run` gets as `run_values.results`; instead of a `before_run` that
+            fetches: what `after_run` gets as `run_values.results`, instead of a `before_run` that
                 requests it.
-            every: for which runs `after_run` is called, and fetches; without it, for all.
+            every: for which runs `after_run` is called and fetches. Without it, for all.
             name: the hook's name.
             functions: `begin()`, `after_create_session(session, coord)`, `before_run(run_context)`,
                 which may return `SessionRunArgs`, `after_run(run_context, run_values)`,
@@ -144,7 +144,7 @@ class LambdaHook(SessionRunHook):
         Raises:
             InvalidHookError: the name is not a method of a hook, or a function does not take the
                 method's arguments.
-            InvalidArgumentError: no function, or options that do not go with those given.
+            InvalidArgumentError: no function, or options that do not go with the given functions.
         """
         if not functions:
             raise InvalidArgumentError(
@@ -193,10 +193,10 @@ def hook(
         method: which method of a hook the function is.
         fetches: see `LambdaHook`.
         every: see `LambdaHook`.
-        name: the hook's name; by default the function's.
+        name: the hook's name, by default the function's.
 
     Returns:
-        A decorator; its result goes into `hooks=[...]`.
+        A decorator. Its result goes into `hooks=[...]`.
 
     Raises:
         InvalidHookError: the name is not a method of a hook; from the decorator, the function does
@@ -265,7 +265,7 @@ class _DueRuns(FetchingHook):
         super().__init__(fetches, every)
 
     def methods(self) -> dict[str, Function]:
-        """Return the methods that replace those of the hook, and the condition of `after_run`."""
+        """Return the methods that replace the hook's own, and the condition of `after_run`."""
         names = ["begin", "after_create_session", "before_run", "after_run", "is_due"]
         names += ["state_dict", "load_state_dict"]
         return {name: getattr(self, name) for name in names}

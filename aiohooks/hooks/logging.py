@@ -60,10 +60,10 @@ class StepCounterHook(ScheduledHook):
         self._last_step: int | None = None
         self._warnings = 0
         self.steps_per_sec: float | None = None
-        """The latest rate; None before the first, and if no time passed."""
+        """The latest rate, or None before the first, and if no time passed."""
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Count from the step and time at which the session starts; a recovery does not restart
+        """Count from the step and time at which the session starts. A recovery does not restart
         it.
         """
         if self._timer.last_step is None:
@@ -122,7 +122,7 @@ class NanHook(SessionRunHook):
         return SessionRunArgs(self._value)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Check that the numbers are finite; if one is not, raise an error or request a stop.
+        """Check that the numbers are finite. If one is not, raise an error or request a stop.
 
         Raises:
             NanLossDuringTrainingError: a number is not finite, and the hook is to fail.

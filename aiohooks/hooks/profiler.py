@@ -1,8 +1,8 @@
 """Trace files of selected runs, for Perfetto and chrome://tracing.
 
 A file is a JSON object of the Trace Event Format: a complete event ("X") for an activity that has
-ended, with times in microseconds since the window began, an open event ("B") for one that has not,
-and one thread for each track.
+ended, with times in microseconds since the window began, an open event ("B") for an activity that
+has not ended, and one thread for each track.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TRACK_NAMES: dict[str, str] = {
     "wait": "waits",
     "recovery": "recoveries",
 }
-"""The names of the tracks by kind, from top to bottom; `{}` is the name of the hook or
+"""The names of the tracks by kind, from top to bottom. `{}` is the name of the hook or
 operation.
 """
 _KINDS = list(_TRACK_NAMES)
@@ -52,7 +52,7 @@ class ProfilerHook(ScheduledHook):
 
     The file shows when each part of the session was active: steps, feeds, operations, hooks and
     their background calls, checkpoint writes, waits that a stop ends, and recoveries. Each has a
-    track of its own; concurrent activities are on several tracks of the same name. An activity's
+    track of its own. Concurrent activities are on several tracks of the same name. An activity's
     `held_us` is how long it blocked the event loop before it first waited. Perfetto
     (https://ui.perfetto.dev) and chrome://tracing open the files.
 
@@ -73,8 +73,8 @@ class ProfilerHook(ScheduledHook):
         """Create the hook.
 
         Args:
-            output_dir: the directory of the files; created if missing.
-            every: when a window begins; `Every(at=(100, 5000))` limits their number.
+            output_dir: the directory of the files, created if missing.
+            every: when a window begins. `Every(at=(100, 5000))` limits their number.
             window_steps: how many runs a window has, repeated attempts included.
 
         Raises:
@@ -132,7 +132,7 @@ class ProfilerHook(ScheduledHook):
         return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Note the committed step; drop a window whose first run was not the expected one."""
+        """Note the committed step. Drop a window whose first run was not the expected one."""
         if self._is_first_run:
             # If it was due, the next run is.
             self._is_first_run = False
@@ -160,7 +160,7 @@ class ProfilerHook(ScheduledHook):
         return activity
 
     def attempt_ended(self, error: BaseException | None) -> None:
-        """Called by the run at its end; the last one of a window ends that."""
+        """Called by the run at its end. The last one of a window ends that."""
         if self._attempt is not None:
             self._attempt.ended(error)
             self._attempt = None
@@ -176,7 +176,7 @@ class ProfilerHook(ScheduledHook):
             self._writer.add(window)
 
     def _write(self, windows: list[_Window]) -> None:
-        """Write files, which appear only when they are complete; called in the writer's thread."""
+        """Write files, which appear only when they are complete. Called in the writer's thread."""
         for window in windows:
             path = os.path.join(self.output_dir, f"timeline-{window.step}.json")
             unfinished = f"{path}.{os.getpid()}.tmp"
@@ -279,7 +279,7 @@ class _Window:
         self.activities = activities
         """In the order of their starts."""
         self.open_activities: set[_Activity] = set()
-        """Those that had not ended when it ended."""
+        """Activities that had not ended when it ended."""
         self._unix_time = time.time()
 
     def write(self, file: TextIO, title: str) -> None:
@@ -293,7 +293,7 @@ class _Window:
         file.write("\n]}\n")
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events; each activity is on the first track of its owner that is free."""
+        """Yield the events. Each activity is on the first track of its owner that is free."""
         tracks: list[tuple[str, str]] = []
         ends: list[float] = []
         for activity in self.activities:

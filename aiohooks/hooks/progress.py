@@ -42,7 +42,7 @@ class ProgressHook(FetchingHook):
             values: a mapping from a tag to a fetch, or several nodes or names, to show as well.
             total: the global step at which the run is complete.
             description: the name of the run.
-            file: the output; by default `sys.stderr`.
+            file: the output, by default `sys.stderr`.
 
         Raises:
             InvalidArgumentError: an argument is invalid.

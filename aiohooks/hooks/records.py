@@ -39,10 +39,10 @@ class JSONLinesHook(WritingHook):
     Values may be nested, lines may differ in their names, and arrays become lists. JSON has
     neither NaN nor infinities: they are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`.
 
-    The hook never changes what the file contains. A session that resumes, or that a recovery
-    moves back, appends a line such as `{"restart": 31}` when it runs step 31 next: earlier lines
-    of this step and later ones are void. `read_records` returns each step once. A save waits until
-    all lines are written, so a kill loses none that a resumed run does not write again.
+    The hook never changes existing lines of the file. A session that resumes, or that a recovery
+    moves back, appends a line such as `{"restart": 31}` when it runs step 31 next: earlier lines of
+    this step and later ones are void. `read_records` returns each step once. A save waits until all
+    lines are written, so a kill loses none that a resumed run does not write again.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class JSONLinesHook(WritingHook):
         """Create the hook.
 
         Args:
-            path: the file; its directory must exist.
+            path: the file. Its directory must exist.
             values: a mapping from a tag to a fetch, or several nodes or names, whose names are the
                 tags.
             every: when to write.
@@ -103,7 +103,7 @@ class SummarySaverHook(WritingHook):
         """Create the hook.
 
         Args:
-            output_dir: the directory of the files; created if missing.
+            output_dir: the directory of the files, created if missing.
             values: a mapping from a tag to a fetch, or several nodes or names, whose names are the
                 tags.
             every: when to write.
@@ -170,7 +170,7 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _decoded(line: bytes) -> dict[str, Any]:
-    """Return the record or the restart of a line; raise `ValueError` if it is neither."""
+    """Return the record or the restart of a line. Raise `ValueError` if it is neither."""
     fields = _with_floats(json.loads(line))
     if isinstance(fields, dict):
         names = cast("dict[str, Any]", fields)
@@ -202,7 +202,7 @@ class _RecordFile:
         self._file: BinaryIO | None = None
 
     def open(self) -> BinaryIO:
-        """Open and lock the file, if it is not open; create it if it is missing.
+        """Open and lock the file, if it is not open. Create it if it is missing.
 
         Raises:
             InvalidArgumentError: another hook or process is writing to it.
@@ -239,7 +239,7 @@ class _RecordFile:
         )
 
     def append(self, objects: Iterable[Mapping[str, Any]]) -> None:
-        """Append a line for each object; a write that fails leaves no part of them in the file."""
+        """Append a line for each object. A write that fails leaves no part of them in the file."""
         texts = [json.dumps(fields, ensure_ascii=False, allow_nan=False) for fields in objects]
         # A lone surrogate has no UTF-8.
         lines = b"".join(text.encode("utf-8", "backslashreplace") + b"\n" for text in texts)

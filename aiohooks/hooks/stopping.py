@@ -38,11 +38,11 @@ from aiohooks.session.status import session_events
 
 
 class StopAtStepHook(SessionRunHook):
-    """Requests a stop when the global step is reached; before the first run if it is reached
+    """Requests a stop when the global step is reached, before the first run if it is reached
     already.
 
-    With `num_steps` the last step is that many after the one at which the session is first created;
-    a recovery does not move it.
+    With `num_steps` the last step is that many after the step at which the session is first
+    created. A recovery does not move it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class StopAtStepHook(SessionRunHook):
         self._num_steps: int | None = checked_int(num_steps, "num_steps", optional=True)
         self._given_last_step: int | None = checked_int(last_step, "last_step", optional=True)
         self.last_step: int | None = self._given_last_step
-        """The step after which it stops; with `num_steps`, None until the session has been
+        """The step after which it stops. With `num_steps`, it is None until the session has been
         created.
         """
 
@@ -110,7 +110,7 @@ class StopAtTimeHook(SessionRunHook):
 
     No run begins after that point. A run that is active then finishes, but a wait inside it (for a
     step, for the next feed) ends immediately. Seconds are counted from `begin` by the current
-    clock; a recovery does not restart them, and a run that is resumed has the whole time again.
+    clock. A recovery does not restart them, and a run that is resumed has the whole time again.
     """
 
     def __init__(self, secs: float) -> None:
@@ -134,7 +134,7 @@ class StopAtTimeHook(SessionRunHook):
         self._timer = NO_TIMER
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Start the timer; request a stop before the first run if the time is up already."""
+        """Start the timer. Request a stop before the first run if the time is up already."""
         if self._is_over():
             coord.request_stop(self._reason)
         elif self._timer is NO_TIMER:
@@ -174,11 +174,11 @@ class EarlyStoppingHook(FetchingHook):
 
     The value is fetched in the runs that `every` selects, or passed to `report`, as an
     `EvaluatorHook` does: `EvaluatorHook(evaluate, every=..., on_result=stopping.report)`. Each
-    value is one observation; NaN or an infinity stops immediately. `reason` says why it stopped,
+    value is one observation. NaN or an infinity stops immediately. `reason` says why it stopped,
     and is the session's `stop_reason` if no stop was requested before.
 
     With `restore_best`, objects that change themselves, such as a torch module, have the state of
-    the best observation after a clean end, however it came about; what was saved at the end is the
+    the best observation after a clean end, however it came about. The checkpoint at the end has the
     state of the last step.
 
     Its counts survive a restart, and so do the states of the best observation: a run that is cut
@@ -204,18 +204,18 @@ class EarlyStoppingHook(FetchingHook):
         """Create the hook with a patience, a threshold, or both.
 
         Args:
-            monitor: the value: a fetch; or the key in the mappings that `report` gets. None if
+            monitor: the value: a fetch, or the key in the mappings that `report` gets. None if
                 `report` gets numbers.
             mode: whether smaller values are better ("min") or larger ones ("max").
-            patience: how many observations in a row may be no better than the best one; the last of
-                them stops. `Every(steps=n)` counts the steps from the best observation to one that
-                is no better.
+            patience: how many observations in a row may be no better than the best one. The last of
+                them stops. `Every(steps=n)` counts the steps from the best observation to a worse
+                or equal one.
             min_delta: by how much a value must be better than the best one to count as better.
             stopping_threshold: stop immediately at a value that is as good as this.
-            every: when to fetch; None to use `report` alone.
+            every: when to fetch, or None to use `report` alone.
             restore_best: objects with `state_dict()` and `load_state_dict(state)`, by name, that
                 get the state of the best observation back when the session has ended cleanly.
-            name: the name of its state in checkpoints; needed if a session has several of these
+            name: the name of its state in checkpoints, needed if a session has several of these
                 hooks.
 
         Raises:
@@ -259,7 +259,7 @@ class EarlyStoppingHook(FetchingHook):
     def _reset(self) -> None:
         super()._reset()
         self.reason: str | None = None
-        """Why it requested a stop; None if it has not."""
+        """Why it requested a stop, or None if it has not."""
         self.best: float | None = None
         """The best value so far."""
         self.best_step: int | None = None
@@ -316,13 +316,13 @@ class EarlyStoppingHook(FetchingHook):
         value: Any,
         states: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Observe a value from elsewhere; call it in the session's event loop.
+        """Observe a value from elsewhere. Call it in the session's event loop.
 
         Args:
             step: the step of the value.
             value: a number, or a mapping with one under `monitor`.
             states: the states with which the value was computed, by the names of `restore_best`, if
-                that was an evaluation of a copy; by default the current ones, which are copied.
+                that was an evaluation of a copy, by default the current ones, which are copied.
 
         Returns:
             Whether it has requested a stop, now or before.
@@ -367,7 +367,7 @@ class EarlyStoppingHook(FetchingHook):
         values: Any,
         states: Mapping[str, Any] | None = None,
     ) -> None:
-        """Compare a value with the best one; keep the states of a better one, or count the wait.
+        """Compare a value with the best one. Keep the states of a better one, or count the wait.
         Request a stop if there is a cause.
         """
         value = scalar(values)
@@ -457,7 +457,7 @@ class EarlyStoppingHook(FetchingHook):
         return counts
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with these counts; the state of another `monitor` or `mode` is ignored with a
+        """Continue with these counts. The state of another `monitor` or `mode` is ignored with a
         warning.
         """
         check_mapping(state, "state", optional=False)
@@ -492,7 +492,7 @@ class EarlyStoppingHook(FetchingHook):
             self.reason = state["reason"]
 
     def _checked_best_states(self, states: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the states, if they are those of the objects of `restore_best`."""
+        """Return the states, if they belong to the objects of `restore_best`."""
         # Without a best observation there are none.
         if states and states.keys() != self._restore_best.keys():
             raise InvalidArgumentError(

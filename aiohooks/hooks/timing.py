@@ -27,7 +27,7 @@ BUCKET_SECS: tuple[float, ...] = (
     *(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05),
     *(0.1, 0.5, 1.0, 5.0, 10.0, 60.0),
 )
-"""The upper bounds of the classes in which `PhaseTime.histogram` counts calls; the last class has
+"""The upper bounds of the classes in which `PhaseTime.histogram` counts calls. The last class has
 none.
 """
 
@@ -75,7 +75,7 @@ class HookTimes:
     """The result of `HookTimingHook.statistics`.
 
     Attributes:
-        phases: the methods that were called, those with the largest blocking time first.
+        phases: the methods that were called, the largest blocking time first.
         blockers: the code that blocked the event loop, the latest last.
     """
 

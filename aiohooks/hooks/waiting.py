@@ -14,7 +14,7 @@ class GlobalStepWaiterHook(SessionRunHook):
     """Delays the first run until the global step reaches `wait_until_step`.
 
     It starts workers one after the other, for example with `wait_until_step=int(K * log(task_id +
-    1))` where task 0 is the chief. The wait is an awaited event; it also ends when a stop is
+    1))` where task 0 is the chief. The wait is an awaited event. It also ends when a stop is
     requested, when a background task fails, and when no publisher is left that could reach the
     step. Once the wait is over it never waits again, not even after a recovery.
     """
@@ -28,7 +28,7 @@ class GlobalStepWaiterHook(SessionRunHook):
         """Create the hook.
 
         Args:
-            wait_until_step: the step to wait for; 0 does not wait.
+            wait_until_step: the step to wait for. 0 does not wait.
             timeout: seconds after which the wait fails, None for no limit.
 
         Raises:
@@ -44,7 +44,7 @@ class GlobalStepWaiterHook(SessionRunHook):
         self._timeout = timeout
         self._coord: Coordinator | None = None
         self.started_at: int | None = None
-        """The step at which the wait ended; None before."""
+        """The step at which the wait ended, or None before."""
 
     async def begin(self) -> None:
         """Wait again in a new session."""
@@ -59,8 +59,8 @@ class GlobalStepWaiterHook(SessionRunHook):
         """Wait, in the first run.
 
         Raises:
-            StopRequestedError: a stop was requested; a clean end. `PublisherFinishedError` if all
-                publishers have finished.
+            StopRequestedError: a stop was requested, which is a clean end.
+            PublisherFinishedError: no publisher is left, as all have finished. This is a clean end.
             PublisherFailedError: the publisher of the step failed.
             StepTimeoutError: the step was not reached in time.
         """

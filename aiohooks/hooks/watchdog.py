@@ -33,7 +33,7 @@ class Stall(NamedTuple):
         what: the activity that took too long: a hook's method, an operation, the session's block.
         secs: for how long.
         step: the current step, or the last one.
-        report: the session's status, and what the tasks of its loop wait for, as logged.
+        report: the session's status, and the waits of the tasks of its loop, as logged.
     """
 
     phase: str
@@ -54,7 +54,7 @@ class WatchdogHook(SessionRunHook):
     the session, which names the hook and what it waits for, and what all tasks of the loop wait
     for, as `session.why()` shows it.
 
-    A hook that blocks the event loop blocks this one too; `HookTimingHook` reports that, from a
+    A hook that blocks the event loop blocks this one too. `HookTimingHook` reports that, from a
     thread.
     """
 
@@ -75,9 +75,9 @@ class WatchdogHook(SessionRunHook):
             first_step_secs: the same until the first run has ended; by default `step_secs`. It may
                 be `math.inf`.
             wait_secs: how long a wait for a step, or the session's block between two runs, may
-                take; None for no limit.
+                take, or None for no limit.
             on_stall: "report" logs the stall as an error. "stop" also requests a stop, which ends
-                waits for a step and through `until`; the run may finish. "raise" also interrupts
+                waits for a step and through `until`. The run may finish. "raise" also interrupts
                 the run, or the wait, with `SessionStalledError`. Neither can interrupt an await of
                 the block itself or the creation of a session.
         """
@@ -115,13 +115,13 @@ class WatchdogHook(SessionRunHook):
         self._schedule_check(min(self._limits.values()))
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Use the session's status from here on; the next run is a first one."""
+        """Use the session's status from here on. The next run is a first one."""
         self._coord = coord
         self._step = session.global_step.latest.step
         self._runs = 0
 
     async def before_run(self, run_context: SessionRunContext) -> None:
-        """Note the step; the second run of a session ends its first step."""
+        """Note the step. The second run of a session ends its first step."""
         self._step = run_context.global_step
         self._runs += 1
 

@@ -1,9 +1,9 @@
 """The monitored session: a loop of steps with hooks around each, recovery, and an end that is
 always complete.
 
-`AsyncMonitoredSession` and the types of its arguments are in `aiohooks`; this package exports the
-types of its results. Read `monitored.py` first: it has one run on one screen. Each of these imports
-only from those above it:
+`AsyncMonitoredSession` and the types of its arguments are in `aiohooks`. This package exports a
+session without recovery, the base class of creators, and the types of results. Read `monitored.py`
+first: it has one run on one screen. Each of these imports only from those above it:
 
     status          the status of a session, as a value and as text; SessionEvents
     creators        the sources of a session; Scaffold, how raw sessions are created and restored;
@@ -21,7 +21,8 @@ only from those above it:
 
 from typing import TYPE_CHECKING
 
-from aiohooks.session.monitored import StepContext, Steps
+from aiohooks.session.creators import SessionCreator
+from aiohooks.session.monitored import AsyncSingularMonitoredSession, StepContext, Steps
 from aiohooks.session.status import (
     Activity,
     EffectStatus,
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Activity",
+    "AsyncSingularMonitoredSession",
     "EffectStatus",
     "Event",
+    "SessionCreator",
     "SessionEvents",
     "SessionStatus",
     "StepContext",
@@ -50,8 +53,10 @@ __all__ = [
 
 for _public in (
     Activity,
+    AsyncSingularMonitoredSession,
     EffectStatus,
     Event,
+    SessionCreator,
     SessionEvents,
     SessionStatus,
     StepContext,
@@ -64,6 +69,8 @@ if not TYPE_CHECKING:
     from aiohooks._core.lazy import lazy_names
 
     __getattr__, __dir__ = lazy_names(
-        __name__, {"aiohooks._why.graph": ("WaitEdge", "WaitGraph", "WaitNode")}
+        __name__,
+        {"aiohooks._why.graph": ("WaitEdge", "WaitGraph", "WaitNode")},
+        elsewhere=("aiohooks",),
     )
     del lazy_names

@@ -70,7 +70,7 @@ Producers: TypeAlias = tuple[Task, ...]
 WHY_VARIABLE = "AIOHOOKS_WHY"
 """The environment variable that lets the processes of a program be asked why they wait."""
 _FIRST_LOOK_SECS = 0.05
-"""When to look first, after a stop, whether all remaining tasks wait for queues; the pause before
+"""When to look first, after a stop, whether all remaining tasks wait for queues. The pause before
 each further look is twice as long.
 """
 _background_of: contextvars.ContextVar[tuple[Coordinator, ...]] = contextvars.ContextVar(
@@ -104,7 +104,7 @@ class Requests:
     # -- the stop
 
     def request_stop(self, reason: str | None = None) -> None:
-        """Request a stop, from any thread; the first reason is kept."""
+        """Request a stop, from any thread. The first reason is kept."""
         check_instance(reason, str, "reason", optional=True)
         if not self.stopped:
             self.record_stop(reason)
@@ -122,7 +122,7 @@ class Requests:
         self.stopped = True
 
     def record_end(self, reason: str | None = None) -> None:
-        """Keep why the session ends if no stop was requested: a drain, or else `reason`; nothing is
+        """Keep why the session ends if no stop was requested: a drain, or else `reason`. Nothing is
         stopped yet.
         """
         self.stop_reason = self.stop_reason or self.drain_reason or reason
@@ -155,7 +155,7 @@ class Requests:
             self.call_in_loop(self.begin_drain)
 
     def record_drain(self, reason: str | None) -> None:
-        """Record a drain, from any thread or signal handler; the waits continue until `begin_drain`
+        """Record a drain, from any thread or signal handler. The waits continue until `begin_drain`
         is called in the loop.
         """
         self.drain_reason = self.drain_reason or reason or "a drain was requested"
@@ -175,14 +175,14 @@ class Requests:
     # -- the pause
 
     def pause(self, reason: str | None) -> None:
-        """Begin a pause, from any thread; the first reason is kept."""
+        """Begin a pause, from any thread. The first reason is kept."""
         check_instance(reason, str, "reason", optional=True)
         if self.pause_reason is None:
             self.pause_reason = reason or "a pause was requested"
             self.call_in_loop(self._pause_changed)
 
     def resume(self) -> None:
-        """End the pause, if there is one; from any thread."""
+        """End the pause, if there is one, from any thread."""
         if self.pause_reason is not None:
             self.pause_reason = None
             self.call_in_loop(self._pause_changed)
@@ -217,9 +217,7 @@ class Requests:
 
 
 class RequestMethods(abc.ABC):
-    """What is requested of a session: the same methods of the session itself and of its
-    coordinators.
-    """
+    """The requests to a session: the same methods of the session itself and of its coordinators."""
 
     requests: Requests
     """The requests themselves: for the library."""
@@ -233,7 +231,7 @@ class RequestMethods(abc.ABC):
         """Why a stop was requested, or the session ended without one: its failure, a drain, or the
         exception of a clean end.
 
-        The first reason; None if there is none, as after a block that was left without an exception
+        The first reason, or None without one, as after a block that was left without an exception
         or a stop.
         """
         return self.requests.stop_reason
@@ -243,7 +241,7 @@ class RequestMethods(abc.ABC):
         from any thread.
 
         Loops over `session.steps` use the elements that were taken ahead, or are in their queue,
-        and take no others; when all of them have ended, a stop is requested. Producers that do not
+        and take no others. When all of them have ended, a stop is requested. Producers that do not
         look for a drain are cancelled, with a warning. A loop of yours looks at `should_drain()`.
         Waits in `until(..., drain=True)` end. A background task that ends cleanly stops no other. A
         pause ends. The first reason is kept, which is the reason of the stop as well; after a stop
@@ -260,34 +258,34 @@ class RequestMethods(abc.ABC):
 
     @property
     def drain_reason(self) -> str | None:
-        """Why the session drains, or drained before its stop; None if no drain was requested."""
+        """Why the session drains, or drained before its stop, or None if no drain was requested."""
         return self.requests.drain_reason
 
     def pause(self, reason: str | None = None) -> None:
-        """Let no run of the session begin until `resume`, from any thread; a run in progress is
+        """Let no run of the session begin until `resume`, from any thread. A run in progress is
         finished.
 
-        Whoever runs the session waits in the next run; feeds that are taken ahead are taken up to
+        Whoever runs the session waits in the next run. Feeds that are taken ahead are taken up to
         their limit, leases are renewed, checkpoints written, and tasks continue. The first reason
         is kept. A stop, a failed background task and the end of the session end the wait.
         """
         self.requests.pause(reason)
 
     def resume(self) -> None:
-        """End the pause, if there is one; from any thread."""
+        """End the pause, if there is one, from any thread."""
         self.requests.resume()
 
     @property
     def pause_reason(self) -> str | None:
-        """Why the session is paused; None if it is not."""
+        """Why the session is paused, or None if it is not."""
         return self.requests.pause_reason
 
 
 class TasksOwner:
-    """The session of a coordinator; this class is that of a coordinator that is used alone."""
+    """The session of a coordinator. This class is that of a coordinator that is used alone."""
 
     grace_secs: float = DEFAULT_GRACE_SECS
-    """How long cleanup may take, and what does not end immediately."""
+    """The time limits of cleanup, and the tasks that do not end immediately."""
     effects: EffectRecorder | None = None
     """The hook that records and delivers the effects of the runs."""
     policy: RecoveryPolicy = NEVER
@@ -316,8 +314,9 @@ class Coordinator(RequestMethods):
     also requests a stop, and its error ends every wait in `until`. An error that means a clean end
     (`OutOfRangeError`, ...) is a plain stop.
 
-    A session has a new coordinator after each recovery; a stop requested from it stops the whole
-    session. The one before starts no tasks any more, and its waits are those of the session.
+    A session has a new coordinator after each recovery. A stop requested from it stops the whole
+    session. The one before starts no tasks any more, and its waits continue as waits of the
+    session.
     """
 
     def __init__(self) -> None:
@@ -331,7 +330,7 @@ class Coordinator(RequestMethods):
         self._whole: Coordinator = self
         """The coordinator of the tasks that live through recoveries."""
         self._raw: Coordinator = self
-        """The coordinator of the raw session's tasks; while there is none, the same."""
+        """The coordinator of the raw session's tasks, or this one while there is none."""
         # A session and its raw sessions share the attributes from here on.
         self.owner: TasksOwner = TasksOwner()
         """The session that these tasks belong to: for the library."""
@@ -372,7 +371,7 @@ class Coordinator(RequestMethods):
     # -- the stop
 
     def request_stop(self, reason: str | BaseException | None = None) -> None:
-        """Request a stop; from any thread or signal handler, any number of times. The first reason
+        """Request a stop, from any thread or signal handler, any number of times. The first reason
         is kept.
 
         Args:
@@ -401,7 +400,7 @@ class Coordinator(RequestMethods):
         return self not in (self._whole, self._whole._raw)
 
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
-        """Wait until a stop is requested, at most `timeout` seconds; return whether it was."""
+        """Wait until a stop is requested, at most `timeout` seconds. Return whether it was."""
         return await self._wait_for(self.should_stop, timeout)
 
     # -- the drain
@@ -453,9 +452,9 @@ class Coordinator(RequestMethods):
     async def until(
         self, awaitable: Awaitable[T], *, producer: Producer | None = None, drain: bool = False
     ) -> T:
-        """Await something; a stop or the failure of a background task also ends the wait.
+        """Await something. A stop or the failure of a background task also ends the wait.
 
-        A coroutine is cancelled then; a task or future that was passed in is not. As in asyncio, a
+        A coroutine is cancelled then. A task or future that was passed in is not. As in asyncio, a
         result that comes together with a cancellation of the caller is lost:
         `session.steps(feeds=queue)` keeps the elements of a queue.
 
@@ -465,7 +464,7 @@ class Coordinator(RequestMethods):
         Args:
             awaitable: a coroutine, a task or a future.
             producer: the task, or the tasks, without which the awaitable is never done: when all of
-                them have ended, and what they have left is used up, the wait ends. Give the wait
+                them have ended, and their last elements are used up, the wait ends. Give the wait
                 itself then, such as `queue.get()`: a coroutine that does other work after it would
                 be cut off. A wait that may outlast a recovery needs producers that do: tasks of
                 `session.start_soon`, not of a hook's `coord`.
@@ -477,8 +476,9 @@ class Coordinator(RequestMethods):
 
         Raises:
             StopRequestedError: a stop was requested, before or meanwhile, or a drain if that ends
-                the wait; a clean end of a session.
-            ProducerFinishedError: the producers have finished or were cancelled; a clean end, too.
+                the wait, a clean end of a session.
+            ProducerFinishedError: the producers have finished or were cancelled. This is a clean
+                end, too.
             BaseException: the error of the background task, or the producer, that failed, the same
                 object.
         """
@@ -516,7 +516,7 @@ class Coordinator(RequestMethods):
         Args:
             what: the name of the wait.
             awaitable: a coroutine, a task or a future.
-            producers: the checked producers; with `()` all have ended.
+            producers: the checked producers. With `()` all have ended.
             drain: whether a drain ends the wait.
             lasts: whether a recovery does not end it.
         """
@@ -577,7 +577,7 @@ class Coordinator(RequestMethods):
         return producers
 
     async def _wait_for(self, condition: Callable[[], bool], secs: float | None = None) -> bool:
-        """Wait until `condition()` holds, of requests or tasks, at most `secs`; return whether it
+        """Wait until `condition()` holds, of requests or tasks, at most `secs`. Return whether it
         does.
         """
         check_secs(secs, "timeout", optional=True)
@@ -609,7 +609,7 @@ class Coordinator(RequestMethods):
                 requests.begin_stop()
 
     def status(self) -> SessionStatus | None:
-        """Return the current activities of the session; None if this coordinator is used without
+        """Return the current activities of the session, or None if this coordinator is used without
         one.
         """
         return self.owner.status()
@@ -672,7 +672,7 @@ class Coordinator(RequestMethods):
         """Wait until all tasks have ended, or until a stop is requested and the grace period after
         it has passed.
 
-        Tasks that still run then are cancelled; a warning names those that ignore it. After a
+        Tasks that still run then are cancelled. A warning names those that ignore it. After a
         second, another warning names the tasks that are waited for after the stop.
 
         Raises:
@@ -754,7 +754,7 @@ class Coordinator(RequestMethods):
         return "; ".join(map(str, background_activities(self.all_tasks)))
 
     def cancel_tasks(self, reason: str) -> None:
-        """Cancel all tasks, each once; no other can be started from now on."""
+        """Cancel all tasks, each once. No other can be started from now on."""
         self._ending = self._ending or reason
         for task in self.all_tasks:
             if task not in self._cancelled:
@@ -762,7 +762,7 @@ class Coordinator(RequestMethods):
                 task.cancel(reason)
 
     def close(self, failure: str | None = None) -> None:
-        """Stop all tasks of an ending session; after a failure they are cancelled immediately."""
+        """Stop all tasks of an ending session. After a failure they are cancelled immediately."""
         self.closed = True
         requests = self.requests
         if failure is not None:
@@ -773,7 +773,7 @@ class Coordinator(RequestMethods):
         requests.call_in_loop(requests.end_waits)
 
     def disown(self, reason: str) -> None:
-        """Only log errors of tasks from now on, as no caller is left to raise them; reject other
+        """Only log errors of tasks from now on, as no caller is left to raise them. Reject other
         tasks.
         """
         self._is_disowned = True
@@ -825,7 +825,7 @@ class Coordinator(RequestMethods):
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Generator[None]:
-        """Report the error of the block like that of a task instead of raising it; `join` raises
+        """Report the error of the block like that of a task instead of raising it. `join` raises
         it.
 
         A cancellation, `KeyboardInterrupt` and the like propagate.
@@ -837,8 +837,8 @@ class Coordinator(RequestMethods):
                 self.request_stop(error)
 
     def _ends_in_drain(self, error: BaseException) -> bool:
-        """Return whether a task ends cleanly in a drain, in which the others finish what they have
-        under way.
+        """Return whether a task ends cleanly in a drain, in which the others finish their current
+        work.
         """
         return self.drain_reason is not None and is_clean_end(error)
 
@@ -851,8 +851,8 @@ class Coordinator(RequestMethods):
         return self.owner.policy.recovers(error)
 
     def root_cause(self, error: BaseException) -> BaseException:
-        """Choose the error to act on: the failure of a background task may be behind the one that
-        came out of a run.
+        """Choose the error to act on: the failure of a background task may be the reason for the
+        error that came out of a run.
 
         The first failure of a task wins, unless neither is recoverable: then the error of the run
         is the answer to the failure. The other one becomes a note, or a line of the log.
@@ -917,7 +917,7 @@ class Coordinator(RequestMethods):
             logger.error("%s: %s after another failure", requests.label, what, exc_info=error)
 
     def _end_waits(self, failure: BaseException) -> None:
-        """End the waits and the run because of a failure; a lasting wait lets the session recover
+        """End the waits and the run because of a failure. A lasting wait lets the session recover
         instead, where it can.
         """
         requests = self.requests
@@ -947,7 +947,7 @@ class Coordinator(RequestMethods):
 
     def take_undelivered(self, primary: BaseException | None) -> list[BaseException]:
         """Return the failures that no caller has got, except the primary error of the end: first
-        those that end the session. They count as delivered from now on.
+        the failures that end the session. They count as delivered from now on.
         """
         undelivered = [failure for failure in self._undelivered if failure is not primary]
         self._undelivered.clear()
@@ -984,7 +984,7 @@ def note_own_end_in_drain() -> None:
 
 
 class SessionWait(Wait[T]):
-    """A wait that a stop or the failure of a task ends; and the end of its producers, when it has
+    """A wait that a stop or the failure of a task ends, and the end of its producers, when it has
     had the time to take what they left. Without producers it does not depend on any, with `()` all
     have ended.
     """
@@ -1004,7 +1004,7 @@ class SessionWait(Wait[T]):
         self._unfinished = {producer for producer in producers or () if not producer.done()}
 
     def watch_producers(self) -> None:
-        """End the wait when all producers have ended; until `forget_producers`."""
+        """End the wait when all producers have ended, until `forget_producers`."""
         for producer in self._unfinished:
             producer.add_done_callback(self._note_end)
         if self._producers is not None and not self._unfinished:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 async def restore_session(session: Session, restored: Restored) -> None:
-    """Restore the variables, the tracked objects and the global step; `restore_hooks` follows
+    """Restore the variables, the tracked objects and the global step. `restore_hooks` follows
     later.
 
     The step begins a new epoch, even at the step that the store has: what the session before had
@@ -87,7 +87,7 @@ async def restore_session(session: Session, restored: Restored) -> None:
 
 
 def restore_hooks(session: Session, restored: Restored) -> None:
-    """Load the saved states of the hooks; a hook without a saved state keeps its own, and this is
+    """Load the saved states of the hooks. A hook without a saved state keeps its own, and this is
     logged.
     """
     what = f"checkpoint {restored.checkpoint.path}"
@@ -178,11 +178,11 @@ SessionFn = Callable[[Session], Awaitable[Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scaffold:
-    """How a session of a graph is initialized, when it is ready, and what is saved besides its
-    variables.
+    """How a session of a graph is initialized, when it is ready, and which objects are saved in
+    addition to its variables.
 
     The functions are coroutine functions that take the raw session. The two `ready` functions
-    return the missing parts: None, True or an empty collection means ready; False, a name or
+    return the missing parts: None, True or an empty collection means ready, while False, a name or
     several names mean not ready.
 
     Args:
@@ -192,7 +192,7 @@ class Scaffold:
         local_init_fn: called for each created session, of a chief or a worker.
         ready_fn: called at the end.
         tracked: objects that change themselves, such as a torch module, its optimizer, a data
-            loader or a `RandomState`, by name; their `state_dict` is saved in checkpoints, and
+            loader or a `RandomState`, by name. Their `state_dict` is saved in checkpoints, and
             given to their `load_state_dict` when a session is restored.
     """
 
@@ -257,7 +257,7 @@ class _Creator:
     async def _new_session(
         self, what: str, initialize: Callable[[Session], Awaitable[None]] | None = None
     ) -> Session:
-        """Make a session, let it be initialized, and check that it is ready after `what`; close it
+        """Make a session, let it be initialized, and check that it is ready after `what`. Close it
         again if that fails.
         """
         session = Session(self.graph, global_step=self.global_step, variables=self._variables)
@@ -309,9 +309,9 @@ class ChiefSessionCreator(_Creator):
             scaffold: how they are initialized.
             checkpoint_dir: the directory from which they are restored, or its `Saver`.
                 `CheckpointSaverHook()` without a directory of its own writes there.
-            global_step: the store of the global step; by default a new one, shared by all its
+            global_step: the store of the global step, by default a new one, shared by all its
                 sessions.
-            variables: the values of the variables; likewise.
+            variables: the values of the variables, by default new ones, shared likewise.
             lead: whether to lead the run in a step store for several processes. False for peers
                 without a chief.
         """
@@ -381,11 +381,11 @@ class ChiefSessionCreator(_Creator):
         return session
 
     async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Release the checkpoint directory and the lead; called by the monitored session at its
+        """Release the checkpoint directory and the lead, called by the monitored session at its
         end, with its grace period.
 
-        A given `Saver` is not closed; what it has not copied to its mirror yet is waited for, at
-        most `grace_secs`.
+        A given `Saver` is not closed. The session waits for the copies to its mirror that are not
+        made yet, at most `grace_secs`.
         """
         self._term = None
         async with self._lead:
@@ -397,7 +397,7 @@ class ChiefSessionCreator(_Creator):
                 await self._saver.flush_mirror(grace_secs)
 
     def fail_waiters(self, error: BaseException) -> None:
-        """End the waits of the workers for the variables; called by the monitored session when it
+        """End the waits of the workers for the variables, called by the monitored session when it
         ends with `error`.
         """
         values_of(self._variables).fail(error)
@@ -514,7 +514,7 @@ class RecoveryPolicy:
 
     A run that had been committed, because `after_run` of a hook failed or a background task did
     meanwhile, is repeated and counts as another step, as in TensorFlow. In a loop whose feeds are
-    tracked `run` returns its values instead, as each of their elements counts once; unless the new
+    tracked `run` returns its values instead, as each of their elements counts once, unless the new
     session was restored from before the commit. `run_step_fn` repeats its function in any case.
 
     Args:
@@ -523,9 +523,8 @@ class RecoveryPolicy:
             completed.
         backoff: the pauses before them.
         on_lost_feeds: what to do when going back has undone steps with feeds that do not come
-            again: those that are not tracked in the `Scaffold`, or have no state. "log", the
-            default: a warning says how many steps are gone. "raise": `FeedsLostError` ends the
-            session.
+            again, as they are not tracked in the `Scaffold`, or have no state. "log", the default:
+            a warning says how many steps are gone. "raise": `FeedsLostError` ends the session.
     """
 
     on: tuple[type[BaseException], ...] = (AbortedError, UnavailableError)
@@ -572,7 +571,7 @@ class RecoveryHistory:
         """The last step of those that have failed."""
 
     def failed(self, description: str, step: int | None) -> str | None:
-        """Record a failure of the run of `step` (None: of a creation); return why to give up, or
+        """Record a failure of the run of `step` (None: of a creation). Return why to give up, or
         None to continue.
         """
         where = "creating a session"

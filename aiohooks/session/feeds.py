@@ -57,12 +57,12 @@ _QueueShutDown: type[Exception] | tuple[()] = getattr(asyncio, "QueueShutDown", 
 _HOW_TO_KEEP_FEEDS = "give the loop feeds with a state_dict, and track them in the Scaffold"
 
 Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
-"""What the runs of a loop are fed with, one element each."""
+"""The feeds of the runs of a loop, one element for each."""
 
 
 class FeedsWentBack(BaseException):
-    """Ends a run whose feeds a recovery has restored: its element comes again, behind those that
-    were used before it.
+    """Ends a run whose feeds a recovery has restored: its element comes again, behind the elements
+    that were used before it.
     """
 
 
@@ -97,7 +97,7 @@ class SessionFeeds:
         self.tracked: Mapping[str, object] = {}
         """The tracked objects of the latest raw session."""
         self.loops: WeakSet[object] = WeakSet()
-        """The loops of steps that have begun and not ended; one that was left is not referred to
+        """The loops of steps that have begun and not ended. A loop that was left is not referred to
         any more.
         """
         self.sources: WeakSet[Source] = WeakSet()
@@ -106,7 +106,7 @@ class SessionFeeds:
         their runs have ended.
         """
         self._kept: set[Source] = set()
-        """The sources with elements that loops have left, and those of tracked feeds."""
+        """The sources with elements that loops have left, and the sources of tracked feeds."""
         self._fed: set[int] = set()
         """The ids of the tracked objects that were given as feeds."""
         self.lost_step: int = 0
@@ -119,7 +119,7 @@ class SessionFeeds:
     def source_for(
         self, feeds: Feeds | None, producer: Producer | None, prefetch: int, *, thread: bool
     ) -> Source | None:
-        """Return the source of a loop with these options of `AsyncMonitoredSession.steps`; None if
+        """Return the source of a loop with these options of `AsyncMonitoredSession.steps`, None if
         it is not fed.
         """
         prefetch = checked_int(prefetch, "prefetch")
@@ -176,7 +176,7 @@ class SessionFeeds:
         }
 
     def end_loop(self, loop: object) -> None:
-        """Note that a loop has ended; the last one to end in a drain stops the session."""
+        """Note that a loop has ended. The last one to end in a drain stops the session."""
         self.loops.discard(loop)
         requests = self.coordinator.requests
         if requests.drain_reason is not None and not self.loops:
@@ -268,14 +268,14 @@ class SessionFeeds:
         return self.is_tracked(source.feeds) and not source.is_used_up
 
     async def stop_reading(self) -> None:
-        """Stop reading those whose state is about to be restored; they are read on after
+        """Stop reading feeds whose state is about to be restored. They are read on after
         `continue_reading`.
         """
         for source in list(self.sources):
             await source.stop_reading()
 
     def continue_reading(self) -> None:
-        """Read on for those who wait, from the state that the feeds have now."""
+        """Continue to read for waiting loops, from the current state of the feeds."""
         for source in self.sources:
             source.changes.wake()
 
@@ -307,7 +307,7 @@ class SessionFeeds:
         """Log how many steps a recovery has undone, by the checkpoint that it has restored.
 
         Raises:
-            FeedsLostError: their feeds are lost, and the policy says so; its cause is the error
+            FeedsLostError: their feeds are lost, and the policy says so. Its cause is the error
                 that the session recovers from.
         """
         step = restored.checkpoint.step
@@ -336,7 +336,7 @@ def _place_of(element: Element) -> int:
 
 
 def _may_give_elements(tracked: Any) -> bool:
-    """Return whether a tracked object may be a loader; not a model, which one can call, or whose
+    """Return whether a tracked object may be a loader, not a model, which one can call, or whose
     parts have an index.
     """
     if isinstance(tracked, (AsyncIterator, Iterator)):
@@ -380,11 +380,12 @@ class Source:
     def __init__(self, session: SessionFeeds, feeds: object) -> None:
         self.feeds: Any = feeds
         self.elements: list[Element] = []
-        """The elements that wait for a loop, and the one that is being read, by their places."""
+        """The elements that wait for a loop, and the element that is being read, by their places.
+        """
         self.has_ended: bool = False
         """Whether the feeds give no more elements."""
         self.changes: Waiters = Waiters()
-        """Of a task that reads, which waits for room, and of loops that wait for elements; each
+        """Of a task that reads, which waits for room, and of loops that wait for elements. Each
         looks again after a change.
         """
         self.reads: int = 0
@@ -465,7 +466,7 @@ class Source:
         """Let feeds with a state give the last elements again, which no loop has taken."""
 
     async def stop_reading(self) -> None:
-        """Stop reading feeds whose state is about to be restored; they are read anew from there."""
+        """Stop reading feeds whose state is about to be restored. They are read anew from there."""
 
     def note_restored(self) -> None:
         """Note that a recovery has restored these feeds: they give their elements again."""
@@ -527,7 +528,7 @@ class QueueSource(Source):
         return element
 
     def _end_producers(self, producers: Producers | None) -> None:
-        """In a drain, end the producers when they have put what they waited to put.
+        """In a drain, end the producers when their pending puts are done.
 
         Producers that are not named cannot be ended: no more is taken than tasks may have waited to
         put.
@@ -559,7 +560,7 @@ class QueueSource(Source):
 
 
 class IterableSource(Source):
-    """Iterates over feeds: in `take`; or in a task of the session, if they may wait or are
+    """Iterates over feeds: in `take`, or in a task of the session, if they may wait or are
     prefetched.
 
     The task begins with the first element. It ends with the feeds, in a drain before the next
@@ -693,7 +694,7 @@ class IterableSource(Source):
             await self.changes.wait()
 
     async def _read_next(self) -> bool:
-        """Read the next element when there is room for it; return whether there was one."""
+        """Read the next element when there is room for it. Return whether there was one."""
         while len(self.unused) >= max(self._ahead, bool(self._asking)):
             await self.changes.wait()
         if self.is_draining:
@@ -715,7 +716,7 @@ class IterableSource(Source):
         return element.error is None
 
     def _read_sync(self, element: Element) -> None:
-        """Read an element; it stays as it is at the end of the feeds. A thread ends with the
+        """Read an element. It stays as it is at the end of the feeds. A thread ends with the
         element or its error, also after a cancel.
         """
         try:

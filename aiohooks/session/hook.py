@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class SessionRunArgs(NamedTuple):
-    """The arguments of a run: those of the caller of `run`, or those that a hook adds.
+    """The arguments of a run: from the caller of `run`, or added by a hook.
 
     Attributes:
-        fetches: nodes of the graph or their names, nested as you like; None fetches nothing.
+        fetches: nodes of the graph or their names, nested as you like. None fetches nothing.
         feed_dict: values by node or name.
         options: a mapping for a session's own `run`. Values of one option are merged: the larger
             number, either flag, lists joined, otherwise the later value.
@@ -52,7 +52,7 @@ class SessionRunValues(NamedTuple, Generic[T_co]):
     floats.
 
     Attributes:
-        results: the values in the shape of the hook's fetches; None if it fetched nothing.
+        results: the values in the shape of the hook's fetches, or None if it fetched nothing.
         options: the merged options of the run, or None.
         run_metadata: a dict shared by all hooks of a run that has options, otherwise None.
     """
@@ -63,16 +63,16 @@ class SessionRunValues(NamedTuple, Generic[T_co]):
 
 
 class SessionRunContext:
-    """One attempt of one run, as its hooks see it; the same object in `before_run` and `after_run`
+    """One attempt of one run, as its hooks see it, the same object in `before_run` and `after_run`
     of all hooks.
 
     Attributes:
         original_args: the arguments of `run`, the caller's own objects.
         session: the raw session: runs through it call no hooks.
-        coord: its coordinator; without one (in a test) a stop is only recorded here.
+        coord: its coordinator. Without one (in a test) a stop is only recorded here.
         global_step: in `before_run` the step about to run, in `after_run` the committed step.
         attempt: 1, and one more after each recovery of this run.
-        effect_recorder: the `EffectsHook` of the session; None without one.
+        effect_recorder: the `EffectsHook` of the session, or None without one.
         effects: the effects recorded so far: kind, payload and recorder of each.
         effects_before_run: how many of them were recorded in `before_run`.
         accepts_effects: whether `effect` may still be called.
@@ -110,18 +110,18 @@ class SessionRunContext:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Numbers about this attempt by name, to which every hook may add; made when a hook first
+        """Numbers about this attempt by name, to which every hook may add, made when a hook first
         asks for it.
 
-        Hooks with a higher `order` see what those with a lower one added, and `after_run` sees what
-        `before_run` added.
+        Hooks with a higher `order` see the metrics that hooks with a lower order added, and
+        `after_run` sees what `before_run` added.
         """
         # Atomic: a hook in a thread (`BlockingHook`) may ask for them at the same time as another.
         metrics: dict[str, Any] = vars(self).setdefault("_metrics", {})
         return metrics
 
     def effect(self, kind: str, payload: Any = None, *, recorder: str | None = None) -> None:
-        """Record an effect of this run; see `aiohooks.effect`."""
+        """Record an effect of this run. See `aiohooks.effect`."""
         if self.effect_recorder is None:
             raise EffectError(
                 f"effect({kind!r}) was called in a session that delivers none; add"
@@ -185,7 +185,7 @@ def effect(kind: str, payload: Any = None, *, recorder: str | None = None) -> No
 
 
 class SessionRunHook(Hook):
-    """Base class of hooks: override the methods you need, as coroutines; the other methods are
+    """Base class of hooks: override the methods you need, as coroutines. The other methods are
     never called.
 
     Override `order`, `timeout` and `on_error` in a subclass, or for one registration with
@@ -196,25 +196,25 @@ class SessionRunHook(Hook):
     """
 
     ends_last: ClassVar[bool] = False
-    """Whether `after_run` and `end` are called after those of all other hooks, whatever their
-    `order`: a hook that saves the session saves what they keep.
+    """Whether `after_run` and `end` are called after the methods of all other hooks, whatever their
+    `order`: a hook that saves the session saves their state.
     """
 
     async def begin(self) -> None:
-        """Called once before the session is created; nodes may be added to the default graph."""
+        """Called once before the session is created. Nodes may be added to the default graph."""
 
     async def after_create_session(self, session: Session, coord: Coordinator, /) -> None:
-        """Called after each creation of a session, so again after each recovery; the graph is
+        """Called after each creation of a session, so again after each recovery. The graph is
         finalized.
 
         Args:
             session: the raw session, open.
-            coord: its coordinator, new for each created session; tasks started with it end with the
+            coord: its coordinator, new for each created session. Tasks started with it end with the
                 session.
         """
 
     async def before_run(self, run_context: SessionRunContext, /) -> SessionRunArgs | None:
-        """Called before each attempt of a run, concurrently with the other hooks; return fetches
+        """Called before each attempt of a run, concurrently with the other hooks. Return fetches
         and feeds to add, or None.
         """
         return None
@@ -222,9 +222,7 @@ class SessionRunHook(Hook):
     async def after_run(
         self, run_context: SessionRunContext, run_values: SessionRunValues, /
     ) -> None:
-        """Called after each successful run, concurrently with the other hooks; not called when the
-        run failed.
-        """
+        """Called after each successful run, concurrently with the other hooks."""
 
     async def end(self, session: Session, /) -> None:
         """Called once at a clean end, in `order`, with the session still open."""
@@ -233,7 +231,7 @@ class SessionRunHook(Hook):
         """Called exactly once if `begin` was started, however the session ended, in reverse order.
 
         It runs in a separate task, shielded from cancellation and with a time limit. It gets no
-        session, as there may be none: the opening may have failed before. The one of the latest
+        session, as there may be none: the opening may have failed before. The session of the latest
         `after_create_session` is closed, and stays readable: `session.global_step.latest.step` is
         the last step, `session.variables.snapshot()` has the values.
 

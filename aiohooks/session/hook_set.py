@@ -1,10 +1,10 @@
-"""The hooks of one session: checked once, sorted once, called method by method; and what they ask
-for in a run, merged with the request of the caller.
+"""The hooks of one session: checked once, sorted once, called method by method; and their requests
+for a run, merged with the request of the caller.
 
     HookSet     the calls of the hooks' methods
     Merger      merges requests, and splits the values of the run; nothing in it waits
 
-`begin`, `end` and `close` are called one hook after the other; `after_create_session`, `before_run`
+`begin`, `end` and `close` are called one hook after the other. `after_create_session`, `before_run`
 and `after_run` of all hooks of one `order` run concurrently.
 """
 
@@ -85,7 +85,7 @@ class HookSet:
         hooks: Iterable[SessionRunHook | HookRegistration],
         graph: Graph,
     ) -> None:
-        """Check the hooks and sort their methods; `coordinator` is that of the whole session."""
+        """Check the hooks and sort their methods. `coordinator` is that of the whole session."""
         self._coordinator = coordinator
         self._grace_secs = coordinator.owner.grace_secs
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(_checked_hooks(hooks))
@@ -100,7 +100,7 @@ class HookSet:
         self.background: BackgroundCalls = BackgroundCalls(
             self._grace_secs, enter, coordinator.observers, _step_of
         )
-        """The calls of `after_run` that run beside the next steps."""
+        """The calls of `after_run` that run alongside the next steps."""
         self.has_background: bool = any(
             registered.registration.background for registered in self.registered
         )
@@ -142,7 +142,7 @@ class HookSet:
             _users.pop(key, None)
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return the hooks that are kept in checkpoints, by their unique names: those that only
+        """Return the hooks that are kept in checkpoints, by their unique names: hooks that only
         keep time are numbered.
         """
         by_name: dict[str, Stateful] = {}
@@ -171,7 +171,7 @@ class HookSet:
             await self.background.drain(hooks)
 
     async def finish_background(self) -> list[BaseException]:
-        """Finish the background calls, and accept no others; return the errors that no call has
+        """Finish the background calls, and accept no others. Return the errors that no call has
         raised.
         """
         if not self.has_background:
@@ -179,7 +179,7 @@ class HookSet:
         return await self.background.end(self._grace_secs)
 
     async def begin(self) -> None:
-        """Call `begin` of the hooks one by one; each counts as begun from the moment it is
+        """Call `begin` of the hooks one by one. Each counts as begun from the moment it is
         started.
         """
         for registered in self.registered:
@@ -193,7 +193,7 @@ class HookSet:
 
     async def end(self, session: Session, errors: list[BaseException]) -> None:
         """Wait for the background calls, then call `end` of the hooks one by one, also after one
-        that fails; append their errors.
+        that fails. Append their errors.
         """
         errors += await self.finish_background()
         for registered in self._end:
@@ -205,8 +205,8 @@ class HookSet:
                 errors.append(error)
 
     async def close(self, exc: BaseException | None, errors: list[BaseException]) -> None:
-        """Call `close` of the begun hooks, once and in reverse order, also after one that fails;
-        append their errors.
+        """Call `close` of the begun hooks, once and in reverse order, also after one that fails.
+        Append their errors.
         """
         try:
             errors += await self.finish_background()
@@ -253,7 +253,9 @@ class HookSet:
         bind: Callable[[RegisteredHook, str], Method] = bound_method,
         ends_last: bool | None = None,
     ) -> tuple[OrderGroup, ...]:
-        """Return the order groups of a method; with `ends_last`, those of such hooks or others."""
+        """Return the order groups of a method. With `ends_last`, return only the groups of such
+        hooks, or of all others.
+        """
         overriding = [
             registered
             for registered in self.registered
@@ -300,7 +302,7 @@ def _step_of(context: SessionRunContext, _: object) -> int:
 
 
 def _checked_hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[object]:
-    """Raise unless each of `hooks` is a `SessionRunHook`; return them."""
+    """Raise unless each of `hooks` is a `SessionRunHook`. Return them."""
     if isinstance(hooks, (SessionRunHook, HookRegistration)) or not isinstance(hooks, Iterable):
         raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
     for given in hooks:
@@ -343,14 +345,14 @@ class MergedRequest(RunRequest):
 
 
 class Merger:
-    """Merges requests over one graph; fetches without structure are merged once and looked up from
+    """Merges requests over one graph. Fetches without structure are merged once and looked up from
     then on.
     """
 
     def __init__(
         self, graph: Graph, before_run: Sequence[OrderGroup], after_run: Sequence[OrderGroup]
     ) -> None:
-        """Take the graph, and the groups of the hooks that ask and of those that get values."""
+        """Take the graph, and the groups of hooks that ask and of hooks that get values."""
         self._graph = graph
         self._names = [call.name for group in before_run for call in group.calls]
         asking = [hook for group in before_run for hook in group.hooks]
@@ -378,7 +380,7 @@ class Merger:
         ]
 
     def merge(self, request: RunRequest, requests: Sequence[SessionRunArgs | None]) -> RunRequest:
-        """Merge the caller's request with those of the hooks."""
+        """Merge the requests of the caller and the hooks."""
         if not _has_request(requests):
             if request.options is None:
                 return request

@@ -1,6 +1,6 @@
 """One session from its opening to its end.
 
-Read it downward; each method calls the layer below it:
+Read it downward. Each method calls the layer below it:
 
     open        `begin` of the hooks, the raw session, `after_create_session`
     run         its turn, and what becomes of an attempt that failed
@@ -106,7 +106,7 @@ that waited continues.
 class Lifecycle(TasksOwner):
     """Opens, runs, recovers and closes one monitored session.
 
-    It owns the raw session. The coordinator of the whole session owns its tasks and requests; that
+    It owns the raw session. The coordinator of the whole session owns its tasks and requests. That
     of the raw session is new after each recovery.
     """
 
@@ -138,7 +138,7 @@ class Lifecycle(TasksOwner):
         self.store: StepStore | None = None
         """The step store of all raw sessions."""
         self.run_raw: GatheredRun
-        """Makes a run of the raw session as part of what a monitored run awaits."""
+        """Makes a run of the raw session as part of a monitored run."""
         self.turns: Turns = Turns(yield_secs)
         self.waits: RunWaits = self.turns.waits
         self.waits.owner = self
@@ -183,8 +183,8 @@ class Lifecycle(TasksOwner):
         """Call `begin` of the hooks, create the raw session and give it to the hooks.
 
         Raises:
-            BaseException: the error of a hook or of the creation, also one that would end the block
-                cleanly.
+            BaseException: the error of a hook or of the creation, even an error that would end the
+                block cleanly.
         """
         if self.phase != "new":
             raise SessionClosedError(
@@ -345,7 +345,7 @@ class Lifecycle(TasksOwner):
         await self.coordinator.wait_for_resume()
 
     async def session_for_run(self) -> Session:
-        """Return the raw session for a run; after a recovery that was cancelled, another one. Raise
+        """Return the raw session for a run. After a recovery that was cancelled, another one. Raise
         the failure of a task.
         """
         errors = self.raw_coordinator.errors
@@ -397,10 +397,10 @@ class Lifecycle(TasksOwner):
                 raise
 
     async def handle_failure(self, error: BaseException) -> bool:
-        """Decide what becomes of a run that `error` ended; every failed attempt comes through here.
+        """Decide what becomes of a run that `error` ended. Every failed attempt comes through here.
 
         Returns:
-            Whether the run is complete, as it had been committed; otherwise it is to be repeated.
+            Whether the run is complete, as it had been committed. Otherwise it is to be repeated.
 
         Raises:
             BaseException: what the run ends with: `error`, if the session does not recover from it;
@@ -467,7 +467,7 @@ class Lifecycle(TasksOwner):
     # -- recover
 
     async def _recover(self, error: BaseException, commit: Position | None) -> bool:
-        """Replace the raw session after `error`; return whether the new one has the commit."""
+        """Replace the raw session after `error`. Return whether the new one has the commit."""
         # There is no session after a recovery that was cancelled: a creation has failed.
         step = None
         if commit is not None:
@@ -494,7 +494,7 @@ class Lifecycle(TasksOwner):
         return True
 
     def _has_commit(self, commit: Position) -> bool:
-        """Return whether the new raw session continues behind a commit of the one before."""
+        """Return whether the new raw session continues behind a commit of the previous session."""
         if self.session is None:
             return False
         if self.session.restored is not None:
@@ -503,7 +503,7 @@ class Lifecycle(TasksOwner):
         return latest.epoch == commit.epoch and latest.step >= commit.step
 
     async def _replace_session(self, error: BaseException, step: int | None) -> None:
-        """Replace the raw session after `error` of the run of `step`; None means the error of a
+        """Replace the raw session after `error` of the run of `step`. None means the error of a
         creation.
 
         What ends the run ends the recovery, too, except the failure of a task that hooks have
@@ -535,7 +535,7 @@ class Lifecycle(TasksOwner):
             del error
 
     def _begin_recovery(self, error: BaseException, description: str, step: int | None) -> None:
-        """Count a failure of the session; log that it recovers from `error`, or that it gives up,
+        """Count a failure of the session. Log that it recovers from `error`, or that it gives up,
         as its policy says. Nothing is awaited here.
         """
         label = self.requests.label
@@ -553,7 +553,7 @@ class Lifecycle(TasksOwner):
         """Pause before the next attempt.
 
         A stop ends the pause, or the first one after it: one attempt is made without a pause. If
-        that fails, too, the pauses are needed for what is away to return.
+        that fails, too, the pauses give the missing service time to return.
         """
         secs = self.history.pause_secs()
         is_stopped = self.requests.stopped
@@ -599,7 +599,7 @@ class Lifecycle(TasksOwner):
             logger.warning("%s: closing its raw session failed", label, exc_info=error)
 
     async def _create_session_in_run(self) -> Session:
-        """Create a session in a run: in a recovery, or after one that was cancelled."""
+        """Create a session in a run: in a recovery, or after a cancelled recovery."""
         wait = Wait[Session]("creating a session", waits=self.waits)
         try:
             return await wait.result_of(self._create_session())
@@ -616,7 +616,7 @@ class Lifecycle(TasksOwner):
     # -- close
 
     async def close(self, error: BaseException | None) -> bool:
-        """End the session after `error`, or none, left its block; return whether the error is
+        """End the session after `error`, or none, left its block. Return whether the error is
         swallowed. Another caller waits for the end.
         """
         is_swallowed = error is not None and is_clean_end(error)
@@ -645,7 +645,7 @@ class Lifecycle(TasksOwner):
         raise_unchanged(outcome)
 
     async def _close_unopened(self, error: BaseException) -> None:
-        """Close a session that could not be opened; raise the error."""
+        """Close a session that could not be opened. Raise the error."""
         if is_clean_end(error):
             self.requests.record_end()
         with self._closing():
@@ -720,7 +720,7 @@ class Lifecycle(TasksOwner):
             errors.primary = errors.outcome(raised)
 
     async def _wait_for_last_run(self, *, immediately: bool) -> None:
-        """Wait for the run of another task; it may finish within the grace period, or is
+        """Wait for the run of another task. It may finish within the grace period, or is
         interrupted `immediately`.
         """
         if not self.turns.taken:
@@ -735,7 +735,7 @@ class Lifecycle(TasksOwner):
         )
 
     async def _take_last_turn(self) -> None:
-        """Wait for the turn behind the last run; interrupt the run after the grace period."""
+        """Wait for the turn behind the last run. Interrupt the run after the grace period."""
         for _ in range(2):
             with contextlib.suppress(TimeoutError):
                 return await limited(self.turns.wait(), self.grace_secs, "the last run")
@@ -747,7 +747,7 @@ class Lifecycle(TasksOwner):
         self.end_run(SessionClosedError("the session was closed during this run"))
 
     def _take_task_failure(self, primary: BaseException | None) -> BaseException | None:
-        """Return the failure of a background task that no caller has got; a primary error gets it
+        """Return the failure of a background task that no caller has got. A primary error gets it
         as a note.
         """
         what = f"{self.requests.label}: a background task failed"
@@ -763,7 +763,7 @@ class Lifecycle(TasksOwner):
         return primary
 
     async def _close(self, errors: EndErrors) -> BaseException | None:
-        """End the tasks, close the session and the hooks, shielded and limited in time; return the
+        """End the tasks, close the session and the hooks, shielded and limited in time. Return the
         error of the session.
         """
         with self._at_end:
@@ -786,9 +786,7 @@ class Lifecycle(TasksOwner):
                     return errors.outcome()
 
     async def _close_parts(self, errors: EndErrors) -> None:
-        """Close what has not been closed yet: after a cancellation in the middle this is called
-        again.
-        """
+        """Close the remaining parts: after a cancellation in the middle this is called again."""
         # An earlier call may have been cancelled.
         errors.cancel = None
         publisher = self._publisher
@@ -962,13 +960,13 @@ class Turns:
 
     def __init__(self, yield_secs: float | None) -> None:
         self.taken: bool = False
-        """Whether a task has the turn; set it to take a turn that is free."""
+        """Whether a task has the turn. Set it to take a turn that is free."""
         self.runs: int = 0
         """The number of runs begun."""
         self.runner: asyncio.Task[Any] | None = None
         """The task of the run in progress."""
         self.waits: RunWaits = RunWaits()
-        """The waits of the run in progress; to end them ends the run."""
+        """The waits of the run in progress, whose end ends the run."""
         self.now: Callable[[], float] = time.monotonic
         """The clock of `loop_turn_due`."""
         self.loop_turn_due: float = math.inf
@@ -1007,7 +1005,7 @@ class Turns:
         return len(self._waiters)
 
     def begin_attempt(self, failed: RunScope) -> RunScope:
-        """Begin the next attempt of a run; code that outlives the failed one is no part of it."""
+        """Begin the next attempt of a run. Code that outlives the failed one is no part of it."""
         failed.active = False
         current_scope.set(failed.outer)
         scope = self.waits.scope = begin_run(failed.session, failed.publisher)
@@ -1074,10 +1072,10 @@ class EndErrors:
         return errors[0] if errors else None
 
     def outcome(self, raised: BaseException | None = None) -> BaseException | None:
-        """Return the error that is raised in the end; note the others on it, and log them.
+        """Return the error that is raised in the end. Note the others on it, and log them.
 
         Args:
-            raised: what has interrupted the end, usually a cancellation of the caller.
+            raised: the interruption of the end, usually a cancellation of the caller.
         """
         outcome = raised or self.primary
         for error in (raised, self.primary, *self.others):

@@ -1,7 +1,7 @@
 """The monitored session: a loop of steps with hooks around each, recovery, and an end that is
 always complete.
 
-`run` and `_run_once` are one run from top to bottom; the docstring of the package lists the parts
+`run` and `_run_once` are one run from top to bottom. The docstring of the package lists the parts
 that they use. `StepContext` and `Steps` are two other ways to make runs.
 """
 
@@ -109,16 +109,16 @@ class AsyncMonitoredSession(RequestMethods):
     as session:`.
 
     On entering, the hooks' `begin` is called, then the raw session is created, and each hook's
-    `after_create_session` is called. `run` makes one step with all hooks around it; an error of the
+    `after_create_session` is called. `run` makes one step with all hooks around it. An error of the
     recovery policy replaces the raw session and repeats the run. A block that is left without an
-    error, or with one that is a clean end (`OutOfRangeError`, `StopAsyncIteration`,
+    error, or with an error that is a clean end (`OutOfRangeError`, `StopAsyncIteration`,
     `StopIteration`, `StopRequestedError`), ends cleanly: `end` of every hook is called and the
     error is swallowed. Any other error reaches the caller as the same object, without `end`. In any
     case `close` of every hook is called once, background tasks are ended and the raw session is
     closed.
 
     Runs are not concurrent: several tasks may call `run`, they take turns. A cancellation is never
-    swallowed; cleanup is shielded from it, for at most the grace period.
+    swallowed. Cleanup is shielded from it, for at most the grace period.
     """
 
     def __init__(
@@ -134,25 +134,25 @@ class AsyncMonitoredSession(RequestMethods):
         yield_secs: float | None = DEFAULT_YIELD_SECS,
         name: str | None = None,
     ) -> None:
-        """Check the arguments; nothing is started before the `async with` block is entered.
+        """Check the arguments. Nothing is started before the `async with` block is entered.
 
         Args:
             source: a graph, a `SessionCreator`, or a coroutine function that is the step. The
                 parameters of such a function are fed by name, and keys of the mapping it returns
-                can be fetched; it is called once by each run.
+                can be fetched. It is called once by each run.
             hooks: `SessionRunHook` objects, or registrations made by `configure`.
-            global_step: the store of the global step; by default one of the session's own.
-            variables: the values of the variables; by default the session's own.
+            global_step: the store of the global step, by default a store of its own.
+            variables: the values of the variables, by default the session's own.
             recovery: which errors are recovered from, and how often.
             stop_grace_period_secs: how long background tasks may continue after a clean end, and
                 cleanup after a cancellation.
             handle_signals: whether SIGINT and SIGTERM end the session while it is open: the first
-                one by a stop, the second one like a cancellation, the third one immediately; or a
+                one by a stop, the second one like a cancellation, the third one immediately, or a
                 `SignalPolicy` that says which signals, and how fast.
             yield_secs: after how long without a turn of the event loop a run lets signals, timers
                 and other tasks have one before it begins: steps that never wait do not starve them.
                 0 or None: never.
-            name: the session's name where it publishes steps; by default that of the task that
+            name: the session's name where it publishes steps, by default that of the task that
                 enters it.
 
         Raises:
@@ -186,7 +186,7 @@ class AsyncMonitoredSession(RequestMethods):
         In the session of a step function it runs the step, whatever is fetched.
 
         Args:
-            fetches: nodes or names, nested at will; the result has the same shape.
+            fetches: nodes or names, nested at will. The result has the same shape.
             feed_dict: values by node or name.
             options: passed to the raw session and to the hooks, merged with theirs.
 
@@ -195,13 +195,13 @@ class AsyncMonitoredSession(RequestMethods):
             FeedConflictError: a hook feeds what another hook or the caller feeds.
             FetchError: names that the graph does not know, a placeholder that is not fed, or
                 neither the caller nor a hook fetches anything of a graph.
-            NestedRunError: called from inside a hook; use `run_context.session` there.
+            NestedRunError: called from inside a hook. Use `run_context.session` there.
             SessionClosedError: the session is not open.
-            BaseException: the error of a hook, an operation or a background task; several as one
+            BaseException: the error of a hook, an operation or a background task, several as one
                 group.
 
-        It lets the event loop have a turn before it begins if `yield_secs` have passed without one;
-        nothing of the run is done when a stop or a cancellation arrives there.
+        It lets the event loop have a turn before it begins if `yield_secs` have passed without one.
+        Nothing of the run is done when a stop or a cancellation arrives there.
         """
         lifecycle = self._lifecycle
         turns = lifecycle.turns
@@ -283,11 +283,11 @@ class AsyncMonitoredSession(RequestMethods):
         return result
 
     async def run_step_fn(self, fn: StepFn[T]) -> T:
-        """Call `fn(step_context)`, which may make raw runs and runs with hooks; a recovery repeats
+        """Call `fn(step_context)`, which may make raw runs and runs with hooks. A recovery repeats
         the whole of it.
 
         Args:
-            fn: a coroutine function with one parameter; see `StepContext`.
+            fn: a coroutine function with one parameter. See `StepContext`.
 
         Returns:
             What `fn` returns. Raises like `run`.
@@ -329,31 +329,31 @@ class AsyncMonitoredSession(RequestMethods):
     ) -> Steps[Any]:
         """Run again and again: `async for values in session.steps("loss", feeds=batches)`.
 
-        Ends at a stop or when the feeds end, and in a drain when what was taken is used. A stop or
-        a failed background task also ends the wait for the next feed; a failure from which the
-        session recovers does not, but is recovered from meanwhile. A drain ends only the wait for
-        an empty queue: an iterator that was asked for an element may have taken it.
+        Ends at a stop or when the feeds end, and in a drain when all prefetched elements are used.
+        A stop or a failed background task also ends the wait for the next feed. A failure from
+        which the session recovers does not, but is recovered from meanwhile. A drain ends only the
+        wait for an empty queue: an iterator that was asked for an element may have taken it.
 
         Args:
             fetches: what each run fetches and each turn of the loop gets.
             feeds: one element a run: the argument of a step function that has one parameter,
                 besides the global step, otherwise a feed mapping. Left out, runs are not fed and
-                end at a stop only. A queue is waited for, until its shutdown (Python 3.13);
+                end at a stop only. A queue is waited for, until its shutdown (Python 3.13).
                 `task_done` is called for each element whose step is complete.
             producer: the task, or the tasks, that put into the queue: the loop ends when they have
                 ended and it is empty.
             prefetch: how many elements a task of the session takes while steps run, in order. A
                 failure of the feeds comes out of the step that would have got the element. At the
                 end the iterator is closed. Feeds with a `state_dict` and a `load_state_dict` count
-                what was used: a checkpoint that tracks them has that state, a recovery that
+                the used elements: a checkpoint that tracks them has that state, a recovery that
                 restores it continues with them from there, and at a stop they are set back to it.
-                Of others, `unused` of the returned object has what was taken and not used; another
-                loop over the same iterator gets it first.
+                Of others, `unused` of the returned object has the elements that were taken and not
+                used. Another loop over the same iterator gets it first.
             thread: whether a worker thread takes the elements, of an iterable that blocks. A stop
                 waits for the thread, for at most the grace period.
 
         Raises:
-            InvalidArgumentError: feeds that cannot be iterated over, or taken ahead; or a producer
+            InvalidArgumentError: feeds that cannot be iterated over, or taken ahead, or a producer
                 without a queue. In an async generator, wait with
                 `session.until(queue.get(), producer=...)`.
         """
@@ -386,18 +386,18 @@ class AsyncMonitoredSession(RequestMethods):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """End the session; return whether `error` was a clean end and is swallowed."""
+        """End the session. Return whether `error` was a clean end and is swallowed."""
         return await self._lifecycle.close(error)
 
     async def aclose(self) -> None:
-        """End the session like leaving the block without an error; calling it twice is harmless.
+        """End the session like leaving the block without an error. Calling it twice is harmless.
 
         A second call, and leaving the block meanwhile, wait until the first one is complete.
 
         Raises:
             NestedRunError: called from a hook, a run or a background task of the session, which it
-                would wait for; use `request_stop` there.
-            BaseException: the error of a background task, or of `end` or `close` of a hook; in the
+                would wait for. Use `request_stop` there.
+            BaseException: the error of a background task, or of `end` or `close` of a hook, in the
                 first call.
         """
         await self._lifecycle.close(None)
@@ -428,7 +428,7 @@ class AsyncMonitoredSession(RequestMethods):
     def start_soon(
         self, fn: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts, name: str | None = None
     ) -> asyncio.Task[T]:
-        """Start `fn(*args)` as a task of this session; it lives through recoveries. See
+        """Start `fn(*args)` as a task of this session. It lives through recoveries. See
         `Coordinator.start_soon`.
         """
         self._lifecycle.raise_if_not_entered()
@@ -437,7 +437,7 @@ class AsyncMonitoredSession(RequestMethods):
     async def until(
         self, awaitable: Awaitable[T], *, producer: Producer | None = None, drain: bool = False
     ) -> T:
-        """Await something; a stop, the failure of a background task, the end of its producer or a
+        """Await something. A stop, the failure of a background task, the end of its producer or a
         `drain` ends the wait too.
 
         See `Coordinator.until`.
@@ -452,7 +452,7 @@ class AsyncMonitoredSession(RequestMethods):
 
     @property
     def coord(self) -> Coordinator:
-        """The coordinator of the raw session; another one after a recovery.
+        """The coordinator of the raw session, another one after a recovery.
 
         What lives through recoveries keeps the session itself, and not this.
         """
@@ -465,7 +465,7 @@ class AsyncMonitoredSession(RequestMethods):
 
     @property
     def global_step(self) -> StepStore:
-        """The store of the global step; known from the first raw session on, also after the end.
+        """The store of the global step, known from the first raw session on, also after the end.
 
         Raises:
             SessionClosedError: the session was not entered yet.
@@ -484,7 +484,7 @@ class AsyncMonitoredSession(RequestMethods):
         return self._lifecycle.status()
 
     def why(self) -> WaitGraph:
-        """Return what the session waits for, and what that waits for, from any thread:
+        """Return the waits of the session, and the waits behind them, from any thread:
         `print(session.why())`.
 
         It has all tasks of the session's event loop, the steps and publishers that its step stores
@@ -522,7 +522,7 @@ class AsyncSingularMonitoredSession(AsyncMonitoredSession):
         super().__init__(source, hooks, recovery=NEVER, **options)
 
     def raw_session(self) -> Session | None:
-        """The session without hooks; None when it is closed."""
+        """The session without hooks, or None when it is closed."""
         return self._lifecycle.session
 
 
@@ -536,14 +536,14 @@ class StepContext:
     """
 
     def __init__(self, lifecycle: Lifecycle, run: Callable[[RunRequest], Awaitable[Any]]) -> None:
-        """Made by the monitored session; `run` makes one run with hooks and does not recover."""
+        """Made by the monitored session. `run` makes one run with hooks and does not recover."""
         self._lifecycle = lifecycle
         self._run = run
         self._turns = asyncio.Lock()
 
     @property
     def session(self) -> Session:
-        """The raw session, the new one after a recovery; runs through it call no hooks."""
+        """The raw session, the new one after a recovery. Runs through it call no hooks."""
         session = self._lifecycle.session
         if session is None:
             raise SessionClosedError("the session is closed")
@@ -555,7 +555,7 @@ class StepContext:
         feed_dict: Mapping[Any, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Make a run with all hooks around it; any number of times, and several of them take turns.
+        """Make a run with all hooks around it, any number of times, and several of them take turns.
 
         A recoverable error repeats the whole step function.
         """
@@ -571,7 +571,7 @@ class StepContext:
         """Request a stop and end the step function.
 
         Raises:
-            StopRequestedError: always; it leaves the session's block cleanly.
+            StopRequestedError: always. It leaves the session's block cleanly.
         """
         requests = self._lifecycle.requests
         requests.request_stop(reason or "the step function requested a stop")
@@ -579,7 +579,7 @@ class StepContext:
 
 
 class Steps(Generic[T_co]):
-    """Run the session once for each turn of a loop; made by `AsyncMonitoredSession.steps`."""
+    """Run the session once for each turn of a loop, made by `AsyncMonitoredSession.steps`."""
 
     def __init__(
         self,
@@ -607,7 +607,7 @@ class Steps(Generic[T_co]):
         return loop
 
     async def __anext__(self) -> T_co:
-        """Make the next run, and return what it fetched."""
+        """Make the next run, and return the fetched values."""
         lifecycle = self._lifecycle
         requests = lifecycle.requests
         turns = lifecycle.turns
@@ -654,13 +654,13 @@ class Steps(Generic[T_co]):
 
     @property
     def unused(self) -> list[Any]:
-        """The elements that were taken and not used, in order; another loop over the same feeds
+        """The elements that were taken and not used, in order. Another loop over the same feeds
         gets them first.
         """
         return [] if self._source is None else self._source.unused
 
     def _is_committed(self, before: RunScope | None) -> bool:
-        """Return whether the run of this task that has raised is committed; `before` it was the
+        """Return whether the run of this task that has raised is committed. `before` it was the
         scope of the latest run.
         """
         scope = self._lifecycle.waits.scope
@@ -670,7 +670,7 @@ class Steps(Generic[T_co]):
 
     def _is_end_of_loop(self, error: BaseException, *, is_running: bool) -> bool:
         """Return whether an error, of a run or before it, is a clean end of this loop, which is
-        noted then; a `StopAsyncIteration` out of a run is, too, as if the feeds had ended.
+        noted then. A `StopAsyncIteration` out of a run is, too, as if the feeds had ended.
         """
         feeds = self._lifecycle.feeds
         feeds.keep_sources()
@@ -685,7 +685,7 @@ class Steps(Generic[T_co]):
         return True
 
     async def _wait_for_feed(self, source: FeedSource) -> None:
-        """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a
+        """Wait for the next feed. A recovery may run during the wait, as cancelling it would end a
         generator of feeds.
         """
         lifecycle = self._lifecycle

@@ -49,11 +49,11 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
 
     Raises:
         SystemExit: a signal has ended a session that handles signals, and `main` has returned None,
-            was cancelled or has raised `StopRequestedError`; the exit code is 128 + the signal's
+            was cancelled or has raised `StopRequestedError`. The exit code is 128 + the signal's
             number, as in shells. Any other result is returned.
-        InvalidArgumentError: `main` is a coroutine and not the function; write `run(main, ...)`,
+        InvalidArgumentError: `main` is a coroutine and not the function. Write `run(main, ...)`,
             not `run(main(...))`.
-        WrongLoopError: an event loop is running already, as in a notebook; write `await main(...)`
+        WrongLoopError: an event loop is running already, as in a notebook. Write `await main(...)`
             there.
     """
     check_callable(main, "main")

@@ -31,7 +31,7 @@ from aiohooks.session.coordinator import Coordinator, Requests
 
 
 class Escalation(enum.IntEnum):
-    """What a signal leads to in a session; each signal, and the end of a time limit, is one step
+    """The effect of a signal in a session. Each signal, and the end of a time limit, is one step
     further. Sessions that a task has entered inside each other are cancelled together.
     """
 
@@ -54,11 +54,12 @@ class SignalPolicy:
         step_secs: how long the current step may continue after the first signal. Then it is
             abandoned, nothing of it is kept, and the session ends cleanly. None: until it is done.
         grace_secs: how long the session may take to end after the first signal before it is
-            cancelled, as by a second one; None for no limit. The time after that is limited by the
+            cancelled, as by a second one. None sets no limit. The time after that is limited by the
             session's `stop_grace_period_secs`, and 5 s if the engine of its step store is away.
-        drain_secs: how long the session may finish what it has under way. The first signal begins a
-            drain then, as `AsyncMonitoredSession.request_drain` does; a second one, or the end of
-            this time, is what the first one is without it, and so on. None: no drain.
+        drain_secs: how long the session may finish its current work. The first signal begins a
+            drain then, as `AsyncMonitoredSession.request_drain` does. A second signal, or the end
+            of this time, then has the effect that the first has without a drain, and so on. None:
+            no drain.
     """
 
     signals: tuple[Signals, ...] = (signal.SIGINT, signal.SIGTERM)
@@ -89,7 +90,7 @@ class StopOnSignal:
         self.policy: SignalPolicy = policy
         self.requests: Requests = coordinator.requests
         self.task: asyncio.Task[Any]
-        """The task that entered the session; the second signal cancels it."""
+        """The task that entered the session. The second signal cancels it."""
         self.number: Signals | None = None
         """The signal that is the reason of the stop or the drain, if it is one."""
         self.escalation: Escalation | None = None
@@ -116,7 +117,7 @@ class StopOnSignal:
 
     @property
     def next_escalation(self) -> Escalation:
-        """What the next signal leads to."""
+        """The effect of the next signal."""
         if self.escalation is not None:
             return Escalation(self.escalation + 1)
         if self.policy.drain_secs is None or self.requests.stopped:
@@ -124,7 +125,7 @@ class StopOnSignal:
         return Escalation.DRAIN
 
     def advance(self, number: Signals) -> None:
-        """Record what the signal leads to; harmless in a signal handler."""
+        """Record the next step that the signal leads to. This is safe in a signal handler."""
         requests = self.requests
         escalation = self.next_escalation
         if escalation is Escalation.EXIT:

@@ -1,5 +1,5 @@
-"""What a session reports: its status, which has its current activities as a value and as text, and
-the events by which its hooks meet without knowing one another.
+"""The reports of a session: its status, which has its current activities as a value and as text,
+and the events by which its hooks meet without knowing one another.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class Activity:
 
     Attributes:
         what: hook, method and step; or the operation, or the task.
-        secs: how long it has been active; None if its start was not timed.
-        awaits: what it waits for, if that has a name: a step of a store, another task.
+        secs: how long it has been active, or None if its start was not timed.
+        awaits: the target of its wait, if that has a name: a step of a store, another task.
         where: the line at which it waits.
         hook: the hook that was called.
         task: the task in which it runs.
-        kind: the kind of what it waits for, such as "step", or else its own, such as "hook".
+        kind: the kind of its wait, such as "step", or else its own, such as "hook".
     """
 
     what: str
@@ -89,26 +89,26 @@ class Activity:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SessionStatus:
-    """A session at one moment; `str()` of it is text for a log.
+    """A session at one moment. `str()` of it is text for a log.
 
     Attributes:
         state: "new", "opening", "open", "closing" or "closed".
-        global_step: the latest step known here; None before there is a session.
+        global_step: the latest step known here, or None before there is a session.
         runs: number of runs begun.
         running: whether a run is in progress.
         queued: number of tasks that wait for their turn to run.
-        stop_reason: why a stop was requested, or which exception ended the block cleanly; None if
-            neither happened.
+        stop_reason: why a stop was requested, or which exception ended the block cleanly, or None
+            if neither happened.
         recoveries: number of times the session was replaced.
-        failure: the first failure, as text; None if there is none.
+        failure: the first failure, as text, or None if there is none.
         name: the session's name.
         summary: its step, its run or state and since when, and its requests.
         doing: the current activities, each with what it waits for.
         background: the background tasks.
         steps: statistics of its step store: waiters, latest step, publishers.
         feeds_unused: the number of elements of feeds that were taken and not used, so far.
-        pause_reason: why the session is paused; None if it is not.
-        drain_reason: why the session drains, or drained before its stop; None if no drain was
+        pause_reason: why the session is paused, or None if it is not.
+        drain_reason: why the session drains, or drained before its stop, or None if no drain was
             requested.
         hooks: what has become of the calls of each hook: failures, what was dropped, whether it is
             disabled.
@@ -150,7 +150,7 @@ class SessionStatus:
 
 
 def for_secs(secs: float | None) -> str:
-    """Return a duration for the end of a description; nothing if it is not known."""
+    """Return a duration for the end of a description, or no text if it is not known."""
     return "" if secs is None else f" for {secs_text(secs)}"
 
 
@@ -224,7 +224,7 @@ def activity_of(
     hook: Hook | None = None,
     kind: str = "",
 ) -> Activity:
-    """Return what a task does, and what it waits for."""
+    """Return the work of a task, and its wait."""
     wait = task_wait(task)
     return Activity(what, secs, wait.awaits, wait.where, hook, task, wait.kind or kind)
 
@@ -264,7 +264,7 @@ class Event(Generic[P]):
     """Something that happens in a session, and the callbacks that are notified of it."""
 
     def __init__(self, name: str) -> None:
-        """Start without callbacks; `name` is for messages."""
+        """Start without callbacks. `name` is for messages."""
         self._name = name
         self._callbacks: list[Callable[P, object]] = []
 
@@ -323,7 +323,7 @@ class SessionEvents:
         is one at the end that was not due: an uninterrupted run does not make it.
         """
         self.checkpoint_dirs: list[Path | None] = []
-        """The directories in which hooks save this session; None is that of its creator. A hook
+        """The directories in which hooks save this session. None is that of its creator. A hook
         that saves adds one in `begin`.
         """
         self.save_requests: int = 0

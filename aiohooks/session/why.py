@@ -168,7 +168,7 @@ class _Server:
         self._path.unlink(missing_ok=True)
 
     def after_fork(self) -> None:
-        """Leave the socket to the parent; a child that is to answer enables it again, with its
+        """Leave the socket to the parent. A child that is to answer enables it again, with its
         first session.
         """
         global _server

@@ -17,12 +17,12 @@
     ray/            RayEngine: an actor on a Ray cluster
     open            open_step_store, by URL
 
-Each module imports only from those above it; `open` imports an engine when it is used. Write your
+Each module imports only from those above it. `open` imports an engine when it is used. Write your
 own engine as an `Engine`, and give it to a `SharedStepStore`.
 
 An advance calls store.advance -> Writes.write -> Connection.call -> Engine.request ->
 WaitRegistry.observe -> wake. In another process the engine reports the step to
-WaitRegistry.observe. A wait calls wait_for -> WaitRegistry.wait, which parks it under its step;
+WaitRegistry.observe. A wait calls wait_for -> WaitRegistry.wait, which parks it under its step.
 Engine.subscribe gets the lowest step with a waiter.
 """
 

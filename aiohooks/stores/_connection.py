@@ -75,7 +75,7 @@ class Connection:
         It stays true during an outage.
         """
         self.lost_at: float | None = None
-        """The time since which the connection has been lost; None without an outage."""
+        """The time since which the connection has been lost, or None without an outage."""
         self._connect = connect
         # No lease runs out in a pause.
         max_pause_secs = min(_MAX_PAUSE_SECS, lease_secs / 4)
@@ -175,7 +175,7 @@ class Connection:
             await sleep(pause_secs, link.clock)
 
     async def _run_connection(self) -> Exception | None:
-        """Connect, and let the engine report until the connection is lost; return the error.
+        """Connect, and let the engine report until the connection is lost. Return the error.
 
         Return None once an engine is connected that is not `remote`.
         """
@@ -209,14 +209,14 @@ class Connection:
         raise StoreUnavailableError("the engine has ended the connection")
 
     async def _disconnect(self) -> None:
-        """Disconnect the engine; log an error of that, as it must not end anything else."""
+        """Disconnect the engine. Log an error of that, as it must not end anything else."""
         try:
             await self.engine.disconnect()
         except Exception:
             logger.exception("run %s: disconnecting has failed", self.engine.link.run)
 
     def _begin_outage(self, error: Exception) -> None:
-        """Make calls wait for another connection; harmless during an outage."""
+        """Make calls wait for another connection. During an outage, do nothing."""
         if self.lost_at is not None:
             return
         link = self.engine.link
@@ -365,7 +365,7 @@ class Writes:
             step -= write.amount
 
     async def _request(self, batch: list[_PendingWrite]) -> Position:
-        """Send one request for all writes of a batch; return the position that it has led to."""
+        """Send one request for all writes of a batch. Return the position that it has led to."""
         engine = self._connection.engine
         waits = engine.link.waits
         self._seq += 1

@@ -1,4 +1,4 @@
-"""The members of a run: the publishers and the chief of this process, and those of the others."""
+"""The members of a run: the publishers and the chief of this process and of other processes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Members:
 
     Leases need no common clock, and no engine removes a member by itself. Each process renews its
     leases four times in their time. As often it reads the run, if there are other members, and
-    requests the removal of those whose heartbeat has not changed for the time of their lease. Time
-    in which it cannot read does not count.
+    requests the removal of members whose heartbeat has not changed for the time of their lease.
+    Time in which it cannot read does not count.
     """
 
     def __init__(self, connection: Connection, *, lease_secs: float, on_lost: OnLost) -> None:
-        """Announce nothing yet; `on_lost` is as for `SharedStepStore`."""
+        """Announce nothing yet. `on_lost` is as for `SharedStepStore`."""
         link = connection.engine.link
         self.process = link.process
         self.own_members: dict[str, Member] = {}
@@ -76,7 +76,7 @@ class Members:
 
     @property
     def chief(self) -> Member | None:
-        """The member that this process leads with; None unless it is the chief."""
+        """The member that this process leads with, or None unless it is the chief."""
         return None if self.candidate is None else self.own_members.get(self.candidate.id)
 
     def new_member(self, name: str) -> Member:
@@ -154,7 +154,7 @@ class Members:
         return [*joins, *self._exits]
 
     async def _send_all(self) -> None:
-        """Send all pending requests; if that fails, try again later."""
+        """Send all pending requests. If that fails, try again later."""
         try:
             while self._unsent():
                 await self._connection.call(self._send_next)
@@ -180,7 +180,7 @@ class Members:
             self._sent.pop(request.id, None)
 
     def _on_failure(self, error: Exception) -> None:
-        """Log that members or exits could not be sent; try again later if the store is open."""
+        """Log that members or exits could not be sent. Try again later if the store is open."""
         self._failures += 1
         # If it is not, the call that opens the store sends them.
         if self._connection.is_open:
@@ -201,7 +201,7 @@ class Members:
             )
 
     async def _keep_leases(self) -> None:
-        """Renew the leases of this process, and end those of others that have run out."""
+        """Renew the leases of this process, and end expired leases of others."""
         while True:
             began = self._clock.now()
             await sleep(self._lease_secs / _RENEWALS_PER_LEASE, self._clock)
@@ -244,7 +244,7 @@ class Members:
     # Snapshots of the run.
 
     async def read(self) -> Snapshot:
-        """Read the run; the caller passes the snapshot to `observe`."""
+        """Read the run. The caller passes the snapshot to `observe`."""
         return await self._connection.call(self._engine.read)
 
     def refresh(self) -> asyncio.Task[None]:
@@ -310,7 +310,7 @@ class Members:
         return self._waits.snapshot.chief is None and self._clock.now() >= self._lead_reserved_until
 
     async def wait_vacancy(self) -> None:
-        """Read the run; unless the lead is free, wait until it may be, or the store is closed."""
+        """Read the run. Unless the lead is free, wait until it may be, or the store is closed."""
         self.observe(await self.read())
         if self.may_lead:
             return
@@ -321,7 +321,7 @@ class Members:
         await wait_for_others(self._waits.vacancies.wait(secs, self._clock))
 
     def _publisher_exit(self, last_exit: LastExit) -> PublisherExit | None:
-        """Convert an exit that the engine reports to the one that ends the waits.
+        """Convert an exit that the engine reports to the exit that ends the waits.
 
         Return None if the waits continue until a successor registers.
         """

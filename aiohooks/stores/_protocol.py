@@ -82,9 +82,10 @@ class Member(NamedTuple):
     waits_for: int = 0
     """The highest step that it waits for itself: it cannot advance before the run reaches this."""
     term: int = 0
-    """The term of a chief; 0 for a publisher."""
+    """The term of a chief, 0 for a publisher."""
     ready: bool = False
-    """Whether the chief has initialized what the workers need; false for a publisher."""
+    """Whether the chief has initialized the variables for its workers. It is false for a publisher.
+    """
     heartbeat: int = 0
     """The number of its renewals."""
 
@@ -102,7 +103,7 @@ class LastExit(NamedTuple):
     name: str
     step: int
     error: str
-    """The class and the message of the error that it failed with; empty if it has finished."""
+    """The class and the message of the error that it failed with, empty if it has finished."""
     lost: bool
     """Whether the member was found dead instead of leaving by itself."""
 
@@ -115,7 +116,7 @@ class Snapshot(NamedTuple):
     leader: str = ""
     """The process that the term was granted to."""
     ready: bool = False
-    """Whether the chief of the term has initialized what the workers need."""
+    """Whether the chief of the term has initialized the variables for its workers."""
     revision: int = 0
     """A number that grows with every change of a field other than the position."""
     members: tuple[Member, ...] = ()
@@ -147,12 +148,12 @@ class StoreStatistics:
 
     Attributes:
         latest: the latest known position.
-        term: the number of the latest known term; 0 before the first one.
+        term: the number of the latest known term, 0 before the first one.
         waiting: how many `wait_for` are parked.
-        wanted: the lowest step that a `wait_for` is parked for; None if none is parked.
+        wanted: the lowest step that a `wait_for` is parked for, or None if none is parked.
         watching: how many iterations of `changes` wait for the next position.
         publishers: the names of the registered publishers, in order.
-        waiting_secs: for how many seconds at least one wait has been pending; None without a wait.
+        waiting_secs: for how many seconds at least one wait has been pending, None without a wait.
     """
 
     latest: Position
@@ -171,7 +172,7 @@ class Term:
     Created by `StepStore.lead`.
 
     Attributes:
-        number: 1 for the first term of a run; each later one is higher.
+        number: 1 for the first term of a run. Each later one is higher.
     """
 
     number: int
@@ -190,13 +191,13 @@ class Write(NamedTuple):
     amount: int
     """The steps to add by "advance", the lowest step after "raise", or the step after "reset"."""
     floor: Position
-    """The highest position that the writer knows; a run that is behind it has lost data."""
+    """The highest position that the writer knows. A run that is behind it has lost data."""
     term: int
-    """The writer's term, 0 without one; a term that is older than the run's is rejected."""
+    """The writer's term, 0 without one. A term that is older than the run's is rejected."""
     writer: str
     seq: int
-    """The number of the write among those of the writer. A write that is sent again gets its first
-    answer again, and changes nothing.
+    """The number of the write among all writes of the writer. A write that is sent again gets its
+    first answer again, and changes nothing.
     """
 
     def target(self, position: Position) -> Position:
@@ -216,7 +217,7 @@ class Join(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """A request to remove a member; without a name, no exit is recorded."""
+    """A request to remove a member. Without a name, no exit is recorded."""
 
     id: str
     name: str = ""
@@ -225,7 +226,7 @@ class Leave(NamedTuple):
     writer: str = ""
     """The process and a slash: exits are numbered separately from the writes of the process."""
     seq: int = 0
-    """The number of the exit among those of the writer, as for a `Write`."""
+    """The number of the exit among all exits of the writer, as for a `Write`."""
 
 
 class Lead(NamedTuple):
@@ -256,7 +257,7 @@ class Answer(NamedTuple):
     the writer's floor ("lost").
     """
     position: Position
-    """The position that a write led to; otherwise the current one."""
+    """The position that a write led to, otherwise the current one."""
     term: int
 
 

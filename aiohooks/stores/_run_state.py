@@ -95,7 +95,7 @@ class RunState:
         self.revision += 1
 
     def snapshot(self, run_id: str = "") -> Snapshot:
-        """Return the state as a value; the engine adds the id of the run."""
+        """Return the state as a value. The engine adds the id of the run."""
         return Snapshot(
             self.position,
             self.term,
@@ -146,7 +146,7 @@ class RunState:
             del self.answers[next(iter(self.answers))]
 
     def _join(self, member: Member) -> None:
-        """Register or renew a member; the revision grows if more than its heartbeat changes."""
+        """Register or renew a member. The revision grows if more than its heartbeat changes."""
         if self._is_term_over(member.term, member.process):
             # This chief was taken for dead, and its successor leads: remove it.
             if self.members.pop(member.id, None) is not None:
@@ -203,7 +203,7 @@ class RunState:
         return self._answer("ok")
 
     def _is_term_over(self, term: int, process: str) -> bool:
-        """Return whether `term`, which the process had, has ended; false for 0, no term."""
+        """Return whether `term`, which the process had, has ended. It is false for 0, no term."""
         return term > 0 and (term, process) != (self.term, self.leader)
 
     # The state as bytes.

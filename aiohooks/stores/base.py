@@ -72,7 +72,7 @@ Waiter = asyncio.Future[int | AiohooksError]
 class Changes:
     """An iterator over a store's positions, from the current one to the newest.
 
-    Positions that came and went between two steps of the iteration are left out; there is never a
+    Positions that came and went between two steps of the iteration are left out. There is never a
     backlog. The iteration ends when the publishers have finished and no change can follow. When
     they failed, or the store was closed, it raises the error that a `wait_for` would raise. You may
     drop it at any time: it holds nothing while no task waits on it.
@@ -99,7 +99,7 @@ class Changes:
 
 
 class WaitRegistry:
-    """The latest position, the waits and the publishers of a store; ends each wait once.
+    """The latest position, the waits and the publishers of a store. Ends each wait once.
 
     Nothing here calls user code: ending a wait only makes its task runnable.
     """
@@ -117,7 +117,7 @@ class WaitRegistry:
         Args:
             run: the name of the run, for messages.
             position: the position to start from.
-            subscribe: notifies the engine of the lowest step with a waiter; 0 for any change, None
+            subscribe: notifies the engine of the lowest step with a waiter, 0 for any change, None
                 without a waiter.
             on_publisher_changed: called when a publisher has begun or ended a wait.
             on_unreachable: called when there are waits and, as far as this process knows, none can
@@ -135,7 +135,7 @@ class WaitRegistry:
         self._clock = current_clock()
         # Waits.
         self.waiters: ThresholdWaiters[AiohooksError] = ThresholdWaiters(none=MAX_STEP + 1)
-        """The waits for a step, and those for any change."""
+        """The waits for a step, and the waits for any change."""
         self.tasks: dict[Waiter, tuple[asyncio.Task[Any] | None, int]] = {}
         """The task and the step of each waiter, for reports."""
         self.waiting_since: float | None = None
@@ -163,7 +163,7 @@ class WaitRegistry:
         self._on_unreachable = on_unreachable
 
     def after_fork(self) -> None:
-        """Note that the store is in a forked child; see `call_after_fork`."""
+        """Note that the store is in a forked child. See `call_after_fork`."""
         self.forked = True
 
     # Waiting.
@@ -175,7 +175,7 @@ class WaitRegistry:
 
         Args:
             threshold: the step, or `ANY_CHANGE` for the next change of the run.
-            secs: the limit of the wait; None for no limit.
+            secs: the limit of the wait, or None for no limit.
             raise_on_reset: whether a reset ends the wait with `StepResetError`.
 
         Returns:
@@ -222,7 +222,7 @@ class WaitRegistry:
         raise result  # an error is a result of a waiter, see `Waiter`
 
     def _new_waiter(self, threshold: int) -> Waiter:
-        """Return a future for a wait; raise an error if the wait cannot succeed."""
+        """Return a future for a wait. Raise an error if the wait cannot succeed."""
         error = self.unreachable_error
         if error is not None:
             raise _error_of_wait(error, threshold)
@@ -236,7 +236,7 @@ class WaitRegistry:
 
     @property
     def waiting_secs(self) -> float | None:
-        """The seconds since `waiting_since`; None without a wait."""
+        """The seconds since `waiting_since`, or None without a wait."""
         if self.waiting_since is None:
             return None
         # Not the registry's clock: reports may come from a thread, where no loop is running.
@@ -246,7 +246,7 @@ class WaitRegistry:
     # Events: each method wakes the waits that it concerns.
 
     def observe(self, position: Position) -> None:
-        """Record a position and wake its waiters; ignore a position that is not newer."""
+        """Record a position and wake its waiters. Ignore a position that is not newer."""
         old = self.latest
         if position <= old:
             return
@@ -259,7 +259,7 @@ class WaitRegistry:
                 wake(waiter, StepResetError(message, old=old, new=position))
 
     def wake(self) -> None:
-        """End the waits for the latest step and below, and those for any change.
+        """End the waits for the latest step and below, and the waits for any change.
 
         The engine gets the new threshold, the lowest step with a waiter, one turn of the loop
         later. Woken tasks often wait for the next step immediately, so this makes one update of
@@ -273,7 +273,7 @@ class WaitRegistry:
             self._loop.call_soon(self._update_threshold)
 
     def observe_run(self, snapshot: Snapshot) -> None:
-        """Record a snapshot; if the run has just been initialized, wake the waits for that."""
+        """Record a snapshot. If the run has just been initialized, wake the waits for that."""
         was_initialised = self.snapshot.is_initialised
         self.snapshot = snapshot
         if snapshot.is_initialised and not was_initialised:
@@ -296,7 +296,7 @@ class WaitRegistry:
 
     @property
     def unreachable_error(self) -> AiohooksError | None:
-        """The error of a wait that begins now; None if it could succeed, or may later.
+        """The error of a wait that begins now, or None if it could succeed, or may later.
 
         It depends on what this process knows: another process may have changed the run since.
         """
@@ -390,10 +390,10 @@ class WaitRegistry:
         return tuple(local_names + [member.name for member in self.others])
 
     def _park_publishers(self, waiter: Waiter, step: int, innermost: RunScope) -> list[Publisher]:
-        """Record a wait for `step` in the registered publishers that it blocks; return these.
+        """Record a wait for `step` in the registered publishers that it blocks. Return these.
 
-        A wait in the run `innermost` blocks the publisher of this run, and those of the runs that
-        enclose it.
+        A wait in the run `innermost` blocks the publishers of this run and of the runs that enclose
+        it.
         """
         blocked: list[Publisher] = []
         for publisher, scope in publishers_held_up(innermost).items():
@@ -435,11 +435,11 @@ class StepStore(abc.ABC):
     """Keeps the global step of a run, advances it, and lets tasks wait for it.
 
     A store belongs to the event loop in which it is first used. From another loop or thread every
-    call raises `WrongLoopError` before it does anything; only `latest` and `statistics` may be used
+    call raises `WrongLoopError` before it does anything. Only `latest` and `statistics` may be used
     anywhere. Steps are whole numbers from 0 to 2**53 - 1.
 
     A wait (`wait_for`, or the next item of `changes`) raises when it cannot succeed. A store knows
-    its publishers: those that registered with `publisher`. When a publisher has left, and none
+    its publishers, which are registered with `publisher`. When a publisher has left, and none
     remains or each remaining one is itself waiting, the step cannot advance any more and all waits
     end: with `PublisherFinishedError` if the last publisher to leave had finished, with
     `PublisherFailedError` if it had failed. Before the first publisher leaves, waits continue: a
@@ -479,7 +479,7 @@ class StepStore(abc.ABC):
 
     @abc.abstractmethod
     async def value(self) -> Position:
-        """Read the current position of the run; `latest` is the latest one read or reported."""
+        """Read the current position of the run. `latest` is the latest one read or reported."""
 
     @abc.abstractmethod
     async def advance(self, by: int = 1) -> int:
@@ -490,12 +490,12 @@ class StepStore(abc.ABC):
         """
 
     def advance_nowait(self, by: int = 1) -> int:
-        """`advance` without suspending, in the store's event loop; only where `inline` is true."""
+        """`advance` without suspending, in the store's event loop, only where `inline` is true."""
         raise TypeError(f"{self!r} cannot advance without waiting; await advance()")
 
     @abc.abstractmethod
     async def raise_to(self, step: int) -> int:
-        """Raise the step to `step`; change nothing if the step is as high already.
+        """Raise the step to `step`. Change nothing if the step is as high already.
 
         Returns:
             The step afterwards.
@@ -520,7 +520,7 @@ class StepStore(abc.ABC):
 
     @abc.abstractmethod
     async def mark_initialised(self) -> None:
-        """Report that this process, the chief, has initialised what the workers need.
+        """Report that this process, the chief, has initialized the variables for its workers.
 
         Call it inside `lead` only.
         """
@@ -532,7 +532,7 @@ class StepStore(abc.ABC):
         recovers.
 
         Returns:
-            The error that writes have raised since the loss; None if there was no loss.
+            The error that writes have raised since the loss, or None if there was no loss.
         """
         return None
 
@@ -618,7 +618,7 @@ class StepStore(abc.ABC):
 
         Args:
             step: the step to wait for.
-            timeout: how many seconds at most; None for no limit.
+            timeout: how many seconds at most, or None for no limit.
             on_reset: when a reset puts the step below `step` again: "keep" waiting, or "raise"
                 `StepResetError`.
 
@@ -630,7 +630,7 @@ class StepStore(abc.ABC):
             PublisherFinishedError: no publisher is left that could reach the step, and the last one
                 finished. In a session this is a clean end.
             PublisherFailedError: no publisher is left that could reach the step, and the last one
-                failed; its exception is the `__cause__`.
+                failed. Its exception is the `__cause__`.
             StepResetError: the step was reset, and `on_reset="raise"`.
             StoreClosedError: the store was closed.
             StopRequestedError: the wait is in a run of a session, and a stop was requested.
@@ -656,7 +656,7 @@ class StepStore(abc.ABC):
         return Changes(self._next_position)
 
     async def _next_position(self, seen: Position | None) -> Position:
-        """Return the latest position; if it is the one seen last, wait for the next one."""
+        """Return the latest position. If it is the one seen last, wait for the next one."""
         self._check_loop()
         if not self.inline:
             step = self.latest.step
@@ -780,7 +780,7 @@ class StepStore(abc.ABC):
         return f"<{type(self).__name__} {self.run!r} {place}, {publisher_summary(waits.names)}>"
 
     def _observe(self, position: Position) -> None:
-        """Record a position and wake its waiters; ignore a position that is not newer."""
+        """Record a position and wake its waiters. Ignore a position that is not newer."""
         self._waits.observe(position)
 
     def _check_loop(self) -> None:

@@ -1,4 +1,4 @@
-"""What an engine provides to a step store, and what the store offers to its engine."""
+"""The interface between a step store and its engine, in both directions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Engine(abc.ABC):
     connect_timeout: ClassVar[float] = 10.0
     """How many seconds the first connection may take, unless the store has the option."""
     link: EngineLink
-    """The parts of the store that the engine uses; set by `attach`."""
+    """The parts of the store that the engine uses, set by `attach`."""
 
     def attach(self, link: EngineLink) -> None:
         """Called once, when the store is made.
@@ -58,7 +58,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     async def connect(self) -> Snapshot:
-        """Connect, subscribe to reports, and then read the run; make the run if there is none.
+        """Connect, subscribe to reports, and then read the run. Make the run if there is none.
 
         The engine has lost data if the run is missing that this process knows, if it has another
         `Snapshot.run_id`, or if it is an older copy. Then the engine applies `RunState.follow` with
@@ -108,7 +108,7 @@ class Engine(abc.ABC):
         """
 
     async def close(self) -> None:
-        """`disconnect` for the last time; the store limits the time."""
+        """`disconnect` for the last time. The store limits the time."""
         await self.disconnect()
 
 
@@ -119,7 +119,7 @@ class EngineLink:
     run: str
     """The name of the run."""
     process: str
-    """The name of this process, different for each store; the `writer` of its requests."""
+    """The name of this process, different for each store, the `writer` of its requests."""
     clock: Clock
     """The clock of the store's event loop."""
     heartbeat: float
@@ -147,7 +147,7 @@ class StoreTasks:
         self._run = run
 
     def spawn(self, coro: Coroutine[Any, Any, None], purpose: str) -> asyncio.Task[None]:
-        """Start a task, and log the error that ends it, if any; `purpose` is in its name."""
+        """Start a task, and log the error that ends it, if any. `purpose` is in its name."""
         task = new_task(coro, f"step store {self._run}: {purpose}", contextvars.Context())
         self.running[task] = None
         task.add_done_callback(self._on_done)
@@ -159,7 +159,7 @@ class StoreTasks:
         work: Callable[[], Coroutine[Any, Any, None]],
         purpose: str,
     ) -> asyncio.Task[None]:
-        """Return the task if it still runs; otherwise start the work in a new one."""
+        """Return the task if it still runs. Otherwise start the work in a new one."""
         if task is None or task.done():
             return self.spawn(work(), purpose)
         return task

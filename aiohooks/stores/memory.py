@@ -25,7 +25,7 @@ class MemoryStepStore(StepStore):
         run: str = "default",
         subscribe: Callable[[int | None], None] = no_subscription,
     ) -> None:
-        """Start at `step`, in epoch 1; `run` is the name in messages.
+        """Start at `step`, in epoch 1. `run` is the name in messages.
 
         `subscribe` is called as in `StepStore`, for a store whose step is made elsewhere.
         """
@@ -33,7 +33,7 @@ class MemoryStepStore(StepStore):
         self._lead_lock = asyncio.Lock()
 
     async def value(self) -> Position:
-        """See `StepStore.value`; the same as `latest`, and does not suspend."""
+        """See `StepStore.value`. It is the same as `latest`, and does not suspend."""
         self._check_loop()
         return self._waits.latest
 

@@ -39,16 +39,16 @@ def open_step_store(url: str | None = None, *, run: str | None = None, **options
     'aiohooks[redis]'` and `[ray]`.
 
     Args:
-        url: the address; by default the value of the environment variable AIOHOOKS_STEP_STORE,
+        url: the address, by default the value of the environment variable AIOHOOKS_STEP_STORE,
             which launchers set for workers.
-        run: the name of the run, the same in all its processes; by default the value of
+        run: the name of the run, the same in all its processes, by default the value of
             AIOHOOKS_RUN, or else "default".
         options: keyword arguments of the engine, and of `SharedStepStore`.
 
     Raises:
         InvalidArgumentError: there is no such kind of store, the URL is invalid, or an option is
             unknown.
-        ImportError: the package of the engine is not installed; the message names it.
+        ImportError: the package of the engine is not installed. The message names it.
     """
     if url is None:
         url = os.environ.get(URL_VARIABLE)

@@ -45,12 +45,12 @@ class Publisher:
         self.closed: bool = False
         """Whether it has left."""
         self.member_id: str = ""
-        """Its id among the members of a shared run; empty in the store of one process."""
+        """Its id among the members of a shared run, empty in the store of one process."""
         self.session: Callable[[], Awaited] | None = None
         """Describes the session that it stands for, for reports."""
         self.parked: dict[asyncio.Future[Any], tuple[int, RunScope]] = {}
         """The waits that block it, with the step and the run of each. The store adds and removes
-        them; an ended wait stays until its task has run.
+        them. An ended wait stays until its task has run.
         """
         self._leave = leave
 
@@ -72,7 +72,7 @@ class Publisher:
 
     @property
     def waits_for(self) -> int:
-        """The highest step of the pending waits that block the publisher; 0 without any."""
+        """The highest step of the pending waits that block the publisher, 0 without any."""
         return max(self._blocking_steps(), default=0)
 
     def _blocking_steps(self) -> list[int]:
@@ -80,7 +80,7 @@ class Publisher:
         return [step for wait, (step, run) in self.parked.items() if run.active and not wait.done()]
 
     def close(self, exc: BaseException | None = None) -> None:
-        """Leave the store; harmless if it has left already.
+        """Leave the store, unless it has left already.
 
         If no other publisher can advance the store, all waits end immediately.
 
@@ -138,7 +138,7 @@ class PublisherExit:
     name: str
     step: int
     error: BaseException | None = field(default=None, compare=False)
-    """The error that it failed with; None if it has finished."""
+    """The error that it failed with, or None if it has finished."""
     is_remote: bool = False
     """Whether the publisher was in another process."""
 

@@ -67,23 +67,23 @@ class SharedStepStore(StepStore):
         heartbeat: float = _HEARTBEAT,
         connect_timeout: float | None = None,
     ) -> None:
-        """Check the options; connect later.
+        """Check the options. Connect later.
 
         `lease_secs`, `heartbeat` and `connect_timeout` are for an engine behind a connection.
 
         Args:
-            engine: the place where the run is kept; an engine belongs to one store.
-            run: the name of the run; stores of different runs never meet.
+            engine: the place where the run is kept. An engine belongs to one store.
+            run: the name of the run. Stores of different runs never meet.
             on_lost: how waits end when a publisher was found dead and no other publisher could
                 reach their step: "raise" `PublisherFailedError`, or "keep" waiting for its
                 successor.
             lease_secs: the time, or up to a quarter more, after which a process that does not renew
                 its leases counts as dead. The event loop renews them, so give more than the longest
-                time for which the loop is blocked; a longer block is logged at WARNING.
+                time for which the loop is blocked. A longer block is logged at WARNING.
             heartbeat: after how many seconds of silence the connection for notifications is tested:
                 a connection that is dead without a signal is detected within this time and a second
                 more.
-            connect_timeout: how many seconds the first connection may take, with all its attempts;
+            connect_timeout: how many seconds the first connection may take, with all its attempts,
                 10 by default, 60 on Ray.
         """
         # The engine's own method: there is no layer between a wait and its subscription.
@@ -183,7 +183,7 @@ class SharedStepStore(StepStore):
     def publisher(self, name: str) -> Publisher:
         """See `StepStore.publisher`.
 
-        The store opens, and announces the publisher to the other processes, in the background;
+        The store opens, and announces the publisher to the other processes, in the background.
         `flush` waits for that. If the store cannot be opened, the call that opens it later
         announces the publisher.
         """
@@ -206,7 +206,7 @@ class SharedStepStore(StepStore):
 
     @contextlib.asynccontextmanager
     async def lead(self) -> AsyncGenerator[Term]:
-        """Wait until this process is the chief; on leaving the block it steps down."""
+        """Wait until this process is the chief. On leaving the block it steps down."""
         self._check_loop()
         if self._members.candidate is not None:
             raise InvalidArgumentError(
@@ -285,7 +285,7 @@ class SharedStepStore(StepStore):
     # The connection.
 
     def _observe_report(self, report: Report) -> None:
-        """Record what the engine reports, and wake the waits that it concerns."""
+        """Record a report of the engine, and wake the waits that it concerns."""
         if isinstance(report, Position):
             self._waits.observe(report)
         elif isinstance(report, Snapshot):
@@ -296,7 +296,7 @@ class SharedStepStore(StepStore):
     async def _connect(self) -> None:
         """Connect the engine, record its snapshot, and announce the members of this process again.
 
-        A snapshot with another id is of a run that replaces the one that the engine has lost.
+        A snapshot with another id is of a run that replaces the lost run.
         """
         previous_run_id = self._waits.snapshot.run_id
         snapshot = await self._engine.connect()

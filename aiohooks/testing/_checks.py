@@ -23,17 +23,17 @@ async def run_checks(
     only: str | None,
     run: Callable[[Check], Awaitable[None]],
 ) -> None:
-    """Await `run` with each check, or with the one of that name.
+    """Await `run` with each check, or only with the check of that name.
 
     Args:
-        checks: the checks by name; their docstrings say what is checked.
+        checks: the checks by name; their docstrings describe the laws.
         only: the name of one; None: all are run.
         run: calls a check.
 
     Raises:
         InvalidArgumentError: there is no check of that name.
         AssertionError: a check took too long.
-        Exception: a check failed; a note names it.
+        Exception: a check failed. A note names it.
     """
     if only is not None and only not in checks:
         raise InvalidArgumentError(f"unknown check {only!r}; {did_you_mean(only, checks)}")

@@ -1,4 +1,4 @@
-"""The choices of a schedule: those of a seed, or explicit ones."""
+"""The choices of a schedule: drawn from a seed, or explicit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Place = tuple[str, int]
 class Priorities:
     """The order of tasks by PCT, probabilistic concurrency testing (Burckhardt et al., 2010).
 
-    Each task gets a random priority, and of those that can run the highest does. At a few random
-    decisions, the task that would run gets the lowest priority. So a task stands still for long
-    while others run, which random choices at each decision hardly ever do.
+    Each task gets a random priority, and the task with the highest priority runs, of all that can.
+    At a few random decisions, the task that would run gets the lowest priority. So a task stands
+    still for long while others run, which random choices at each decision hardly ever do.
     """
 
     def __init__(self, generator: random.Random, changes: int, decisions: int) -> None:
@@ -59,7 +59,7 @@ class Schedule:
         noted: Collection[str] = (),
         priorities: Priorities | None = None,
     ) -> None:
-        """Make random choices, each kind at its rate, or take `choices`; note the alternatives of
+        """Make random choices, each kind at its rate, or take `choices`. Note the alternatives of
         `noted` kinds. With `priorities`, these choose the order of tasks.
         """
         self._rates = rates or {}

@@ -50,7 +50,7 @@ class ScheduleRun:
         self._injected: list[BaseException] = []
 
     def execute(self, program: Program, errors: list[str]) -> None:
-        """Run the program, and judge it; `errors` also receives the errors of finalizers."""
+        """Run the program, and judge it. `errors` also receives the errors of finalizers."""
         self._loop = ScheduleLoop(self)
         self._loop.set_exception_handler(
             lambda _, context: errors.append(describe_context(context))
@@ -120,7 +120,7 @@ class ScheduleRun:
         self.after_step()
 
     def after_step(self) -> None:
-        """Check what must always hold, and let events happen."""
+        """Check the invariants, and let events happen."""
         if self._is_over or self._main.done():
             return
         try:

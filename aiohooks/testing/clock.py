@@ -56,7 +56,7 @@ class ManualClock:
         time.
 
         Tasks that become runnable run when the caller next awaits. An error of a callback is raised
-        from here; the calls after it are made by the next `advance`.
+        from here. The calls after it are made by the next `advance`.
         """
         if not is_finite(secs) or secs < 0:
             raise InvalidArgumentError(
@@ -91,7 +91,7 @@ class ManualClock:
 
 @dataclasses.dataclass(order=True, slots=True)
 class _Timer:
-    """A scheduled call; `call` is None once it was made or cancelled."""
+    """A scheduled call. `call` is None once it was made or cancelled."""
 
     when: float
     number: int

@@ -92,7 +92,7 @@ async def explore(
     exhaust: int | None = None,
     replay: str | None = None,
 ) -> Explored:
-    """Run a coroutine function again and again, each time with other disturbances; raise at the
+    """Run a coroutine function again and again, each time with other disturbances. Raise at the
     first promise that is broken.
 
     Example: `await explore(transfer_between_accounts, seeds=500)`.
@@ -130,12 +130,12 @@ async def explore(
 
     Raises:
         ExplorationError: a promise was broken. The error lists the broken promises, the fewest
-            disturbances found that show them, where the tasks waited, and how to repeat it; its
+            disturbances found that show them, where the tasks waited, and how to repeat it. Its
             cause is the error of the program, if it has one.
         InvalidArgumentError: an argument is invalid, or the program has a place for none of the
             disturbances of `replay`.
         UnsupportedSystemError: the event loop of this Python runs its tasks in another way than
-            those of 3.11 to 3.15.
+            Python 3.11 to 3.15.
     """
     if not is_coroutine_function(program):
         raise InvalidArgumentError(
@@ -231,9 +231,10 @@ def choose(first: T, *others: T, name: str = "") -> T:
     Example: `status = choose(200, 404, 500)`.
 
     Args:
-        first: what is usual, and what is returned outside of an exploration.
+        first: the usual value, which is also returned outside of an exploration.
         others: the other values.
-        name: what is chosen, for messages. Choices of another name do not change what these are.
+        name: the subject of the choice, for messages. Choices of another name do not change what
+            these are.
     """
     run = current_run.get()
     if run is None:
@@ -254,7 +255,7 @@ def may_happen(event: Call, name: str = "") -> AbstractContextManager[None]:
     Args:
         event: a function that lets it happen. It must not fail. If it returns False, the event was
             not possible.
-        name: for messages; by default that of the function.
+        name: for messages, by default that of the function.
     """
     run = current_run.get()
     if run is None:
@@ -265,8 +266,8 @@ def may_happen(event: Call, name: str = "") -> AbstractContextManager[None]:
 
 
 def always(check: Call) -> AbstractContextManager[None]:
-    """Call `check` at every wait while the block is active, in an exploration; it asserts what must
-    always hold.
+    """Call `check` at every wait while the block is active, in an exploration. It asserts an
+    invariant.
 
     Example: `with always(account.check_balance): ...`.
     """
@@ -324,7 +325,7 @@ class _Explorer:
         return Schedule(seed, rates, priorities=priorities)
 
     def explore_all(self, most: int) -> None:
-        """Explore all schedules with so many disturbances at most, those with fewer first."""
+        """Explore all schedules with so many disturbances at most, fewer disturbances first."""
         run = self.explore(Schedule(noted=self._kinds), "the first run")
         schedules = [run.schedule]
         for _ in range(most):

@@ -17,7 +17,7 @@ from aiohooks.session.hook import (
 
 
 class RecordingHook(SessionRunHook):
-    """Appends each call to `record` as `(name, phase)`; hooks that share one list record the order
+    """Appends each call to `record` as `(name, phase)`. Hooks that share one list record the order
     among them.
 
     Attributes:
@@ -36,7 +36,7 @@ class RecordingHook(SessionRunHook):
         feed_dict: Mapping[Any, Any] | None = None,
         suspend: bool = False,
     ) -> None:
-        """Make a hook that asks for `fetches` and `feed_dict`; with `suspend` every method suspends
+        """Make a hook that asks for `fetches` and `feed_dict`. With `suspend` every method suspends
         once.
         """
         self.name = name
@@ -108,7 +108,7 @@ class FaultInjectionHook(RecordingHook):
         name: str = "fault",
         **options: Any,
     ) -> None:
-        """Take `faults` by method and number of the call, counted from 1; `options` as for
+        """Take `faults` by method and number of the call, counted from 1. `options` as for
         `RecordingHook`.
 
         Raises:

@@ -58,11 +58,11 @@ WORKER_NAMES = ("AnyIO worker thread", "asyncio_", "uvloop_")
 
 
 class no_leaks:
-    """Checks that a block leaves nothing behind: `async with no_leaks(): ...`; the module lists
+    """Checks that a block leaves nothing behind: `async with no_leaks(): ...`. The module lists
     what counts as a leak.
 
     If the block raises, its exception passes, with the leaks as a note. The block is checked in its
-    own task, loop and thread; the loop's exception handler is replaced while it lasts.
+    own task, loop and thread. The loop's exception handler is replaced while it lasts.
 
     Example:
         async with no_leaks():
@@ -174,7 +174,7 @@ def _delayed_leaks(before: _State) -> list[str]:
 
 
 def open_files() -> dict[int, str]:
-    """Return what the file descriptors of this process are open on, where `/proc/self/fd` exists.
+    """Return the open files of this process by descriptor, where `/proc/self/fd` exists.
 
     Shared libraries are left out: libffi keeps its own one open when `ctypes` is imported. So is
     the null device with uvloop: libuv keeps it open from the first server of a loop on.
@@ -196,7 +196,7 @@ def _signal_handlers() -> dict[int, Any]:
 
 
 def _becomes_idle(thread: threading.Thread, deadline: float) -> bool:
-    """Wait until the thread has ended, or is an idle worker of a pool; return False at the
+    """Wait until the thread has ended, or is an idle worker of a pool. Return False at the
     deadline.
     """
     while thread.is_alive() and not is_idle_worker(thread):

@@ -83,7 +83,7 @@ async def raises(kind: type[E], awaitable: Awaitable[Any]) -> E:
 
 @contextlib.asynccontextmanager
 async def publisher(store: StepStore, name: str) -> AsyncGenerator[Publisher]:
-    """Register a publisher, also with the engine; it leaves with the block."""
+    """Register a publisher, also with the engine. It leaves with the block."""
     with store.publisher(name) as registered:
         await store.flush()
         yield registered
@@ -98,7 +98,7 @@ async def is_at(step: int, *stores: StepStore) -> None:
 
 
 async def counts(run: Run) -> None:
-    """A run begins at step 0; each advance adds once and returns the step that it led to."""
+    """A run begins at step 0. Each advance adds once and returns the step that it led to."""
     a, b = run.pair
     await is_at(0, a)
     assert await a.advance() == 1
@@ -143,7 +143,7 @@ async def loses_no_race(run: Run) -> None:
 
 
 async def cancelled_advance(run: Run) -> None:
-    """A cancelled advance counts once or not at all; concurrent ones count."""
+    """A cancelled advance counts once or not at all. Concurrent ones count."""
     a, b = run.pair
     # A cancel may come before the request is sent, while it is under way, or after its answer.
     for ticks in range(12):
@@ -167,8 +167,8 @@ async def raises_to(run: Run) -> None:
 
 
 async def resets(run: Run) -> None:
-    """A reset begins an epoch: waiters keep waiting for their step in it, or get an error;
-    positions never go back.
+    """A reset begins an epoch: waiters keep waiting for their step in it, or get an error.
+    Positions never go back.
     """
     a, b = run.pair
     await a.advance(20)
@@ -228,7 +228,7 @@ async def ends_with_the_last_publisher(run: Run) -> None:
 
 
 async def leads(run: Run) -> None:
-    """There is one chief at a time, each in a newer term; the next one waits until the lead is
+    """There is one chief at a time, each in a newer term. The next one waits until the lead is
     free.
     """
     a, b = run.pair
@@ -250,7 +250,7 @@ async def leads(run: Run) -> None:
 
 
 async def initialises(run: Run) -> None:
-    """Workers wait until the chief has initialised; a new term is not initialised."""
+    """Workers wait until the chief has initialised. A new term is not initialised."""
     a, b = run.pair
     await raises(InvalidArgumentError, a.mark_initialised())
     await raises(SessionNotReadyError, b.wait_initialised(0.01))
@@ -267,8 +267,8 @@ async def initialises(run: Run) -> None:
 
 
 async def closes(run: Run) -> None:
-    """Closing ends the waits of this store, not those of others; later calls raise, and closing
-    again is harmless.
+    """Closing ends the waits of this store, and no others. Later calls raise, and closing again is
+    harmless.
     """
     a, b = run.pair
     wait = await parked(b, b.wait_for(5))
@@ -306,7 +306,7 @@ async def keeps_runs_apart(run: Run) -> None:
 
 
 async def forgets(run: Run) -> None:
-    """A forgotten run begins again at its first position, also if its chief forgets it; the store
+    """A forgotten run begins again at its first position, also if its chief forgets it. The store
     is closed then.
     """
     a, b = run.pair
@@ -350,13 +350,13 @@ async def check_step_store(
     """Run the conformance suite on a step store, or one of its checks.
 
     Args:
-        make: returns a store of the named run, called once for each process that is imitated; a new
+        make: returns a store of the named run, called once for each process that is imitated. A new
             name must begin at step 0. For a store of one process it returns the same one for the
             same name.
         check: a name from `step_store_checks`; if left out, all are run.
 
     Raises:
-        AssertionError: a check failed; the message or a note names it.
+        AssertionError: a check failed. The message or a note names it.
     """
 
     async def run_check(check: _Check) -> None:

@@ -75,7 +75,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class GateStatistics:
-    """A snapshot of a gate; `admitted` is always `open` + `used` + `shipped` + `dropped`.
+    """A snapshot of a gate. `admitted` is always `open` + `used` + `shipped` + `dropped`.
 
     Attributes:
         published: the latest version.
@@ -93,7 +93,7 @@ class GateStatistics:
         waiting: how many callers wait to be admitted.
         waits: how many callers have had to wait so far.
         waited_secs: the total duration of the waits that have ended.
-        lag_mean: the mean lag of the items that were used or shipped; 0 if there are none.
+        lag_mean: the mean lag of the items that were used or shipped, 0 if there are none.
         lag_max: the highest lag of the items that were used or shipped.
     """
 
@@ -164,14 +164,14 @@ class VersionGate:
         leaves nothing behind.
 
         Args:
-            timeout: the time limit of the wait in seconds; 0 means not to wait, None sets no limit.
+            timeout: the time limit of the wait in seconds. 0 means not to wait, None sets no limit.
             until: `session.until` or `coord.until`. With it, the wait also ends when the session
                 stops or one of its tasks fails.
 
         Raises:
             StepTimeoutError: there was no room in time.
             PublisherFinishedError: the last publisher has finished. This ends a session cleanly.
-            PublisherFailedError: the last publisher has failed; its error is the cause.
+            PublisherFailedError: the last publisher has failed. Its error is the cause.
             StoreClosedError: the store of the versions was closed.
             InvalidArgumentError: an argument is invalid.
         """
@@ -180,7 +180,7 @@ class VersionGate:
         return Admission(self._ledger, functools.partial(self._admit, secs, until))
 
     def admit_nowait(self) -> Ticket | None:
-        """Admit an item if there is room now; return its ticket, or None.
+        """Admit an item if there is room now. Return its ticket, or None.
 
         The item has no block: call `use`, `ship` or `drop` on its ticket.
         """

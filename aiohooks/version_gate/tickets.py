@@ -18,7 +18,7 @@ from aiohooks.stores._protocol import MAX_STEP
 logger: logging.Logger = logging.getLogger("aiohooks.version_gate")
 
 TicketState = Literal["open", "used", "shipped", "dropped", "stale", "invalidated", "abandoned"]
-"""The state of a ticket; see `Ticket.state`."""
+"""The state of a ticket. See `Ticket.state`."""
 
 
 class Ticket:
@@ -42,7 +42,7 @@ class Ticket:
             "dropped" if it was given up, and "stale" if it was too old for `use`, or at the end of
             its block. The state is "invalidated" after a reset of the versions, and "abandoned" if
             an error left the block or the ticket was collected.
-        settled_at: the published position when the ticket was settled; None while it is open.
+        settled_at: the published position when the ticket was settled, or None while it is open.
         handed_off: whether `hand_off` was called.
     """
 
@@ -116,7 +116,7 @@ class Ticket:
         self._check_not_used()
 
     def ship(self) -> None:
-        """Ship the item, as the normal end of its block does; do nothing if it was settled."""
+        """Ship the item, as the normal end of its block does. Do nothing if it was settled."""
         self._ledger.check_loop_and_sync()
         if self.state == "open":
             self._ledger.use_or_ship(self, "shipped")
@@ -177,7 +177,7 @@ class AdmissionLedger:
     def __init__(
         self, versions: StepStore, max_lag: int, per_version: int, on_room: Callable[[], None]
     ) -> None:
-        """Start with no items; call `on_room` whenever there may be more room than before."""
+        """Start with no items. Call `on_room` whenever there may be more room than before."""
         self.versions: StepStore = versions
         self.max_lag: int = max_lag
         self.per_version: int = per_version
@@ -236,7 +236,7 @@ class AdmissionLedger:
         return ticket
 
     def sync(self) -> None:
-        """Count the versions published after the last call; after a reset, invalidate tickets."""
+        """Count the versions published after the last call. After a reset, invalidate tickets."""
         old = self.position
         self.position = self.versions.latest
         if self.position == old:

@@ -46,7 +46,7 @@ REPOSITORY, SITE, DESCRIPTION = (
 # The public packages and modules, by the page of the API reference that has their names, in reading
 # order.
 API_PAGES = {
-    "session": ("aiohooks.session",),
+    "session": ("aiohooks.session", "aiohooks.training"),
     "dispatch": ("aiohooks.dispatch",),
     "graph": ("aiohooks.graph",),
     "hooks": ("aiohooks.hooks",),

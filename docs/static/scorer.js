@@ -16,7 +16,7 @@ var Scorer = {
     const isReference = page.startsWith("reference/"); // where a part of a name, as in `retry_now`, says little
     const inTitle = words.filter((word) =>
       new RegExp(isReference ? `\\b${word}\\b` : `\\b${word.slice(0, 5)}`, "i").test(title));
-    const isForDevelopers = /^(project|source)\//.test(page);
+    const isForDevelopers = /^(design|project|source)\//.test(page);
     return score + 6 * inTitle.length - 12 * isReference - 20 * isForDevelopers;
   },
 };

@@ -51,7 +51,7 @@ async def ours(fault: Fault) -> None:
             fault.record()
 
     async with ah.AsyncMonitoredSession(
-        step, [ah.GlobalStepWaiterHook(START_AT)], global_step=steps
+        step, [ah.hooks.GlobalStepWaiterHook(START_AT)], global_step=steps
     ) as session:
         session.start_soon(train)
         await session.run("loss")

@@ -216,7 +216,7 @@ async def test_a_server_that_cannot_be_reached_costs_nothing(tmp_path: Path) -> 
     """The metrics are in the records of a `JSONLinesHook`, from which they can be sent later."""
     hook = hook_of(MLflowTracker("digits", "first", tracking_uri="no-such-scheme://host"))
     path = tmp_path / "metrics.jsonl"
-    await train(hook, ah.JSONLinesHook(path, ["total"]), runs=3)
+    await train(hook, ah.hooks.JSONLinesHook(path, ["total"]), runs=3)
     assert "no-such-scheme" in (hook.statistics().error or "")
     tracker = mlflow_tracker(tmp_path / "mlruns")
     for record in ah.hooks.read_records(path):

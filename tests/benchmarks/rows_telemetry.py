@@ -63,7 +63,7 @@ async def timeline(counts: Counts) -> AsyncIterator[Setup]:
 
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        profiler = ah.ProfilerHook(folder, every=ah.Every(steps=1), window_steps=1_000_000)
+        profiler = ah.hooks.ProfilerHook(folder, every=ah.Every(steps=1), window_steps=1_000_000)
 
         async def steps(*more: ah.SessionRunHook) -> Lane:
             hooks = [*more, Waiting(), NoOpHook(), NoOpHook()]

@@ -29,7 +29,9 @@ def graph() -> ah.Graph:
     return graph
 
 
-async def train(saver: ah.Saver, last_step: int, grace_secs: float = 10) -> MirrorStatus | None:
+async def train(
+    saver: ah.checkpoint.Saver, last_step: int, grace_secs: float = 10
+) -> MirrorStatus | None:
     """Train to a step with a save after each; return the status of the mirror before the end."""
     creator = ah.ChiefSessionCreator(graph(), checkpoint_dir=saver)
     hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=1), save_on_begin=False)]
@@ -49,13 +51,13 @@ async def test_a_run_continues_on_another_machine(tmp_path: Path) -> None:
     Without a mirror there is no status, and nothing to wait for.
     """
     disk = Disk()
-    async with ah.Saver(tmp_path / "none") as saver:
+    async with ah.checkpoint.Saver(tmp_path / "none") as saver:
         assert await train(saver, 1) is None
         assert await saver.flush_mirror()
-    async with ah.Saver(tmp_path / "a", mirror=disk.mirror()) as saver:
+    async with ah.checkpoint.Saver(tmp_path / "a", mirror=disk.mirror()) as saver:
         await train(saver, 3)
         assert disk.steps()[-1] == 3
-    async with ah.Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
+    async with ah.checkpoint.Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
         await train(saver, 5)
         restored = await saver.restore()
         assert restored is not None
@@ -73,7 +75,7 @@ async def test_a_mirror_that_hangs_costs_the_grace_period(
     mirror = disk.mirror(
         timeout_secs=1e9
     )  # the clock may be moved far while the last save is written
-    async with ah.Saver(tmp_path, mirror=mirror) as saver:
+    async with ah.checkpoint.Saver(tmp_path, mirror=mirror) as saver:
         await saver.restore()
         with disk.hang("open wb") as hang:
             training = asyncio.create_task(train(saver, 20, grace_secs=4))

@@ -36,7 +36,7 @@ async def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
         "no checkpoint could be restored from",
         "file: Not a directory",
     ):
-        await ah.Saver(tmp_path / "file").restore()
+        await ah.checkpoint.Saver(tmp_path / "file").restore()
 
 
 @pytest.mark.parametrize(

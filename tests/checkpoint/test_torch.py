@@ -318,7 +318,7 @@ def test_checkpoints_of_arrays_do_not_import_torch(tmp_path: Path) -> None:
         from aiohooks.__main__ import main
 
         async def both():
-            async with ah.Saver(sys.argv[1]) as saver:
+            async with ah.checkpoint.Saver(sys.argv[1]) as saver:
                 random = ah.checkpoint.RandomState().state_dict()
                 await saver.save({"a": np.arange(3), "random": random}, 1)
                 await saver.restore()

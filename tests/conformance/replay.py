@@ -102,11 +102,11 @@ class Replay:
         if self.suspending:
             await asyncio.sleep(0)
 
-    def session(self) -> ah.AsyncMonitoredSession | ah.AsyncSingularMonitoredSession:
+    def session(self) -> ah.AsyncMonitoredSession | ah.session.AsyncSingularMonitoredSession:
         """Make the monitored session under test."""
         creator = ScriptedCreator(self)
         if self.scenario["session"] == "singular":
-            return ah.AsyncSingularMonitoredSession(creator, self.hooks)
+            return ah.session.AsyncSingularMonitoredSession(creator, self.hooks)
         return ah.AsyncMonitoredSession(creator, self.hooks, recovery=POLICY)
 
     async def run_scenario(self) -> None:

@@ -269,7 +269,7 @@ async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -
     """
     hook, saving = Watching(), asyncio.Event()
 
-    class Listener(ah.CheckpointSaverListener):
+    class Listener(ah.hooks.CheckpointSaverListener):
         async def before_save(self, session: ah.Session, global_step: int) -> None:
             if global_step:
                 saving.set()
@@ -291,6 +291,6 @@ async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -
         assert not run.done()
         hook.gate.set()
         await run
-    restored = await ah.Saver(tmp_path, read_only=True).restore()
+    restored = await ah.checkpoint.Saver(tmp_path, read_only=True).restore()
     assert restored is not None
     assert restored.state["hooks"]["Watching"] == {"steps": [1]}

@@ -216,7 +216,7 @@ class Life:
                 life.record("publish", self.name, run_context)
                 life.may_fail("hook")
 
-        class Noted(ah.CheckpointSaverListener):
+        class Noted(ah.hooks.CheckpointSaverListener):
             async def before_save(self, *_: object) -> None:
                 life.event()
 
@@ -250,7 +250,7 @@ class Life:
         ]
         checkpoint_dir = None
         if program.has_checkpoints:
-            checkpoint_dir = ah.Saver(self.folder / "checkpoints", keep=KeepNewest(2))
+            checkpoint_dir = ah.checkpoint.Saver(self.folder / "checkpoints", keep=KeepNewest(2))
             hooks.append(
                 ah.CheckpointSaverHook(
                     every=ah.Every(steps=program.every),

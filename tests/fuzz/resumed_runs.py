@@ -194,7 +194,7 @@ class Trial:
                 await asyncio.sleep(0)
             return {"val": abs(evaluation.variables["w"] - 3 + evaluation.step % 4)}
 
-        stopping = ah.EarlyStoppingHook(
+        stopping = ah.hooks.EarlyStoppingHook(
             "val", patience=program.patience, every=None, name="by evaluation"
         )
 
@@ -204,7 +204,7 @@ class Trial:
             if program.mode == "inline":
                 stopping.report(step, result)
 
-        self.evaluator = ah.EvaluatorHook(
+        self.evaluator = ah.hooks.EvaluatorHook(
             evaluate,
             every=every["evaluate"],
             mode=program.mode,
@@ -223,41 +223,43 @@ class Trial:
         async def note_end(session: ah.Session) -> None:
             self.known = {*self.found["evaluate"], *self.evaluator.pending}
 
-        self.profiler = ah.ProfilerHook(self.folder / "profiles", every=every["profile"])
+        self.profiler = ah.hooks.ProfilerHook(self.folder / "profiles", every=every["profile"])
         return [
-            ah.LambdaHook(end=note_end),
+            ah.hooks.LambdaHook(end=note_end),
             self.evaluator,
             stopping,
-            ah.EarlyStoppingHook(
+            ah.hooks.EarlyStoppingHook(
                 "loss",
                 patience=program.patience,
                 every=every["stop"],
                 name="by observations",
             ),
-            ah.EarlyStoppingHook(
+            ah.hooks.EarlyStoppingHook(
                 "loss",
                 patience=ah.Every(steps=3 * program.patience),
                 every=every["log"],
                 restore_best={"data": data},
                 name="by steps",
             ),
-            ah.JSONLinesHook(self.folder / "run.jsonl", graph_values, every=every["json"]),
-            ah.SummarySaverHook(self.folder / "summaries", graph_values, every=every["summary"]),
-            ah.StepCounterHook(every["count"], on_rate=self.found["rate"].__setitem__),
+            ah.hooks.JSONLinesHook(self.folder / "run.jsonl", graph_values, every=every["json"]),
+            ah.hooks.SummarySaverHook(
+                self.folder / "summaries", graph_values, every=every["summary"]
+            ),
+            ah.hooks.StepCounterHook(every["count"], on_rate=self.found["rate"].__setitem__),
             ah.LoggingHook(graph_values, every=every["log"], formatter=line("log")),
             ah.LoggingHook(graph_values, every=every["other log"], formatter=line("other log")),
-            ah.LambdaHook(after_run=call, fetches="loss", every=every["call"]),
-            ah.FeedFnHook(lambda: {"scale": 1 + data.position % 3}),
+            ah.hooks.LambdaHook(after_run=call, fetches="loss", every=every["call"]),
+            ah.hooks.FeedFnHook(lambda: {"scale": 1 + data.position % 3}),
             self.profiler,
             ah.CheckpointSaverHook(
                 every=every["save"],
                 save_on_error=program.save_on_error and "failing hook" not in dict(program.cuts),
             ),
-            ah.configure(ah.LambdaHook(after_run=fail), order=1),
+            ah.configure(ah.hooks.LambdaHook(after_run=fail), order=1),
             ah.StopAtStepHook(last_step=program.steps),
         ]
 
-    def _copy(self, saver: ah.Saver) -> None:
+    def _copy(self, saver: ah.checkpoint.Saver) -> None:
         """Copy what is on the disk now."""
         with saver._directory._mutex:  # kills within a write are for `tests.fuzz.checkpoints`
             shutil.copytree(self.folder / "checkpoints", self.killed / "checkpoints")
@@ -279,7 +281,7 @@ class Trial:
         creator = ah.ChiefSessionCreator(
             self._graph(),
             scaffold=ah.Scaffold(tracked={"data": self.data}),
-            checkpoint_dir=ah.Saver(self.folder / "checkpoints", keep=self.program.keep),
+            checkpoint_dir=ah.checkpoint.Saver(self.folder / "checkpoints", keep=self.program.keep),
         )
         assert creator._saver is not None
         try:

@@ -134,7 +134,9 @@ async def test_waits_end_with_the_error_of_a_failed_chief() -> None:
             pass
     for wait in (waiting, variables.wait_ready()):
         with refused(
-            ah.PublisherFailedError, "should have initialized the variables failed", "no data"
+            ah.errors.PublisherFailedError,
+            "should have initialized the variables failed",
+            "no data",
         ) as caught:
             await wait
         assert caught.value.__cause__ is error

@@ -128,7 +128,7 @@ async def test_the_last_save_has_what_changed_without_a_step(
         await make_runs(session, steps, "train")
         dial.weights[1] += turned_by == "block"
     assert saver.saved == saves + bool(steps)
-    async with ah.Saver(tmp_path) as reader:
+    async with ah.checkpoint.Saver(tmp_path) as reader:
         restored = await reader.restore()
     assert restored is not None
     assert restored.state["tracked"]["dial"]["weights"].tolist() == dial.weights.tolist()
@@ -300,7 +300,7 @@ async def test_the_directory(tmp_path: Path) -> None:
     creator's restored from.
     """
     there, here = tmp_path / "there", tmp_path / "here"
-    for where in (None, there, ah.Saver(there)):
+    for where in (None, there, ah.checkpoint.Saver(there)):
         await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=there), [saving(where)])
     assert (await on_disk(there))[-1] == 3
     await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=there), [saving(here)], 2)

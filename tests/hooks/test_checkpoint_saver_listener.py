@@ -73,7 +73,7 @@ async def test_a_stop_request_at_the_last_save_is_honoured(tmp_path: Path) -> No
     assert session.stop_reason == "a listener requested it after saving step 1"
 
 
-class Failing(ah.CheckpointSaverListener):
+class Failing(ah.hooks.CheckpointSaverListener):
     """Fails before the save of step 2."""
 
     async def before_save(self, session: ah.Session, global_step: int) -> None:

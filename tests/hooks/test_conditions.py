@@ -84,7 +84,7 @@ def called_always(cls: Any) -> Any:
         async def after_run(self, *args: Any) -> None:
             await super().after_run(*args)
 
-    return cls if cls is ah.LambdaHook else Called
+    return cls if cls is ah.hooks.LambdaHook else Called
 
 
 async def test_a_condition_changes_nothing_else(tmp_path: Path) -> None:

@@ -47,25 +47,25 @@ def versions() -> ah.MemoryStepStore:
 HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
     "BlockingHook": lambda _: ah.hooks.BlockingHook(Plain()),
     "CheckpointSaverHook": lambda folder: ah.CheckpointSaverHook(folder, every=EVERY_RUN),
-    "EarlyStoppingHook": lambda _: ah.EarlyStoppingHook("loss", patience=5),
+    "EarlyStoppingHook": lambda _: ah.hooks.EarlyStoppingHook("loss", patience=5),
     "EvaluatorHook": lambda _: EvaluatorHook(evaluate, every=EVERY_RUN),
     "EvaluatorHook in the background": lambda _: EvaluatorHook(
         evaluate, every=EVERY_RUN, mode="background", snapshot=dict
     ),
-    "FeedFnHook": lambda _: ah.FeedFnHook(dict),
-    "FinalOpsHook": lambda _: ah.FinalOpsHook("loss"),
-    "GlobalStepWaiterHook": lambda _: ah.GlobalStepWaiterHook(wait_until_step=0),
+    "FeedFnHook": lambda _: ah.hooks.FeedFnHook(dict),
+    "FinalOpsHook": lambda _: ah.hooks.FinalOpsHook("loss"),
+    "GlobalStepWaiterHook": lambda _: ah.hooks.GlobalStepWaiterHook(wait_until_step=0),
     "HookTimingHook": lambda _: ah.hooks.HookTimingHook(),
-    "JSONLinesHook": lambda folder: ah.JSONLinesHook(folder / "losses.jsonl", ["loss"]),
-    "LambdaHook": lambda _: ah.LambdaHook(after_run=lambda *_: None),
+    "JSONLinesHook": lambda folder: ah.hooks.JSONLinesHook(folder / "losses.jsonl", ["loss"]),
+    "LambdaHook": lambda _: ah.hooks.LambdaHook(after_run=lambda *_: None),
     "LoggingHook": lambda _: ah.LoggingHook(["loss"], every=EVERY_RUN),
     "NanHook": lambda _: ah.NanHook("loss"),
     "OpenTelemetryHook": lambda _: OpenTelemetryHook(),
-    "ProfilerHook": lambda folder: ah.ProfilerHook(folder, every=EVERY_RUN),
-    "ProgressHook": lambda _: ah.ProgressHook(["loss"], file=io.StringIO()),
+    "ProfilerHook": lambda folder: ah.hooks.ProfilerHook(folder, every=EVERY_RUN),
+    "ProgressHook": lambda _: ah.hooks.ProgressHook(["loss"], file=io.StringIO()),
     "PrometheusHook": lambda _: PrometheusHook(),
     "RecordingHook": lambda _: RecordingHook(fetches="loss", suspend=True),
-    "StepCounterHook": lambda _: ah.StepCounterHook(EVERY_RUN),
+    "StepCounterHook": lambda _: ah.hooks.StepCounterHook(EVERY_RUN),
     "StopAtStepHook": lambda _: ah.StopAtStepHook(num_steps=2),
     "StopAtTimeHook": lambda _: ah.StopAtTimeHook(secs=3600),
     "SummarySaverHook": lambda folder: ah.SummarySaverHook(folder, ["loss"], every=EVERY_RUN),
@@ -89,7 +89,7 @@ async def test_it_passes(name: str, check: str, tmp_path: Path) -> None:
 
 
 NAMED: tuple[Callable[[str | None], Any], ...] = (
-    lambda name: ah.EarlyStoppingHook("loss", patience=1, name=name),
+    lambda name: ah.hooks.EarlyStoppingHook("loss", patience=1, name=name),
     lambda name: EvaluatorHook(evaluate, every=EVERY_RUN, name=name),
 )
 
@@ -101,8 +101,13 @@ def test_its_state_may_be_named(make: Callable[[str | None], Any]) -> None:
 
 
 PACKAGES: list[tuple[str, str, str, Callable[[], object]]] = [
-    ("rich", "_rich", "rich", ah.ProgressHook),
-    ("tensorboardX", "_tensorboard", "tensorboard", lambda: ah.SummarySaverHook("runs", ["loss"])),
+    ("rich", "_rich", "rich", ah.hooks.ProgressHook),
+    (
+        "tensorboardX",
+        "_tensorboard",
+        "tensorboard",
+        lambda: ah.hooks.SummarySaverHook("runs", ["loss"]),
+    ),
 ]
 
 
@@ -120,4 +125,4 @@ def test_without_its_package_it_says_what_to_install(
     hide(monkeypatch, package, f"aiohooks.hooks.{module}")
     with pytest.raises(ImportError, match=rf"pip install 'aiohooks\[{extra}\]'"):
         make()
-    ah.ProfilerHook("profiles")
+    ah.hooks.ProfilerHook("profiles")

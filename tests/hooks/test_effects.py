@@ -57,12 +57,12 @@ class Receiver:
             await asyncio.sleep(0)
 
 
-def effects(*, publish: Any = None, charge: Any = None, **options: Any) -> ah.EffectsHook:
+def effects(*, publish: Any = None, charge: Any = None, **options: Any) -> ah.hooks.EffectsHook:
     """Return a hook of the run `r` that repeats deliveries immediately."""
     handlers = {
         kind: one for kind, one in (("publish", publish), ("charge", charge)) if one is not None
     }
-    return ah.EffectsHook(
+    return ah.hooks.EffectsHook(
         handlers, **{"run": "r", "backoff": ah.Backoff(initial_secs=0), **options}
     )
 

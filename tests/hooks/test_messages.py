@@ -57,7 +57,7 @@ async def test_whole_numbers_of_other_libraries(number: Any) -> None:
     assert type(hook.last_step) is int
     kept = ah.RecoveryPolicy(max_attempts=number).max_attempts, ah.checkpoint.KeepNewest(number).n
     assert list(map(type, kept)) == [int, int]
-    assert type(ah.GlobalStepWaiterHook(number).wait_until_step) is int
+    assert type(ah.hooks.GlobalStepWaiterHook(number).wait_until_step) is int
     async with counting(hook) as session:
         await use_up(session.steps("train"))
     assert session.global_step.latest.step == 3
@@ -72,7 +72,7 @@ async def test_the_line_of_a_failed_hook_has_its_error(caplog: pytest.LogCapture
     async def fail(context: object, values: object) -> None:
         raise ConnectionError("down")
 
-    hook = ah.configure(ah.LambdaHook(after_run=fail), on_error="log")
+    hook = ah.configure(ah.hooks.LambdaHook(after_run=fail), on_error="log")
     await run_session(counting(hook), 1, "train")
     assert [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR] == [
         "LambdaHook.after_run at step 1 failed; continuing, as its on_error says:"

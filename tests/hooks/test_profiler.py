@@ -58,9 +58,9 @@ async def run(
         await make_runs(session, runs, fetch)
 
 
-def recording(folder: Path, steps: int = 1, **options: Any) -> ah.ProfilerHook:
+def recording(folder: Path, steps: int = 1, **options: Any) -> ah.hooks.ProfilerHook:
     """Return a hook that records so many runs from the second on."""
-    return ah.ProfilerHook(folder, every=ah.Every(at=(2,)), window_steps=steps, **options)
+    return ah.hooks.ProfilerHook(folder, every=ah.Every(at=(2,)), window_steps=steps, **options)
 
 
 def written(folder: Path) -> list[str]:
@@ -273,7 +273,7 @@ async def test_waits(clock: ManualClock, tmp_path: Path) -> None:
     a version gate.
     """
     store, versions = ah.MemoryStepStore(run="shared"), ah.MemoryStepStore(1)
-    gate = ah.VersionGate(versions, max_lag=0)
+    gate = ah.version_gate.VersionGate(versions, max_lag=0)
 
     async def admitted(session: ah.AsyncMonitoredSession) -> None:
         for _ in range(2):
@@ -282,7 +282,7 @@ async def test_waits(clock: ManualClock, tmp_path: Path) -> None:
 
     async def session_of_two() -> None:
         hooks = [
-            ah.ProfilerHook(tmp_path, every=ah.Every(steps=1), window_steps=9),
+            ah.hooks.ProfilerHook(tmp_path, every=ah.Every(steps=1), window_steps=9),
             Upload(before=6),
         ]
         async with ah.AsyncMonitoredSession(train_step, hooks, global_step=store) as session:
@@ -337,7 +337,7 @@ async def test_a_cancelled_run(clock: ManualClock, tmp_path: Path) -> None:
 # -- windows and limits
 
 
-def has_captures(hook: ah.ProfilerHook, count: int) -> bool:
+def has_captures(hook: ah.hooks.ProfilerHook, count: int) -> bool:
     """Return whether so many files have been written."""
     # The next window may begin when the session has been notified that the file is written.
     return len(hook.captures) == count and not hook._writer.items
@@ -345,7 +345,7 @@ def has_captures(hook: ah.ProfilerHook, count: int) -> bool:
 
 async def test_by_steps(tmp_path: Path) -> None:
     """There is a file for each boundary that is crossed, named by the step, with its run alone."""
-    hook = ah.ProfilerHook(tmp_path / "new" / "traces", every=ah.Every(steps=2))
+    hook = ah.hooks.ProfilerHook(tmp_path / "new" / "traces", every=ah.Every(steps=2))
     before = time.time()
     async with doubling(hook) as session:
         for step in range(1, 6):
@@ -365,7 +365,7 @@ async def test_by_steps(tmp_path: Path) -> None:
 
 async def test_the_first_run_is_never_recorded(tmp_path: Path) -> None:
     """The first run of a session does one-time work."""
-    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=1))
+    hook = ah.hooks.ProfilerHook(tmp_path, every=ah.Every(steps=1))
     await run(double, [hook], 1)
     assert not written(tmp_path)
     await run(double, [hook], 2)
@@ -376,7 +376,7 @@ async def test_by_time(tmp_path: Path) -> None:
     """By time, the first run at or after the period is recorded."""
     counts: list[int] = []
     with ManualClock() as clock:
-        hook = ah.ProfilerHook(tmp_path, every=ah.Every(secs=2))
+        hook = ah.hooks.ProfilerHook(tmp_path, every=ah.Every(secs=2))
         async with doubling(hook) as session:
             for secs, count in ((0, 0), (1.9, 0), (0.1, 1), (1.9, 1), (0.1, 2)):
                 clock.advance(secs)
@@ -391,7 +391,7 @@ async def test_runs_that_do_not_advance_the_step(tmp_path: Path) -> None:
     graph = ah.Graph()
     graph.train_op(name="work")(lambda: 1)
     graph.operation(name="look")(lambda: 1)
-    await run(graph, [ah.ProfilerHook(tmp_path, every=ah.Every(steps=1))], 5, "look")
+    await run(graph, [ah.hooks.ProfilerHook(tmp_path, every=ah.Every(steps=1))], 5, "look")
     assert not written(tmp_path)
 
 
@@ -409,7 +409,7 @@ async def test_outside_of_windows_runs_are_not_observed(tmp_path: Path) -> None:
             assert scope is not None
             counts.append(len(scope.observers))
 
-    await run(double, [ah.ProfilerHook(tmp_path, every=ah.Every(steps=4)), Looks()], 5)
+    await run(double, [ah.hooks.ProfilerHook(tmp_path, every=ah.Every(steps=4)), Looks()], 5)
     assert counts == [0, 0, 0, 1, 0]
 
 
@@ -436,7 +436,7 @@ async def test_a_full_disk_does_not_end_the_run(
     written.
     """
     monkeypatch.setattr(os, "replace", failing(1))
-    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=3))
+    hook = ah.hooks.ProfilerHook(tmp_path, every=ah.Every(steps=3))
     async with doubling(hook) as session:
         await make_runs(session, 4, "loss")
         await until_true(lambda: "No space left" in caplog.text and not hook._writer.items)

@@ -48,12 +48,12 @@ async def test_the_best_by_an_evaluation_is_kept(
     """
     hooks = [
         ah.CheckpointSaverHook(every=EVERY_TWO),
-        ah.EvaluatorHook(score, every=EVERY_TWO, mode=mode),
+        ah.hooks.EvaluatorHook(score, every=EVERY_TWO, mode=mode),
     ]
-    async with ah.Saver(tmp_path, keep=KeepNewest(1) | KeepBest(1, "score")) as saver:
+    async with ah.checkpoint.Saver(tmp_path, keep=KeepNewest(1) | KeepBest(1, "score")) as saver:
         await train(saver, hooks[::-1] if evaluator_first else hooks, 10)
         kept = await saver.checkpoints()
-    again = await ah.Saver(tmp_path, read_only=True).checkpoints()  # it is on the disk
+    again = await ah.checkpoint.Saver(tmp_path, read_only=True).checkpoints()  # it is on the disk
     assert [(one.step, dict(one.metrics)) for one in kept] == [
         (10, {"score": 6}),
         (4, {"score": 0}),
@@ -71,8 +71,8 @@ async def test_a_checkpoint_is_judged_when_its_evaluation_is_there(tmp_path: Pat
         await gate.wait()
         return {"score": evaluation.step}
 
-    evaluator = ah.EvaluatorHook(evaluate, every=EVERY_TWO, mode="background")
-    async with ah.Saver(tmp_path, keep=KeepBest(1, "score")) as saver:
+    evaluator = ah.hooks.EvaluatorHook(evaluate, every=EVERY_TWO, mode="background")
+    async with ah.checkpoint.Saver(tmp_path, keep=KeepBest(1, "score")) as saver:
         saving = ah.CheckpointSaverHook(every=EVERY_TWO, background=False)
         creator = ah.ChiefSessionCreator(step, checkpoint_dir=saver)
         async with ah.AsyncMonitoredSession(creator, [evaluator, saving]) as session:
@@ -88,7 +88,7 @@ async def test_what_keepbest_cannot_judge_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A metric that no checkpoint has is named in one warning, with what to do."""
-    async with ah.Saver(tmp_path, keep=KeepBest(1, "score")) as saver:
+    async with ah.checkpoint.Saver(tmp_path, keep=KeepBest(1, "score")) as saver:
         await train(saver, [ah.CheckpointSaverHook(every=ah.Every(steps=1))], 6)
     warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     assert len(warnings) == 1
@@ -108,7 +108,7 @@ async def test_a_directory_in_which_nothing_is_saved(
     warned: bool,
 ) -> None:
     """A session that only restores from its directory says so, once, unless it is to only read."""
-    async with ah.Saver(tmp_path, **options) as saver:
+    async with ah.checkpoint.Saver(tmp_path, **options) as saver:
         await train(saver, hooks, 3)
     assert [
         ("no checkpoint will be saved" in one.getMessage())
@@ -130,7 +130,7 @@ async def test_a_state_that_not_all_hooks_have_seen_is_said(
 
     hooks = [
         ah.CheckpointSaverHook(every=ah.Every(steps=10), save_on_error=True),
-        ah.LambdaHook(after_run=fail),
+        ah.hooks.LambdaHook(after_run=fail),
     ]
     with pytest.raises(ValueError, match="mine"):
         await train(tmp_path, hooks, 5)

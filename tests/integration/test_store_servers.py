@@ -236,7 +236,7 @@ async def test_a_stop_ends_the_opening_of_a_session(
     for the server to stop.
     """
     async with store_of(own_server) as other, store_of(own_server) as store, other.lead():
-        session = ah.AsyncSingularMonitoredSession(creator(ah.Graph(), global_step=store))
+        session = ah.session.AsyncSingularMonitoredSession(creator(ah.Graph(), global_step=store))
         opening = asyncio.ensure_future(session.__aenter__())
         await store.value()
         await ticks(20)

@@ -48,9 +48,9 @@ async def evaluate(evaluation: object) -> None:
     """An evaluation."""
 
 
-def evaluator(**options: Any) -> ah.EvaluatorHook:
+def evaluator(**options: Any) -> ah.hooks.EvaluatorHook:
     given: dict[str, Any] = {"eval_fn": evaluate, "every": ah.Every(steps=1), **options}
-    return ah.EvaluatorHook(**given)
+    return ah.hooks.EvaluatorHook(**given)
 
 
 def saver_hook(**options: Any) -> ah.CheckpointSaverHook:
@@ -110,7 +110,7 @@ VALUES = [
         value("give seconds, 0 or more, or None", yield_secs=-1),
     ),
     *refusals(
-        ah.AsyncSingularMonitoredSession,
+        ah.session.AsyncSingularMonitoredSession,
         value("give a StepStore", source=double, global_step=5),
     ),
     *refusals(
@@ -182,7 +182,7 @@ VALUES = [
         value(drain_secs=-2),
     ),
     *refusals(
-        partial(ah.monitored_training_session, GRAPH),
+        partial(ah.training.monitored_training_session, GRAPH),
         value(save_checkpoint=600),
         value(save_summaries="often"),
         value(log_step_count=0),
@@ -247,7 +247,7 @@ VALUES = [
         value("give a whole number, 0 or more", last_step=-1),
     ),
     *refusals(
-        ah.GlobalStepWaiterHook,
+        ah.hooks.GlobalStepWaiterHook,
         value("0 for no wait", wait_until_step=-1),
         value("give a whole number", wait_until_step=2.5),
         value("None for no limit", wait_until_step=1, timeout=0),
@@ -266,16 +266,16 @@ VALUES = [
         value("give the node or name to watch", value=None),
     ),
     *refusals(
-        ah.StepCounterHook,
+        ah.hooks.StepCounterHook,
         value("Every", every=100),
         value("function", on_rate=5),
     ),
     *refusals(
-        ah.FeedFnHook,
+        ah.hooks.FeedFnHook,
         value("give a function", feed_fn={"x": 1}),
     ),
     *refusals(
-        ah.FinalOpsHook,
+        ah.hooks.FinalOpsHook,
         value("give a mapping", final_ops="loss", feed_dict=5),
     ),
     *refusals(
@@ -298,7 +298,7 @@ VALUES = [
         value("give seconds", secs=-1),
     ),
     *refusals(
-        ah.EarlyStoppingHook,
+        ah.hooks.EarlyStoppingHook,
         other("it would never stop", "use NanHook", monitor="loss"),
         value("give observations, 1 or more", patience=0),
         other("patience is Every(", "give an Every of steps alone", patience=ah.Every(secs=5)),
@@ -313,19 +313,19 @@ VALUES = [
         value("give an Every", monitor="loss", patience=1, every=100),
     ),
     *refusals(
-        ah.ProfilerHook,
+        ah.hooks.ProfilerHook,
         value(output_dir="profiles", every=None),
         value(output_dir="profiles", window_steps=0),
         value(output_dir=None),
     ),
     *refusals(
-        ah.ProgressHook,
+        ah.hooks.ProgressHook,
         value(total=0),
         value(description=None),
         other("values is the str 'loss'", values="loss"),
     ),
     *refusals(
-        ah.SummarySaverHook,
+        ah.hooks.SummarySaverHook,
         other("values is empty", output_dir="runs", values={}),
         other("values is the str 'loss'", "['loss']", output_dir="runs", values="loss"),
         other("tag 3", output_dir="runs", values={3: "loss"}),
@@ -336,7 +336,7 @@ VALUES = [
         value(warn_secs=0),
     ),
     *refusals(
-        ah.LambdaHook,
+        ah.hooks.LambdaHook,
         other("no function was given"),
         value("give a function", end=5),
         other("go with after_run", end=print, every=ah.Every(steps=1)),
@@ -345,7 +345,7 @@ VALUES = [
         other("go with after_run and without", after_run=print, before_run=print, fetches="loss"),
     ),
     *refusals(
-        ah.WatchdogHook,
+        ah.hooks.WatchdogHook,
         value(step_secs=0),
         value(step_secs=1, first_step_secs=-1),
         value(step_secs=1, first_step_secs="1"),
@@ -361,7 +361,7 @@ VALUES = [
         value("give os.path.expanduser('~/run')", checkpoint_dir="~/run"),
     ),
     *refusals(
-        ah.Saver,
+        ah.checkpoint.Saver,
         value(checkpoint_dir=""),
         value(checkpoint_dir="run", keep=5),
     ),
@@ -394,13 +394,13 @@ VALUES = [
         other("('begin', 0) is no call", "from 1 on", faults={("begin", 0): OSError()}),
     ),
     *refusals(
-        ah.JSONLinesHook,
+        ah.hooks.JSONLinesHook,
         other("tag 'step'", "another tag", path="run", values={"step": "loss"}),
         value(values=["loss"], path=3),
         value(path="run", values=["loss"], every="often"),
     ),
     *refusals(
-        partial(ah.SummarySaverHook, values=["loss"]),
+        partial(ah.hooks.SummarySaverHook, values=["loss"]),
         value(output_dir=""),
     ),
     *refusals(

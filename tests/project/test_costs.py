@@ -89,7 +89,7 @@ async def test_a_run_with_hooks(hooks: list[type[Idle]], most: int) -> None:
 async def test_a_recorded_run(count: int, most: int, tmp_path: Path) -> None:
     """What notifies the profiler of a hook's calls is made once, and not for each run."""
     hooks = [
-        ah.ProfilerHook(tmp_path, every=ah.Every(at=(3,)), window_steps=99),
+        ah.hooks.ProfilerHook(tmp_path, every=ah.Every(at=(3,)), window_steps=99),
         *(Idle() for _ in range(count)),
     ]
     async with doubling(*hooks) as session:

@@ -40,7 +40,7 @@ def recording_scaffold(record: list[str], **answers: Any) -> ah.Scaffold:
     return ah.Scaffold(**{name: function(name) for name in SCAFFOLD})
 
 
-async def total_of(creator: ah.SessionCreator) -> int:
+async def total_of(creator: ah.session.SessionCreator) -> int:
     """Open a session and fetch its total."""
     async with ah.AsyncMonitoredSession(creator) as session:
         return int(await session.run("total"))
@@ -196,7 +196,7 @@ async def test_a_failed_initial_value_reaches_every_chief_and_worker() -> None:
     chiefs = [total_of(ah.ChiefSessionCreator(graph, variables=variables)) for _ in errors]
     *raised, of_worker = await asyncio.gather(*chiefs, worker, return_exceptions=True)
     assert raised == errors
-    assert isinstance(of_worker, ah.PublisherFailedError)
+    assert isinstance(of_worker, ah.errors.PublisherFailedError)
     assert of_worker.__cause__ is errors[0]
 
 

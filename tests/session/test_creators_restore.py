@@ -241,7 +241,7 @@ async def test_what_is_saved_has_the_step_it_was_at(tmp_path: Path) -> None:
     creator = ah.ChiefSessionCreator(graph, **shared)  # type: ignore[arg-type]
     async with ah.AsyncMonitoredSession(creator) as other:
 
-        class Meanwhile(ah.CheckpointSaverListener):
+        class Meanwhile(ah.hooks.CheckpointSaverListener):
             async def before_save(self, *_: object) -> None:
                 await other.run("train")
 
@@ -316,7 +316,7 @@ async def test_another_model_is_refused(
 
 async def test_a_checkpoint_without_a_session_is_refused(tmp_path: Path) -> None:
     """A checkpoint that a user's own `Saver` wrote is not restored into a session."""
-    async with ah.Saver(tmp_path) as saver:
+    async with ah.checkpoint.Saver(tmp_path) as saver:
         await saver.save({"variables": {"bias": 1}, "tracked": []}, 3)
     with refused(
         ah.errors.CheckpointMismatchError,

@@ -75,7 +75,7 @@ async def test_worker_waits_until_the_chief_has_initialised() -> None:
 
     async with FakeStepStore(engine) as one, FakeStepStore(engine) as other:
         works = await parked(
-            outcome(ah.AsyncMonitoredSession(worker(one), [ah.GlobalStepWaiterHook(3)]), work)
+            outcome(ah.AsyncMonitoredSession(worker(one), [ah.hooks.GlobalStepWaiterHook(3)]), work)
         )
         creator = chief(other, scaffold=ah.Scaffold(init_fn=init))
         leads = await parked(
@@ -127,7 +127,7 @@ async def test_end_of_a_session_is_known_in_other_processes() -> None:
     """
     engine = FakeEngine()
     async with FakeStepStore(engine) as steps, FakeStepStore(engine) as others:
-        waiting = counting(ah.GlobalStepWaiterHook(100), global_step=others)
+        waiting = counting(ah.hooks.GlobalStepWaiterHook(100), global_step=others)
         works = await parked(outcome(waiting, lambda session: session.run("train")))
         hooks = [ah.StopAtStepHook(last_step=3)]
         assert (
@@ -231,7 +231,7 @@ async def test_a_stop_ends_the_wait_for_an_engine(
 
 @contextlib.asynccontextmanager
 async def stopped_while_away(
-    creator: ah.SessionCreator, engine: FakeEngine, clock: ManualClock
+    creator: ah.session.SessionCreator, engine: FakeEngine, clock: ManualClock
 ) -> AsyncIterator[None]:
     """Check that a session that waits for its engine ends at a stop; the engine is available again
     in the block.

@@ -63,7 +63,7 @@ async def test_hooks_are_notified_of_saves_restores_and_evaluations(tmp_path: Pa
     """A hook is notified of all events of its session, wherever it is in the list."""
     listens = Listens()
     saving = ah.CheckpointSaverHook(every=EVERY_TWO, save_on_begin=False, background=False)
-    evaluating = ah.EvaluatorHook(score, every=EVERY_TWO)
+    evaluating = ah.hooks.EvaluatorHook(score, every=EVERY_TWO)
     await train(tmp_path, saving, evaluating, listens, steps=3)
     seen = [event[:2] for event in listens.seen]
     assert seen == [
@@ -179,12 +179,12 @@ async def test_the_order_of_hooks_does_not_change_what_is_saved(order: int, tmp_
         ah.effect("publish", global_step + 1)
         return {"loss": 1.0}
 
-    stopping = ah.EarlyStoppingHook("score", mode="max", patience=9, every=None)
+    stopping = ah.hooks.EarlyStoppingHook("score", mode="max", patience=9, every=None)
     hooks = [
         ah.CheckpointSaverHook(every=EVERY_TWO, background=False),
-        ah.EvaluatorHook(score, every=EVERY_TWO, on_result=stopping.report),
+        ah.hooks.EvaluatorHook(score, every=EVERY_TWO, on_result=stopping.report),
         stopping,
-        ah.EffectsHook({"publish": deliver}, run="r"),
+        ah.hooks.EffectsHook({"publish": deliver}, run="r"),
     ]
     orders = [*itertools.permutations(hooks)]
     random.Random(7).shuffle(orders)
@@ -192,7 +192,7 @@ async def test_the_order_of_hooks_does_not_change_what_is_saved(order: int, tmp_
     async with ah.AsyncMonitoredSession(creator, orders[order]) as session:
         for _ in range(5):
             await session.run("loss")
-    async with ah.Saver(tmp_path, read_only=True) as saver:
+    async with ah.checkpoint.Saver(tmp_path, read_only=True) as saver:
         restored = await saver.restore()
     assert restored is not None
     states = restored.state["hooks"]

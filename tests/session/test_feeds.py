@@ -607,7 +607,7 @@ async def test_a_state_that_counts_an_unused_element_is_reported(
         raise OSError("not yet")
 
     creator = ah.ChiefSessionCreator(fail, scaffold=ah.Scaffold(tracked={"data": loader}))
-    async with ah.AsyncSingularMonitoredSession(creator) as session:
+    async with ah.session.AsyncSingularMonitoredSession(creator) as session:
         raw = session.raw_session()
         assert raw is not None
         feeds = (number for number in loader)

@@ -132,7 +132,7 @@ async def test_signals_pause_and_resume() -> None:
 
 async def test_a_pause_is_no_stall(clock: ManualClock) -> None:
     """A watchdog does not report what waits because of it."""
-    watchdog = ah.WatchdogHook(10.0, wait_secs=10.0)
+    watchdog = ah.hooks.WatchdogHook(10.0, wait_secs=10.0)
     async with doubling(watchdog) as session:
         await session.run("loss")
         session.pause()

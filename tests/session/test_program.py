@@ -242,10 +242,10 @@ def test_a_healthy_program_logs_no_warning(
                     {"total": "total"},
                     every=ah.Every(steps=1),
                 ),
-                ah.JSONLinesHook(tmp_path / "values.jsonl", {"total": "total"}),
+                ah.hooks.JSONLinesHook(tmp_path / "values.jsonl", {"total": "total"}),
                 ah.LoggingHook({"total": "total"}, every=ah.Every(steps=2)),
                 ah.NanHook("total"),
-                ah.WatchdogHook(HANG_SECS),
+                ah.hooks.WatchdogHook(HANG_SECS),
                 ah.hooks.HookTimingHook(),
                 Publishes(),
             ]

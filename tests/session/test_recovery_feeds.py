@@ -179,7 +179,7 @@ async def test_each_element_makes_one_step_of_what_is_kept(
             COUNT,
             len(places),
         )
-    async with ah.Saver(tmp_path, read_only=True) as saver:
+    async with ah.checkpoint.Saver(tmp_path, read_only=True) as saver:
         restored = await saver.restore()
     assert restored is not None
     assert restored.state["tracked"]["feed"] == {"position": COUNT}
@@ -204,7 +204,7 @@ async def test_an_element_is_used_once_where_loops_share_feeds(
         await use_up(session.steps("train", feeds=feed, prefetch=prefetch))
 
     creator = training(fails_once(), feed=feed)
-    async with ah.AsyncSingularMonitoredSession(
+    async with ah.session.AsyncSingularMonitoredSession(
         creator, [PhaseHook("before_run", wait)]
     ) as session:
 
@@ -313,7 +313,7 @@ async def test_an_abandoned_run_leaves_its_element_in_the_state(
         feed = Feed()
         with contextlib.suppress(ah.UnavailableError):
             hooks = [saving(100, save_on_error=True)]
-            async with ah.AsyncSingularMonitoredSession(
+            async with ah.session.AsyncSingularMonitoredSession(
                 training(fail, tmp_path, feed=feed), hooks
             ) as session:
                 async for one in session.steps("train", feeds=feed, prefetch=prefetch):

@@ -96,7 +96,7 @@ async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
     steps = ah.MemoryStepStore(3, run="digits")
     with steps.publisher("chief"):
         async with doubling(
-            ah.GlobalStepWaiterHook(10), global_step=steps, name="worker"
+            ah.hooks.GlobalStepWaiterHook(10), global_step=steps, name="worker"
         ) as session:
             run = await parked(session.run("loss"))
             await ticks()
@@ -141,7 +141,7 @@ async def test_the_status_counts() -> None:
     assert counts() == ("new", None, 0, False, 0, None, 0, None)
     assert repr(session) == "<AsyncMonitoredSession new, <hooks: FaultInjectionHook, PhaseHook>>"
     assert (
-        repr(ah.AsyncSingularMonitoredSession(double))
+        repr(ah.session.AsyncSingularMonitoredSession(double))
         == "<AsyncSingularMonitoredSession new, <hooks: none>>"
     )
 

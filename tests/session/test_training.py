@@ -65,7 +65,7 @@ async def test_the_hooks_and_their_order(tmp_path: Path, name: str) -> None:
         key: tmp_path if value == DIRECTORY else value for key, value in SETS[name][0].items()
     }
     expected = SETS[name][1]
-    session = ah.monitored_training_session(
+    session = ah.training.monitored_training_session(
         counting_graph(), hooks=[U()], chief_only_hooks=[C()], **arguments
     )
     assert repr(session) == f"<AsyncMonitoredSession new, <hooks: {', '.join(expected)}>>"
@@ -77,7 +77,7 @@ async def test_a_job_continues_where_it_ended(tmp_path: Path) -> None:
     """
 
     def chief() -> ah.AsyncMonitoredSession:
-        return ah.monitored_training_session(
+        return ah.training.monitored_training_session(
             counting_graph(),
             checkpoint_dir=tmp_path,
             summaries=["loss"],
@@ -89,7 +89,8 @@ async def test_a_job_continues_where_it_ended(tmp_path: Path) -> None:
     async with chief() as session:
         assert await session.run(("total", "global_step")) == (3, 3)
     steps = [
-        checkpoint.step for checkpoint in await ah.Saver(tmp_path, read_only=True).checkpoints()
+        checkpoint.step
+        for checkpoint in await ah.checkpoint.Saver(tmp_path, read_only=True).checkpoints()
     ]
     assert steps == [3, 2, 0]
     assert (
@@ -101,13 +102,15 @@ async def test_a_worker_begins_when_the_chief_has_restored(tmp_path: Path) -> No
     """A worker waits for the shared variables, and finds what the chief has restored; it never
     restores or saves.
     """
-    async with ah.monitored_training_session(counting_graph(), checkpoint_dir=tmp_path) as session:
+    async with ah.training.monitored_training_session(
+        counting_graph(), checkpoint_dir=tmp_path
+    ) as session:
         await session.run("train")
     variables, steps = ah.Variables(), ah.MemoryStepStore()
     began = asyncio.Event()
 
     async def worker() -> Any:
-        async with ah.monitored_training_session(
+        async with ah.training.monitored_training_session(
             counting_graph(),
             is_chief=False,
             checkpoint_dir=tmp_path,
@@ -119,7 +122,7 @@ async def test_a_worker_begins_when_the_chief_has_restored(tmp_path: Path) -> No
 
     working = await parked(worker())
     assert not began.is_set()
-    async with ah.monitored_training_session(
+    async with ah.training.monitored_training_session(
         counting_graph(), checkpoint_dir=tmp_path, variables=variables, global_step=steps
     ):
         assert await working == (1, 1)
@@ -132,10 +135,10 @@ async def test_a_function_as_the_step(tmp_path: Path) -> None:
     async def step() -> dict[str, float]:
         return {"loss": 0.5}
 
-    async with ah.monitored_training_session(
+    async with ah.training.monitored_training_session(
         step, checkpoint_dir=tmp_path, summaries={"loss": "loss"}
     ) as session:
         assert await session.run("loss") == 0.5
     creator: Any = ah.ChiefSessionCreator(counting_graph())
     with invalid("cannot be run; give a Graph or an `async def`"):
-        ah.monitored_training_session(creator)
+        ah.training.monitored_training_session(creator)

@@ -167,7 +167,7 @@ async def test_a_refused_read_is_not_the_last_one(clock: ManualClock, engine: Fa
         for _ in range(60):
             await advance_clock(clock, 0.5, 40)
         assert not connection.odd
-        with pytest.raises(ah.PublisherFailedError, match="dead failed at step 0"):
+        with pytest.raises(ah.errors.PublisherFailedError, match="dead failed at step 0"):
             await wait
 
 

@@ -69,7 +69,7 @@ async def test_a_dead_publisher_is_found_when_its_lease_runs_out(
         assert not wait.done()
         await pass_time(clock, 3)
         with pytest.raises(
-            ah.PublisherFailedError, match="trainer failed at step 5, wanted 9"
+            ah.errors.PublisherFailedError, match="trainer failed at step 5, wanted 9"
         ) as caught:
             await wait
         assert "found dead" in str(caught.value.__cause__)
@@ -189,7 +189,9 @@ async def test_a_local_failure_keeps_its_error(engine: FakeEngine) -> None:
         trainer.close(error)
         await a.flush()
         await a.value()
-        with pytest.raises(ah.PublisherFailedError, match="trainer failed at step 0") as caught:
+        with pytest.raises(
+            ah.errors.PublisherFailedError, match="trainer failed at step 0"
+        ) as caught:
             await a.wait_for(5)
         assert caught.value.__cause__ is error
 
@@ -212,7 +214,7 @@ async def test_a_run_that_had_failed_may_begin_again(
         await pass_time(clock, 60)
         assert not wait.done()
         c.publisher("today's chief").close(OSError("it is full again"))
-        with pytest.raises(ah.PublisherFailedError, match="today's chief failed at step 3"):
+        with pytest.raises(ah.errors.PublisherFailedError, match="today's chief failed at step 3"):
             await wait
 
 
@@ -258,6 +260,6 @@ async def test_a_text_that_fits_is_whole(engine: FakeEngine, length: int, cut: b
         waiting = await parked(b.wait_for(1))
         await ticks(40)
         a.publisher("trainer").close(error)
-        with pytest.raises(ah.PublisherFailedError) as raised:
+        with pytest.raises(ah.errors.PublisherFailedError) as raised:
             await waiting
     assert (f"({_MAX_ERROR_TEXT + 1:,} characters)" in str(raised.value.__cause__)) is cut

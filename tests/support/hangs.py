@@ -117,7 +117,7 @@ class Gate(ah.SessionRunHook):
     """Makes each step's work only while it is not too far ahead of the published weights."""
 
     def __init__(self) -> None:
-        self.gate = ah.VersionGate(ah.MemoryStepStore(run="weights"), max_lag=0)
+        self.gate = ah.version_gate.VersionGate(ah.MemoryStepStore(run="weights"), max_lag=0)
 
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         """Ship one item."""
@@ -184,7 +184,7 @@ async def slow_disk(url: str) -> None:
 async def waits_for_step(url: str) -> None:
     """A worker waits for a step of another process."""
     async with ah.open_step_store(url, run="digits") as store:
-        await run_steps(ah.GlobalStepWaiterHook(40), store=store)
+        await run_steps(ah.hooks.GlobalStepWaiterHook(40), store=store)
 
 
 async def publishes(url: str) -> None:

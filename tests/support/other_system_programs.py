@@ -104,7 +104,7 @@ async def refusals() -> None:
     with pytest.raises(UnsupportedSystemError, match="Use run_tasks"):
         await run_processes(task_id_of, store="redis://localhost")
     with tempfile.TemporaryDirectory() as folder:
-        async with ah.Saver(Path(folder, "checkpoints")) as saver:
+        async with ah.checkpoint.Saver(Path(folder, "checkpoints")) as saver:
             with pytest.raises(
                 CheckpointError, match=r"use Linux, macOS, or Linux in Windows \(WSL\)"
             ):

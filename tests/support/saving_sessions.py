@@ -84,13 +84,13 @@ class Remembering(ah.SessionRunHook):
 
 async def on_disk(path: Path) -> list[int]:
     """Return the steps of the checkpoints in a directory, in the order of their saves."""
-    there = await ah.Saver(path, read_only=True).checkpoints()
+    there = await ah.checkpoint.Saver(path, read_only=True).checkpoints()
     return [each.step for each in reversed(there)]
 
 
 async def state_at(path: Path, step: int | None = None) -> Any:
     """Return the state in the newest checkpoint, or in that of a step."""
-    restored = await ah.Saver(path, read_only=True).restore(step)
+    restored = await ah.checkpoint.Saver(path, read_only=True).restore(step)
     assert restored is not None
     return restored.state
 
@@ -100,7 +100,7 @@ async def values_at(path: Path, step: int | None = None) -> Any:
     return (await state_at(path, step))["variables"]
 
 
-class Listener(ah.CheckpointSaverListener):
+class Listener(ah.hooks.CheckpointSaverListener):
     """Records its calls.
 
     Args:
@@ -147,7 +147,7 @@ class Listener(ah.CheckpointSaverListener):
         await asyncio.sleep(0)  # the caller of after_save continues, too
 
 
-class HeldSaver(ah.Saver):
+class HeldSaver(ah.checkpoint.Saver):
     """Blocks each save until `let` is called. The n-th save raises the n-th of `errors`, unless it
     is None.
     """

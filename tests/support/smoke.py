@@ -75,7 +75,7 @@ async def core() -> None:
         await group.hooks.on_start("you")
     assert [greeter.greeted for greeter in greeters] == [["you"], ["you"]]
 
-    records = ah.JSONLinesHook(FOLDER / "records.jsonl", ["loss"])
+    records = ah.hooks.JSONLinesHook(FOLDER / "records.jsonl", ["loss"])
     waiter = asyncio.create_task((steps := ah.MemoryStepStore()).wait_for(2))
     assert (await train(records)).latest.step == 3
     assert [record["step"] for record in ah.hooks.read_records(records.path)] == [1, 2, 3]
@@ -140,14 +140,14 @@ async def tensorflow() -> None:
 async def rich() -> None:
     """A progress bar is drawn."""
     file = io.StringIO()
-    await train(ah.ProgressHook(["loss"], total=3, file=file))
+    await train(ah.hooks.ProgressHook(["loss"], total=3, file=file))
     assert "3" in file.getvalue()
 
 
 @program
 async def tensorboard() -> None:
     """Values are written as events."""
-    await train(ah.SummarySaverHook(FOLDER / "events", ["loss"], every=ah.Every(steps=1)))
+    await train(ah.hooks.SummarySaverHook(FOLDER / "events", ["loss"], every=ah.Every(steps=1)))
     assert list((FOLDER / "events").iterdir())
 
 
@@ -157,7 +157,7 @@ async def fsspec() -> None:
     mirror = FOLDER / "mirror"
     mirror.mkdir(parents=True)
     for name, restores in (("here", False), ("elsewhere", True)):
-        async with ah.Saver(FOLDER / name, mirror=str(mirror)) as saver:
+        async with ah.checkpoint.Saver(FOLDER / name, mirror=str(mirror)) as saver:
             if restores:
                 restored = await saver.restore()
                 assert restored is not None

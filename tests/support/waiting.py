@@ -170,5 +170,5 @@ def raises_after(count: int, error: BaseException) -> Callable[..., Coroutine[An
 async def elapse(secs: float) -> None:
     """Wait on the current clock."""
     passed = asyncio.get_running_loop().create_future()
-    ah.current_clock().call_later(secs, lambda: passed.done() or passed.set_result(None))
+    ah.hooks.current_clock().call_later(secs, lambda: passed.done() or passed.set_result(None))
     await passed

@@ -14,7 +14,7 @@ MakeSession = Callable[..., ah.AsyncMonitoredSession]
 Body = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
 
 both_kinds = pytest.mark.parametrize(
-    "make", [ah.AsyncMonitoredSession, ah.AsyncSingularMonitoredSession]
+    "make", [ah.AsyncMonitoredSession, ah.session.AsyncSingularMonitoredSession]
 )
 
 ONE_RUN = ["begin", "after_create_session", "before_run", "after_run"]

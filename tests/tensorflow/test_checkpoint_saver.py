@@ -24,7 +24,7 @@ pytestmark = pytest.mark.every_python
 
 
 def saver(
-    path: Path | None, every: ah.Every, *listeners: ah.CheckpointSaverListener, **options: Any
+    path: Path | None, every: ah.Every, *listeners: ah.hooks.CheckpointSaverListener, **options: Any
 ) -> ah.CheckpointSaverHook:
     """Make a hook that writes as TensorFlow's does: the step waits for it."""
     return ah.CheckpointSaverHook(

@@ -44,7 +44,7 @@ async def evaluate_once(
     """Do what the original's function of that name does: so many evaluations, or all, then the
     final operations.
     """
-    finally_ = ah.FinalOpsHook(final)
+    finally_ = ah.hooks.FinalOpsHook(final)
     limit = [] if evaluations is None else [ah.StopAtStepHook(num_steps=evaluations)]
     async with ah.AsyncMonitoredSession(graph, [*hooks, *limit, finally_]) as session:
         while not session.should_stop():
@@ -122,7 +122,7 @@ async def test_a_nested_session_evaluates(mode: Any) -> None:
     counted: list[str] = []
 
     async def evaluate(evaluation: Evaluation) -> dict[str, Any]:
-        graph, final = evaluating_graph(inputs=3), ah.FinalOpsHook(["accuracy", "count"])
+        graph, final = evaluating_graph(inputs=3), ah.hooks.FinalOpsHook(["accuracy", "count"])
         recorder = RecordingHook()
         async with ah.AsyncMonitoredSession(graph, [recorder, final]) as session:
             while not session.should_stop():

@@ -264,7 +264,9 @@ async def rates(every: ah.Every, runs: int, steps_per_run: int = 1) -> list[tupl
     """Return the steps and rates that a counter reports, at two runs a second."""
     found: list[tuple[int, float]] = []
     with ManualClock() as clock:
-        hook = ah.StepCounterHook(every, on_rate=lambda step, rate: found.append((step, rate)))
+        hook = ah.hooks.StepCounterHook(
+            every, on_rate=lambda step, rate: found.append((step, rate))
+        )
         async with ah.AsyncMonitoredSession(training_graph(steps_per_run), [hook]) as session:
             for _ in range(runs):
                 clock.advance(0.5)
@@ -308,7 +310,7 @@ async def test_a_step_that_does_not_move_is_warned_about(caplog: pytest.LogCaptu
     """Runs that do not advance the step are warned about, at most five times in each session of
     each hook.
     """
-    hooks = [ah.StepCounterHook(), ah.StepCounterHook()]
+    hooks = [ah.hooks.StepCounterHook(), ah.hooks.StepCounterHook()]
     for _ in range(2):
         async with ah.AsyncMonitoredSession(training_graph(), hooks) as session:
             await make_runs(session, 9, "look")
@@ -320,7 +322,7 @@ async def test_a_step_that_does_not_move_is_warned_about(caplog: pytest.LogCaptu
 async def test_no_rate_where_no_time_passed(caplog: pytest.LogCaptureFixture) -> None:
     """Where the clock stood still there is no rate, and nothing is reported."""
     with ManualClock():
-        hook = ah.StepCounterHook(
+        hook = ah.hooks.StepCounterHook(
             ah.Every(steps=1), on_rate=lambda step, rate: pytest.fail("there is no rate")
         )
         async with ah.AsyncMonitoredSession(training_graph(), [hook]) as session:
@@ -333,7 +335,7 @@ async def test_a_counter_starts_anew_in_each_session() -> None:
     """The time between two sessions belongs to neither, and a recovery does not start it again."""
     found: list[tuple[int, float]] = []
     with ManualClock() as clock:
-        hook = ah.StepCounterHook(
+        hook = ah.hooks.StepCounterHook(
             ah.Every(steps=2), on_rate=lambda step, rate: found.append((step, rate))
         )
         steps = ah.MemoryStepStore()

@@ -30,7 +30,7 @@ async def test_no_wait_for_step_zero(caplog: pytest.LogCaptureFixture) -> None:
     """
     caplog.set_level(logging.INFO)
     for wanted, start in ((0, 0), (1000, 1000), (1000, 2000)):
-        hook = ah.GlobalStepWaiterHook(wanted)
+        hook = ah.hooks.GlobalStepWaiterHook(wanted)
         async with counting(hook, global_step=ah.MemoryStepStore(start)) as session:
             assert await session.run("loss") == 10
         assert hook.started_at == start
@@ -46,7 +46,7 @@ async def test_wait_for_a_step(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
     steps = ah.MemoryStepStore()
     chief = steps.publisher("chief")
-    hook = ah.GlobalStepWaiterHook(1000)
+    hook = ah.hooks.GlobalStepWaiterHook(1000)
     lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
     with ManualClock():
         async with counting(hook, lost, global_step=steps, recovery=NO_BACKOFF) as session:
@@ -69,7 +69,7 @@ async def test_wait_for_a_step(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_one_waiter_waits_again_in_another_session() -> None:
     """The release belongs to the session: the same object waits again in the next one."""
-    hook = ah.GlobalStepWaiterHook(10)
+    hook = ah.hooks.GlobalStepWaiterHook(10)
     for _ in range(2):
         steps = ah.MemoryStepStore()
         with steps.publisher("chief"):
@@ -85,12 +85,12 @@ async def test_a_wait_may_have_a_limit() -> None:
     with ManualClock() as clock:
         steps = ah.MemoryStepStore(3)
         chief = steps.publisher("chief")
-        session = counting(ah.GlobalStepWaiterHook(10, timeout=60), global_step=steps)
+        session = counting(ah.hooks.GlobalStepWaiterHook(10, timeout=60), global_step=steps)
         running = await parked(run_block(session, train()), 5)
         await advance_clock(clock, 59.5)
         assert not running.done()
         clock.advance(0.5)
-        with pytest.raises(ah.StepTimeoutError) as caught:
+        with pytest.raises(ah.errors.StepTimeoutError) as caught:
             await running
         assert (caught.value.wanted, caught.value.seen, caught.value.waited_secs) == (10, 3, 60)
         chief.close(None)
@@ -103,7 +103,7 @@ async def test_a_wait_without_a_publisher(error: BaseException | None) -> None:
     """
     steps, hook = ah.MemoryStepStore(), RecordingHook()
     chief = steps.publisher("chief")
-    session = counting(ah.GlobalStepWaiterHook(10), hook, global_step=steps, name="worker")
+    session = counting(ah.hooks.GlobalStepWaiterHook(10), hook, global_step=steps, name="worker")
     running = await parked(run_block(session, train()), 5)
     await steps.advance(4)
     chief.close(error)
@@ -111,7 +111,7 @@ async def test_a_wait_without_a_publisher(error: BaseException | None) -> None:
         await running
         assert session.stop_reason == "chief finished at step 4, wanted 10"
     else:
-        with refused(ah.PublisherFailedError, "chief") as caught:
+        with refused(ah.errors.PublisherFailedError, "chief") as caught:
             await running
         assert caught.value.__cause__ is error
     assert ("end" in hook.phases()) is (error is None)
@@ -127,7 +127,7 @@ async def test_final_ops_are_run_at_the_end(value: Any) -> None:
     """Their value is kept as it is; there is none before the end."""
     graph = counting_graph()
     graph.operation(name="final")(lambda: value)
-    hook = ah.FinalOpsHook("final")
+    hook = ah.hooks.FinalOpsHook("final")
     async with ah.AsyncMonitoredSession(graph, [hook]) as session:
         await session.run("train")
         assert hook.final_ops_values is None
@@ -136,8 +136,8 @@ async def test_final_ops_are_run_at_the_end(value: Any) -> None:
 
 async def test_final_ops_have_a_shape_and_feeds() -> None:
     """Fetches of any shape, what to feed them, and the values as training left them."""
-    hook = ah.FinalOpsHook({"t": ["total"], "l": "loss"}, feed_dict={"x": 7})
-    nothing = ah.FinalOpsHook(None)
+    hook = ah.hooks.FinalOpsHook({"t": ["total"], "l": "loss"}, feed_dict={"x": 7})
+    nothing = ah.hooks.FinalOpsHook(None)
     async with counting(hook, nothing) as session:
         await train(3)(session)
     assert hook.final_ops_values == {"t": [3], "l": 70}
@@ -159,7 +159,7 @@ async def test_final_ops_that_read_input_fail(caplog: pytest.LogCaptureFixture) 
             raise error
         return 1
 
-    hook = ah.FinalOpsHook("read")
+    hook = ah.hooks.FinalOpsHook("read")
     async with ah.AsyncMonitoredSession(graph, [hook]):
         pass
     assert hook.final_ops_values == 1
@@ -187,7 +187,7 @@ async def test_a_function_feeds_each_run() -> None:
         return {"x": calls[-1]}
 
     lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-    async with counting(ah.FeedFnHook(feed), lost, recovery=NO_BACKOFF) as session:
+    async with counting(ah.hooks.FeedFnHook(feed), lost, recovery=NO_BACKOFF) as session:
         assert [await session.run("loss") for _ in range(3)] == [10, 30, 40]
 
 
@@ -201,7 +201,7 @@ async def test_the_function_may_wait_and_may_feed_nothing(feeds: Any) -> None:
         await asyncio.sleep(0)
         return feeds
 
-    async with counting(ah.FeedFnHook(feed)) as session:
+    async with counting(ah.hooks.FeedFnHook(feed)) as session:
         if feeds:
             assert await session.run("loss") == 50
             with refused(

@@ -218,7 +218,7 @@ async def test_the_raw_session() -> None:
     async def keep(session: ah.Session, coord: ah.Coordinator) -> None:
         given.append(session)
 
-    session = ah.AsyncSingularMonitoredSession(
+    session = ah.session.AsyncSingularMonitoredSession(
         counting_graph(), [PhaseHook("after_create_session", keep)]
     )
     async with session:

@@ -128,7 +128,7 @@ async def test_the_idiom_of_the_original_is_a_clean_end(kind: str) -> None:
             return ah.SessionRunArgs(None, {"x": next(left)})
 
     hook = {
-        "feed_fn": ah.FeedFnHook(lambda: {"x": next(left)}),
+        "feed_fn": ah.hooks.FeedFnHook(lambda: {"x": next(left)}),
         "plain before_run": ah.hooks.BlockingHook(Reads()),
     }.get(kind)
     recorder = RecordingHook()

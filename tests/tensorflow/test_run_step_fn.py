@@ -257,7 +257,7 @@ async def test_the_singular_session_lets_the_error_out() -> None:
 
     with pytest.raises(ah.AbortedError) as caught:
         await run_block(
-            ah.AsyncSingularMonitoredSession(counting_graph()),
+            ah.session.AsyncSingularMonitoredSession(counting_graph()),
             lambda session: session.run_step_fn(step_fn),
         )
     assert caught.value is error

@@ -152,7 +152,7 @@ async def train_step(batch: int) -> Mapping[str, float]:
     return {"loss": float(batch)}
 
 
-async def sessions(source: ah.Graph | ah.SessionCreator | Callable[[int], Any]) -> None:
+async def sessions(source: ah.Graph | ah.session.SessionCreator | Callable[[int], Any]) -> None:
     """A monitored session and what its methods give."""
     hook = MyHook()
     registered = ah.configure(hook, order=-1, timeout=None, on_error="log")
@@ -180,8 +180,8 @@ async def sessions(source: ah.Graph | ah.SessionCreator | Callable[[int], Any]) 
         session.start_soon(len, "3")  # type: ignore[arg-type]
         await session.until(3)  # type: ignore[arg-type]
         assert_type(await session.aclose(), None)
-    async with ah.AsyncSingularMonitoredSession(train_step) as singular:
-        assert_type(singular, ah.AsyncSingularMonitoredSession)
+    async with ah.session.AsyncSingularMonitoredSession(train_step) as singular:
+        assert_type(singular, ah.session.AsyncSingularMonitoredSession)
         assert_type(singular.raw_session(), ah.Session | None)
     ah.AsyncMonitoredSession(train_step, [3])  # type: ignore[list-item]
     ah.AsyncMonitoredSession(len)  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ class OwnCreator:
 async def creators() -> None:
     """The session creators."""
     graph = ah.Graph()
-    creator: ah.SessionCreator = OwnCreator()
+    creator: ah.session.SessionCreator = OwnCreator()
     creator = ah.ChiefSessionCreator(graph, scaffold=ah.Scaffold())
     creator = ah.WorkerSessionCreator(graph, max_wait_secs=60.0)
     assert_type(await creator.create_session(), ah.Session)
@@ -245,12 +245,12 @@ def hooks() -> list[ah.SessionRunHook]:
     ah.StopAtStepHook(100)  # type: ignore[call-arg]
     return [
         ah.StopAtStepHook(last_step=100),
-        ah.GlobalStepWaiterHook(3, timeout=60.0),
+        ah.hooks.GlobalStepWaiterHook(3, timeout=60.0),
         ah.LoggingHook({"loss": "loss"}, every=every),
-        ah.StepCounterHook(every),
+        ah.hooks.StepCounterHook(every),
         ah.NanHook("loss", fail_on_nan_loss=False),
-        ah.FeedFnHook(lambda: {"x": 1}),
-        ah.FinalOpsHook({"accuracy": "accuracy"}),
+        ah.hooks.FeedFnHook(lambda: {"x": 1}),
+        ah.hooks.FinalOpsHook({"accuracy": "accuracy"}),
         ah.hooks.BlockingHook(object()),
     ]
 
@@ -269,7 +269,7 @@ def running() -> None:
     ah.run(train_step(3))  # type: ignore[arg-type]
 
 
-def errors(error: ah.StepTimeoutError, reset: ah.errors.StepResetError) -> None:
+def errors(error: ah.errors.StepTimeoutError, reset: ah.errors.StepResetError) -> None:
     """What errors know."""
     assert_type(error.wanted, int)
     assert_type(error.seen, int)

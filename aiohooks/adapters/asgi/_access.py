@@ -152,7 +152,7 @@ def _parse_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
 
 
 def _host_reply(hosts: list[str]) -> JsonReply:
-    """Return the reply to a request whose Host is not one of the service."""
+    """Return the reply to a request whose Host does not belong to the service."""
     text = ", ".join(hosts)
     value = safe_text(text, 200) or "missing"
     message = (

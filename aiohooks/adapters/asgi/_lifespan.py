@@ -1,4 +1,4 @@
-"""The session's life beside the server's: one task that runs it, and the server's signals."""
+"""The session's life alongside the server: one task that runs it, and the server's signals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SessionRunner:
     """Enters a session, runs the loop of steps in it and leaves it, all in one background task.
 
     It is one task because the cancel scopes and context variables that a session opens belong to
-    the task that opened them. An error ends that task and nothing else; it is kept in `failure`.
+    the task that opened them. An error ends that task and nothing else. It is kept in `failure`.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class SessionRunner:
         return self._end
 
     async def _wait_ended(self) -> None:
-        """Wait for the end of the session; cancel it when the grace period after a stop is over."""
+        """Wait for the end of the session. Cancel it when the grace period after a stop is over."""
         task = self._task
         assert task is not None
         stop = asyncio.ensure_future(self._session.coord.wait_for_stop())

@@ -64,8 +64,8 @@ class ServiceHealth:
     Attributes:
         state: `"starting"`, `"running"`, `"paused"`, `"draining"`, `"recovering"` from a failed
             background task, `"stopping"`, `"finished"` cleanly, or `"failed"`.
-        step: the global step; None before there is a session.
-        doing: current activities, and what they wait for.
+        step: the global step, or None before there is a session.
+        doing: current activities, and their waits.
         pause_reason: why the session is paused.
         drain_reason: why the session drains, or drained before its stop.
         stop_reason: why a stop was requested.
@@ -250,7 +250,7 @@ def _unreached_reply(reporter: SessionReporter, error: Exception | None) -> Json
 
 
 def _store_error_text(error: Exception) -> str:
-    """Return the text of an error; the error of a failed publisher is only its cause."""
+    """Return the text of an error. The error of a failed publisher is only its cause."""
     text = safe_text(str(error))
     if isinstance(error, PublisherFailedError) and error.__cause__ is not None:
         return f"{text}: {safe_error(error.__cause__)}"

@@ -103,18 +103,18 @@ class SessionService:
         drain_secs: float | None = None,
         controls: bool = False,
     ) -> None:
-        """Make the service of a session that is not entered yet; nothing is started.
+        """Make the service of a session that is not entered yet. Nothing is started.
 
         Args:
             session: the session to show.
-            run: the loop of steps, a coroutine function that takes the session; when it returns the
+            run: the loop of steps, a coroutine function that takes the session. When it returns the
                 session is left.
             allowed_hosts: the host names of the service, besides `localhost` and addresses.
             allow_remote: serve other machines as well; for services behind a proxy, or a middleware
                 of the application, that controls access.
             grace_secs: how long the loop may continue after a stop; then it is cancelled, and has
                 as long again.
-            drain_secs: how long the session may finish what it has under way, after a signal, the
+            drain_secs: how long the session may finish its current work, after a signal, the
                 server's end or `POST drain`, before it is stopped: `session.request_drain`. A
                 second signal stops it. None: no drain, except by `POST drain`, for which there is
                 no limit then.

@@ -43,8 +43,8 @@ class Tracker(Protocol):
 
         Returns:
             The last step that remains here: metrics of steps up to it are not sent. A tracker that
-            can drop metrics drops those of later steps, and returns `step`. Another tracker returns
-            its last step if that is later, so that no step is stored twice.
+            can drop metrics drops the metrics of later steps, and returns `step`. Another tracker
+            returns its last step if that is later, so that no step is stored twice.
         """
         ...
 
@@ -54,12 +54,12 @@ class Tracker(Protocol):
         step: int,
         time: float,
     ) -> None:
-        """Store the metrics of a step; `time` is the Unix time at which they were taken."""
+        """Store the metrics of a step. `time` is the Unix time at which they were taken."""
 
     def close(self, error: BaseException | None) -> None:
         """Called once at the end, also without `start`.
 
-        `error` is the error that ended the session; None after a clean end.
+        `error` is the error that ended the session, or None after a clean end.
         """
 
 
@@ -71,7 +71,7 @@ class TrackerStatistics:
         sent: the tracker has them.
         pending: they wait to be sent.
         lost: they could not be sent.
-        error: why the last step was lost; None if all were sent.
+        error: why the last step was lost, or None if all were sent.
     """
 
     sent: int = 0
@@ -90,7 +90,7 @@ class TrackerHook(ScheduledHook):
 
     The hook is called after the others (it has order 90), so it has the metrics that they added. A
     run that resumes from a checkpoint, or that a recovery moved back, repeats no step in the
-    tracker; see `Tracker.start`.
+    tracker. See `Tracker.start`.
     """
 
     order: ClassVar[int] = 90
@@ -106,9 +106,9 @@ class TrackerHook(ScheduledHook):
         """Create the hook.
 
         Args:
-            tracker: where the metrics go; it is closed with the session.
+            tracker: where the metrics go. It is closed with the session.
             values: a mapping from a tag to a fetch, or several nodes or names, whose names are the
-                tags; each is one number. A value replaces the metric of `run_context.metrics` with
+                tags. Each is one number. A value replaces the metric of `run_context.metrics` with
                 this name.
             every: when to send.
             drain_secs: how long the end of the session waits for the tracker. Give less than the
@@ -174,7 +174,7 @@ class TrackerHook(ScheduledHook):
             )
 
     async def close(self, exc: BaseException | None) -> None:
-        """Send the metrics that wait, for at most `drain_secs`; the rest is lost."""
+        """Send the metrics that wait, for at most `drain_secs`. The rest is lost."""
         sender = self._sender
         secs = self._drain_secs
         ended = sender.close_after(exc)
@@ -211,7 +211,7 @@ class Sender(ThreadQueue[Record | Start]):
         tracker: Tracker,
         previous: Sender | None,
     ) -> None:
-        """Create a sender; the thread starts with `restart`.
+        """Create a sender. The thread starts with `restart`.
 
         `previous` is the last sender to this tracker, whose thread ends first.
         """
@@ -237,7 +237,7 @@ class Sender(ThreadQueue[Record | Start]):
                 self.add(item)
 
     def send(self, record: Record) -> None:
-        """Queue a record; it is lost if the queue is full."""
+        """Queue a record. It is lost if the queue is full."""
         if not self.put_nowait(record):
             self._lose([record], f"{len(self.items)} wait already")
 
@@ -246,7 +246,7 @@ class Sender(ThreadQueue[Record | Start]):
         return [item for item in self.items if isinstance(item, Record)]
 
     def close_after(self, error: BaseException | None) -> asyncio.Future[None]:
-        """Let the thread send what is queued, close the tracker, and end.
+        """Let the thread send the queued records, close the tracker, and end.
 
         `error` is the error that ended the session.
         """
@@ -284,7 +284,7 @@ class Sender(ThreadQueue[Record | Start]):
         records: list[Record],
         reason: str,
     ) -> None:
-        """Count records as lost; log the first one, the tenth, the hundredth, ..."""
+        """Count records as lost. Log the first one, the tenth, the hundredth, ..."""
         self.lost += len(records)
         self.error = reason
         if is_logged(self.lost, len(records)):

@@ -33,7 +33,7 @@ class MLflowTracker:
         *,
         tracking_uri: str | None = None,
     ) -> None:
-        """Create the tracker; it connects when it is used.
+        """Create the tracker. It connects when it is used.
 
         Args:
             experiment: the name of the experiment.

@@ -19,7 +19,7 @@ class TensorBoardTracker:
     """Event files in a directory. Where a run is set back, TensorBoard drops the later steps."""
 
     def __init__(self, output_dir: str | os.PathLike[str]) -> None:
-        """Create the tracker; `output_dir` is created if it is missing."""
+        """Create the tracker. `output_dir` is created if it is missing."""
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._file = EventFile(self.output_dir)
 

@@ -44,13 +44,13 @@ class WandbTracker:
         step: int,
         time: float,
     ) -> None:
-        """Log the metrics; the package sends them in its own process."""
+        """Log the metrics. The package sends them in its own process."""
         run = self._open_run()
         run.log({**metrics, _STEP_KEY: step, "_timestamp": time})
         self._last_step = max(step, self._last_step)
 
     def close(self, error: BaseException | None) -> None:
-        """Finish the run; after an error it counts as failed."""
+        """Finish the run. After an error it counts as failed."""
         run = self.run
         self.run = None
         if run is not None:

@@ -75,7 +75,7 @@ _LOCK_ATTEMPTS = 30
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 """SQLITE_ERROR is the code for a missing table."""
 SYSTEM_ERRORS = (OSError, sqlite3.Error)
-"""The errors of a `RunDatabase`; `explain` returns the store's error for them."""
+"""The errors of a `RunDatabase`. `explain` returns the store's error for them."""
 
 
 class NoRunError(sqlite3.DatabaseError):
@@ -127,7 +127,7 @@ class RunDatabase:
         return fd
 
     def close(self) -> None:
-        """Close everything; harmless when called twice."""
+        """Close everything. A second call does nothing."""
         with no_fork:
             # SQLite writes when the last process closes a database, so take the lock. If another
             # process has the lock, this one is not the last, and may close without it.
@@ -136,7 +136,7 @@ class RunDatabase:
             self.after_fork()
 
     def after_fork(self) -> None:
-        """Close the files. In a forked child, too, which must not use those of its parent."""
+        """Close the files. In a forked child, too, which must not use the files of its parent."""
         # SQLite remembers the locks of a process. If a child only forgot the database, and opened
         # the run itself, SQLite would believe that the child has the locks of its parent.
         self._resources.close()
@@ -209,7 +209,7 @@ class RunDatabase:
         return state.snapshot()
 
     def has_begun(self) -> bool:
-        """Return whether the database has a run; false if the database is new.
+        """Return whether the database has a run, which a new one has not.
 
         Raises:
             NoRunError: the run is of another version, or the database has lost it.
@@ -225,7 +225,7 @@ class RunDatabase:
         return False
 
     def leave(self) -> None:
-        """Free the slot of this process, and those of dead processes.
+        """Free the slots of this process and of dead processes.
 
         There may be no other process that is notified of their deaths.
         """
@@ -413,7 +413,7 @@ def make_files(path: Path) -> None:
 
 
 def delete_run(path: Path) -> None:
-    """Delete the files of a run and its directory; raise an error if it has any other files."""
+    """Delete the files of a run and its directory. Raise an error if it has any other files."""
     files = [path / name for name in (*_FILES, "run.db-wal", "run.db-shm")]
     for file in (*files, *(path / "alive").iterdir()):
         file.unlink(missing_ok=True)

@@ -110,7 +110,7 @@ def make_run_directory(directory: Path | None, run: str) -> None:
 
 
 def _make_directory(path: Path, *, parents: bool = False) -> None:
-    """Make a directory unless it exists; raise `StoreRefusedError` for a bad path."""
+    """Make a directory unless it exists. Raise `StoreRefusedError` for a bad path."""
     try:
         path.mkdir(mode=0o700, parents=parents, exist_ok=True)
     except OSError as error:

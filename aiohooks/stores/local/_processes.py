@@ -36,7 +36,7 @@ _own_files: dict[tuple[int, int], str] = {}
 
 
 def claim_slot(directory: Path, process: str) -> tuple[int, int]:
-    """Make and lock the file of this process in the lowest free slot; return slot and descriptor.
+    """Make and lock the file of this process in the lowest free slot. Return slot and descriptor.
 
     The process counts as alive as long as it has the descriptor. The caller has the lock of the
     run, and has removed the files of dead processes.
@@ -86,7 +86,7 @@ def processes_by_slot(directory: Path) -> dict[int, str | None]:
 
 
 def _process_with_lock(path: Path) -> str | None:
-    """Return the name in the file of another process; None if no process has locked the file."""
+    """Return the name in the file of another process, or None if no process has locked the file."""
     with path.open("rb") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

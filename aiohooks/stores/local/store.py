@@ -77,7 +77,7 @@ class LocalEngine(Engine):
         """Open no file yet.
 
         Args:
-            directory: the parent directory, in which each run has a directory of its own; by
+            directory: the parent directory, in which each run has a directory of its own. By
                 default `default_directory()`. It is made if it is missing. It must be on a file
                 system of this machine, and no other user may write to the directory of a run.
 
@@ -184,7 +184,7 @@ class LocalEngine(Engine):
         return await self._call(RunDatabase.snapshot)
 
     async def _call(self, work: Callable[[RunDatabase], T]) -> T:
-        """Call `work` with the open database; wait while another process has the lock.
+        """Call `work` with the open database. Wait while another process has the lock.
 
         The wait ends when the current session stops: the other process may be suspended (SIGSTOP),
         and then keeps the lock indefinitely.
@@ -330,7 +330,7 @@ def call_when_unlocked(work: Callable[[], T]) -> asyncio.Future[T]:
 
 
 class Inotify:
-    """An inotify instance; its `fd` becomes readable when there are events."""
+    """An inotify instance. Its `fd` becomes readable when there are events."""
 
     def __init__(self) -> None:
         """Make an instance without watches.
@@ -375,7 +375,7 @@ class Inotify:
         return kinds
 
     def close(self) -> None:
-        """Close it with all its watches; harmless when called twice."""
+        """Close it with all its watches. A second call does nothing."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -17,7 +17,7 @@ class LongPoll(NamedTuple):
 
     process: str
     threshold: int
-    """The lowest step that the process waits for; above all steps without a wait."""
+    """The lowest step that the process waits for, above all steps without a wait."""
     epoch: int
     """The latest epoch that the process knows."""
     revision: int
@@ -29,14 +29,14 @@ class LongPoll(NamedTuple):
 class StepActor:
     """Keeps a run in memory: its state, and a long poll of each process.
 
-    Ray starts the actor again when its process or its node dies; its memory is lost then. Each call
+    Ray starts the actor again when its process or its node dies. Its memory is lost then. Each call
     but `connect` has the `incarnation` that the process knows. The answer to another incarnation is
     None: the process connects again, and brings the last snapshot of the lost run.
     """
 
     def __init__(self) -> None:
         self.incarnation = secrets.token_hex(8)
-        """A random word, new after each start; it is the `run_id` of the snapshots."""
+        """A random word, new after each start. It is the `run_id` of the snapshots."""
         self.polls: dict[str, tuple[LongPoll, asyncio.Future[None]]] = {}
         """The parked polls by process, each with the future that its answer waits for."""
         self._state = RunState()
@@ -116,7 +116,7 @@ class StepActor:
         return epoch != poll.epoch or state.revision != poll.revision or step >= poll.threshold
 
     def _answer_satisfied_polls(self) -> bool:
-        """Answer the polls that are satisfied now; return whether there was one."""
+        """Answer the polls that are satisfied now. Return whether there was one."""
         satisfied = [
             waiter
             for poll, waiter in self.polls.values()

@@ -42,7 +42,7 @@ _ACTOR_OPTIONS = {
 class RayEngine(Engine):
     """A run in the memory of an actor of the Ray cluster that this process is a member of.
 
-    The first process that opens the run creates the actor on its own node; it lives until `forget`.
+    The first process that opens the run creates the actor on its own node. It lives until `forget`.
     When it dies, Ray starts it again without its memory: the run continues in a later epoch, and
     writes raise `StoreResetError`.
     """
@@ -51,7 +51,7 @@ class RayEngine(Engine):
     connect_timeout: ClassVar[float] = 60.0
 
     def __init__(self, namespace: str = "") -> None:
-        """Create the engine; `connect` gets the actor.
+        """Create the engine. `connect` gets the actor.
 
         Args:
             namespace: the namespace of the actor in the cluster, by default "aiohooks".
@@ -98,7 +98,7 @@ class RayEngine(Engine):
         )
 
     def _get_or_create_actor(self) -> Any:
-        """Return the actor of the run; if there is none, create it on this node. Blocks."""
+        """Return the actor of the run. If there is none, create it on this node. Blocks."""
         _check_membership()
         this_node = _ray.get_runtime_context().get_node_id()
         # `soft`: on another node if this one has no room, or dies.
@@ -191,7 +191,7 @@ class RayEngine(Engine):
         return snapshot
 
     def _connected_actor(self) -> Any:
-        """Return the actor; raise `StoreUnavailableError` without a connection."""
+        """Return the actor. Raise `StoreUnavailableError` without a connection."""
         if self._actor is None:
             raise StoreUnavailableError(f"the actor {self._name!r} is not connected")
         return self._actor
@@ -203,7 +203,7 @@ class RayEngine(Engine):
         return self._result_of(reply)
 
     def _send(self, call: Any) -> asyncio.Future[Any]:
-        """Return a future for the reply to a call; `disconnect` cancels it."""
+        """Return a future for the reply to a call. `disconnect` cancels it."""
         reply = asyncio.wrap_future(call.future())
         self._replies.add(reply)
         reply.add_done_callback(self._replies.discard)

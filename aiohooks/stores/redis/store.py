@@ -186,7 +186,7 @@ class RedisEngine(Engine):
     async def _find_run(self) -> FoundRun:
         """Return the run on the server, after this process has contributed to it.
 
-        If the run is missing, or older than the one that this process knows, write that one. If
+        If the run is missing, or older than the run that this process knows, write the latter. If
         another process has written another run already, add to it what this process knows.
         """
         for attempt in range(1, _CONNECT_ROUNDS + 1):
@@ -266,7 +266,7 @@ class RedisEngine(Engine):
                 self.link.observe(await self.read())
 
     async def _read_streams(self, seen_ids: dict[str, str]) -> dict[str, Any]:
-        """Block until a stream has a new entry; return the new entries by the key of the stream.
+        """Block until a stream has a new entry. Return the new entries by the key of the stream.
 
         Return an empty dictionary if there is none within a heartbeat.
         """
@@ -331,7 +331,7 @@ class RedisEngine(Engine):
         return found.state.snapshot(found.run_id)
 
     async def _read_known_run(self) -> FoundRun:
-        """Read the run; raise an error if it is not the one that this process knows."""
+        """Read the run. Raise an error if it is not the run that this process knows."""
         # The version before the read: another request may make a newer one meanwhile.
         newest_version = self._newest_version
         found = await self._read_run()
@@ -355,7 +355,7 @@ class RedisEngine(Engine):
             await self._execute(client, self._answer_timeout, "DEL", *self._keys)
 
     async def _read_run(self) -> FoundRun:
-        """Read the run, also if it is not the one that this process knows."""
+        """Read the run, also if it is not the run that this process knows."""
         reply = await self._call_script("read")
         try:
             return parse_read(reply)
@@ -422,7 +422,7 @@ class RedisEngine(Engine):
         return explained
 
     def _client_factory(self, url: Any, options: dict[str, Any]) -> Callable[[], Any]:
-        """Return a function that returns a new client for the URL; check the options now."""
+        """Return a function that returns a new client for the URL. Check the options now."""
         check_instance(url, str, "url")
         options["socket_connect_timeout"] = self._answer_timeout
         options = {name: value for name, value in options.items() if value is not None}
@@ -453,7 +453,7 @@ class Keys(NamedTuple):
     """The keys of a run, in the order in which the script expects them."""
 
     positions: str
-    """A stream with a single entry, whose id is the position of the run; see the script."""
+    """A stream with a single entry, whose id is the position of the run. See the script."""
     changes: str
     """A stream that gets an entry with each change of a field other than the position."""
     state: str
@@ -478,9 +478,9 @@ class FoundRun(NamedTuple):
     """A run as it was read from the server."""
 
     run_id: str
-    """Empty if the run is missing, or a part of it; the state has the part that is left then."""
+    """Empty if the run is missing, or a part of it. The state has the part that is left then."""
     version: int
-    """A number that grows with each change but that of the step; 0 without a state."""
+    """A number that grows with each change but that of the step, 0 without a state."""
     state: RunState
 
 

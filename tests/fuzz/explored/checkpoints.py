@@ -28,7 +28,7 @@ from tests.fuzz.explored.fixture import (
 from tests.support.sessions import NO_BACKOFF
 
 
-class WatchedSaver(ah.Saver):
+class WatchedSaver(ah.checkpoint.Saver):
     """A saver whose writes are watched, so that they are cancelled by themselves too."""
 
     def __init__(self, fixture: CheckpointFixture, **options: Any) -> None:
@@ -62,7 +62,7 @@ class CheckpointFixture(Fixture):
                 self._check_files()
 
     def session(
-        self, *hooks: Any, saver: ah.Saver | None = None, **options: Any
+        self, *hooks: Any, saver: ah.checkpoint.Saver | None = None, **options: Any
     ) -> ah.AsyncMonitoredSession:
         """Make a session that is restored from the directory, and saves there."""
         source = ah.ChiefSessionCreator(
@@ -184,7 +184,7 @@ async def recovered(fixture: CheckpointFixture) -> None:
 
 @checkpoint_scenario("a listener of the saves")
 async def listener(fixture: CheckpointFixture) -> None:
-    class Slow(ah.CheckpointSaverListener):
+    class Slow(ah.hooks.CheckpointSaverListener):
         async def begin(self) -> None:
             await fixture.pause("listener.begin", 1)
 
@@ -215,7 +215,7 @@ async def saver_alone(fixture: CheckpointFixture) -> None:
         await asyncio.gather(saver.aclose(), saver.aclose())
 
     fixture.highest = 3
-    saver = ah.Saver(fixture.path, keep=ah.checkpoint.KeepNewest(1))
+    saver = ah.checkpoint.Saver(fixture.path, keep=ah.checkpoint.KeepNewest(1))
     try:
         await save(1)
         await fixture.run_together(

@@ -17,7 +17,7 @@ async def train(fixture: Fixture, hook: ah.SessionRunHook, runs: int = 2) -> Non
     await fixture.train(hooks=[*fixture.hooks, hook], runs=runs)
 
 
-class WatchedEvaluator(ah.EvaluatorHook):
+class WatchedEvaluator(ah.hooks.EvaluatorHook):
     """An evaluator whose worker is cancelled too, not only the task of the evaluation."""
 
     probe: Probe
@@ -52,7 +52,7 @@ def evaluator(fixture: Fixture, **options: Any) -> WatchedEvaluator:
     return hook
 
 
-def check_every_step_evaluated(fixture: Fixture, hook: ah.EvaluatorHook) -> None:
+def check_every_step_evaluated(fixture: Fixture, hook: ah.hooks.EvaluatorHook) -> None:
     """Check after a clean end that no evaluation was left out, not even one whose task was
     cancelled by others.
     """
@@ -90,7 +90,7 @@ async def recovered(fixture: Fixture) -> None:
     check_every_step_evaluated(fixture, hook)
 
 
-async def _watched(fixture: Fixture, hook: ah.WatchdogHook) -> None:
+async def _watched(fixture: Fixture, hook: ah.hooks.WatchdogHook) -> None:
     """Train while everything exceeds its limits."""
     fixture.pause_secs = 1
     await train(fixture, hook)
@@ -98,12 +98,12 @@ async def _watched(fixture: Fixture, hook: ah.WatchdogHook) -> None:
 
 @scenario("a watchdog reports", hooks=1)
 async def reported(fixture: Fixture) -> None:
-    await _watched(fixture, ah.WatchdogHook(0.5, wait_secs=0.5))
+    await _watched(fixture, ah.hooks.WatchdogHook(0.5, wait_secs=0.5))
 
 
 @scenario("a watchdog asks for a stop", hooks=1, vanishing=True)
 async def stopped(fixture: Fixture) -> None:
-    await _watched(fixture, ah.WatchdogHook(0.5, wait_secs=0.5, on_stall="stop"))
+    await _watched(fixture, ah.hooks.WatchdogHook(0.5, wait_secs=0.5, on_stall="stop"))
 
 
 @scenario(
@@ -114,4 +114,4 @@ async def stopped(fixture: Fixture) -> None:
 )
 async def broken_off(fixture: Fixture) -> None:
     fixture.actions["right"] = forever
-    await _watched(fixture, ah.WatchdogHook(20, on_stall="raise"))
+    await _watched(fixture, ah.hooks.WatchdogHook(20, on_stall="raise"))

@@ -591,7 +591,7 @@ async def cancelled_evaluation_is_forgotten(fixture: Fixture) -> None:
     check_every_step_evaluated(fixture, hook)
 
 
-class TimerLeakingWatchdog(ah.WatchdogHook):
+class TimerLeakingWatchdog(ah.hooks.WatchdogHook):
     async def close(self, exc: BaseException | None) -> None:
         """Leave the timer running."""
 

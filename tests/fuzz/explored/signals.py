@@ -280,7 +280,7 @@ async def saving(fixture: Fixture) -> None:
     creator = ah.ChiefSessionCreator(graph_of(), checkpoint_dir=fixture.scratch)
     entry = await fixture.run(creator, until_stopped, hook, ah.StopAtStepHook(last_step=LAST_STEP))
     if entry.left == "cleanly":
-        saver = ah.Saver(fixture.scratch)
+        saver = ah.checkpoint.Saver(fixture.scratch)
         restored = await saver.restore()
         await saver.aclose()
         step = entry.session.global_step.latest.step
@@ -315,7 +315,7 @@ async def waiting(fixture: Fixture) -> None:
         session.start_soon(give_up)
         await until_stopped(session)
 
-    waiter = ah.GlobalStepWaiterHook(wait_until_step=10**6)
+    waiter = ah.hooks.GlobalStepWaiterHook(wait_until_step=10**6)
     await fixture.run(graph_of(), body, waiter, count=1, global_step=ah.MemoryStepStore())
 
 
@@ -376,7 +376,7 @@ async def together(fixture: Fixture) -> None:
     async def work(number: int) -> None:
         kind = ah.WorkerSessionCreator if number else ah.ChiefSessionCreator
         source = kind(graph, global_step=steps, variables=variables)
-        hooks = ah.GlobalStepWaiterHook(number), ah.StopAtStepHook(last_step=2 * LAST_STEP)
+        hooks = ah.hooks.GlobalStepWaiterHook(number), ah.StopAtStepHook(last_step=2 * LAST_STEP)
         await fixture.run(source, until_stopped, *hooks, name=f"worker {number}")
 
     async with asyncio.TaskGroup() as group:

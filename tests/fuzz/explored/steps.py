@@ -109,7 +109,7 @@ async def to_thread(fixture: Fixture) -> None:
 @scenario("never recovers", hooks=1, expect=ah.AbortedError)
 async def singular(fixture: Fixture) -> None:
     fixture.actions["train"] = fails(ah.AbortedError)
-    session = ah.AsyncSingularMonitoredSession(
+    session = ah.session.AsyncSingularMonitoredSession(
         fixture.graph, hooks=fixture.hooks, global_step=fixture.store, variables=fixture.variables
     )
     async with session:

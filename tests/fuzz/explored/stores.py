@@ -272,7 +272,7 @@ async def opened_by_session(fixture: StoreFixture) -> None:
 @store_scenario("a chief and workers on an engine", hooks=1, parallel=True)
 async def chief_and_workers(fixture: StoreFixture) -> None:
     async def worker(process: Process, step: int) -> None:
-        hooks = [ah.GlobalStepWaiterHook(step)]
+        hooks = [ah.hooks.GlobalStepWaiterHook(step)]
         async with process.session(chief=False, hooks=hooks) as session:
             await session.run("train")
 
@@ -293,8 +293,10 @@ async def worker_without_chief(fixture: StoreFixture) -> None:
     """However the chief ends, the worker is notified: there is no step 9."""
 
     async def worker() -> None:
-        with contextlib.suppress(ah.PublisherFailedError, ah.errors.PublisherFinishedError):
-            async with process.session(chief=False, hooks=[ah.GlobalStepWaiterHook(9)]) as session:
+        with contextlib.suppress(ah.errors.PublisherFailedError, ah.errors.PublisherFinishedError):
+            async with process.session(
+                chief=False, hooks=[ah.hooks.GlobalStepWaiterHook(9)]
+            ) as session:
                 await session.run("train")
 
     async with fixture.process("chief") as chief, fixture.process("worker") as process:
@@ -511,7 +513,7 @@ def _dead(fixture: StoreFixture, request: type[Join] | type[Lead]) -> None:
     fixture.engine.apply(RUN, request(Member("dead/1", "the dead one", 2.0)))
 
 
-@store_scenario("the last publisher has died", expect=ah.PublisherFailedError)
+@store_scenario("the last publisher has died", expect=ah.errors.PublisherFailedError)
 async def dead_publisher(fixture: StoreFixture) -> None:
     _dead(fixture, Join)
     async with fixture.process("worker") as process:

@@ -11,18 +11,22 @@ import aiohooks as ah
 from tests.fuzz.explored.fixture import Fixture, scenario
 from tests.fuzz.explored.stores import StoreFixture, store_scenario
 
-_END = (ah.PublisherFailedError, ah.errors.PublisherFinishedError, ah.errors.StoreClosedError)
+_END = (
+    ah.errors.PublisherFailedError,
+    ah.errors.PublisherFinishedError,
+    ah.errors.StoreClosedError,
+)
 """The errors of a producer when no more versions will come."""
 
 
 @contextlib.asynccontextmanager
 async def gate_of(
     fixture: Fixture, versions: ah.StepStore, *, tickets: Any = (), **options: Any
-) -> AsyncIterator[ah.VersionGate]:
+) -> AsyncIterator[ah.version_gate.VersionGate]:
     """A gate, and what must hold of it at the end; what is in the queue `tickets` then is given
     up.
     """
-    gate = ah.VersionGate(versions, **options)
+    gate = ah.version_gate.VersionGate(versions, **options)
     try:
         yield gate
     finally:
@@ -48,7 +52,7 @@ async def gate_of(
 
 async def produce(
     fixture: Fixture,
-    gate: ah.VersionGate,
+    gate: ah.version_gate.VersionGate,
     queue: asyncio.Queue[ah.version_gate.Ticket | None],
     **options: Any,
 ) -> None:
@@ -123,7 +127,7 @@ async def late(fixture: Fixture) -> None:
     versions = ah.MemoryStepStore()
 
     async def wait(secs: float) -> None:
-        with contextlib.suppress(ah.StepTimeoutError):
+        with contextlib.suppress(ah.errors.StepTimeoutError):
             async with gate.admit(timeout=secs):
                 await fixture.pause("late", 1)
 

@@ -24,7 +24,7 @@ from tests.support.waiting import forever
 
 @scenario("a hook waits for a step", hooks=1)
 async def step_waiter(fixture: Fixture) -> None:
-    hooks = [ah.GlobalStepWaiterHook(3), *fixture.hooks]
+    hooks = [ah.hooks.GlobalStepWaiterHook(3), *fixture.hooks]
 
     async def waiter() -> None:
         async with fixture.open(hooks=hooks) as session:
@@ -50,16 +50,16 @@ async def stop_ends_wait(fixture: Fixture) -> None:
         session.request_stop("enough")
 
     fixture.actions["h0.before_run"] = stop
-    session = fixture.session(hooks=[ah.GlobalStepWaiterHook(10), *fixture.hooks])
+    session = fixture.session(hooks=[ah.hooks.GlobalStepWaiterHook(10), *fixture.hooks])
     async with session:
         await fixture.run(session)
 
 
-@scenario("a wait for a step is too long", hooks=1, expect=ah.StepTimeoutError)
+@scenario("a wait for a step is too long", hooks=1, expect=ah.errors.StepTimeoutError)
 async def step_timeout(fixture: Fixture) -> None:
     fixture.actions["h0.before_run"] = lambda _: soon()
     async with fixture.open(
-        hooks=[ah.GlobalStepWaiterHook(10, timeout=5), *fixture.hooks]
+        hooks=[ah.hooks.GlobalStepWaiterHook(10, timeout=5), *fixture.hooks]
     ) as session:
         await fixture.run(session)
 
@@ -245,7 +245,7 @@ async def chief_and_worker(fixture: Fixture) -> None:
             graph, global_step=fixture.store, variables=fixture.variables
         )
         session = ah.AsyncMonitoredSession(
-            creator, hooks=[ah.GlobalStepWaiterHook(2)], name="worker"
+            creator, hooks=[ah.hooks.GlobalStepWaiterHook(2)], name="worker"
         )
         async with session:
             await session.run("train")

@@ -379,7 +379,7 @@ class Execution(Recorder):
                 source, registered, recovery=policy, **options
             )
         else:
-            record.session = ah.AsyncSingularMonitoredSession(source, registered, **options)
+            record.session = ah.session.AsyncSingularMonitoredSession(source, registered, **options)
         return record
 
     def _graph(self, session: SessionRecord) -> ah.Graph:

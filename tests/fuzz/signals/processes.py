@@ -194,7 +194,7 @@ def _check_end(case: Case, directory: Path, last_line: str) -> list[str]:
     if calls.get("begin") != 1 or calls.get("close") != 1 or calls.get("end", 0) != 1:
         problems.append(f"calls: {calls}")
     if len(case.numbers) == 1:
-        restored = asyncio.run(ah.Saver(directory).restore())
+        restored = asyncio.run(ah.checkpoint.Saver(directory).restore())
         if restored is None or restored.checkpoint.step != step:
             problems.append(f"the last save is {restored!r}, and it ended at step {step}")
     return problems

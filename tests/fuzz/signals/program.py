@@ -49,7 +49,7 @@ class WaitingHook(EveryPhaseHook):
             await asyncio.Event().wait()
 
 
-class WaitingListener(ah.CheckpointSaverListener):
+class WaitingListener(ah.hooks.CheckpointSaverListener):
     """Prints each save, and waits in it."""
 
     def __init__(self, hook: WaitingHook) -> None:
@@ -85,7 +85,7 @@ def make_session(options: argparse.Namespace, hook: WaitingHook) -> ah.AsyncMoni
         hook,
     ]
     if options.at == "wait":
-        hooks.append(ah.GlobalStepWaiterHook(wait_until_step=10**9))
+        hooks.append(ah.hooks.GlobalStepWaiterHook(wait_until_step=10**9))
     return ah.AsyncMonitoredSession(
         ah.ChiefSessionCreator(
             graph, checkpoint_dir=options.directory, scaffold=ah.Scaffold(init_fn=initialise)

@@ -246,7 +246,10 @@ class TrainingCluster(Cluster):
                 self.inbox.append(ticket.position)
 
     async def _work(self, process: Process, store: SharedStepStore) -> None:
-        graph, gate = ah.Graph(), ah.VersionGate(store, max_lag=self.world.chance.randrange(3))
+        graph, gate = (
+            ah.Graph(),
+            ah.version_gate.VersionGate(store, max_lag=self.world.chance.randrange(3)),
+        )
 
         @graph.operation
         async def next_step() -> int:
@@ -359,7 +362,7 @@ class _Watch(ah.SessionRunHook):
         self._cluster.fail_sometimes("before the save")
 
 
-class _Saves(ah.CheckpointSaverListener):
+class _Saves(ah.hooks.CheckpointSaverListener):
     """Reports what is durable."""
 
     def __init__(self, cluster: TrainingCluster, process: Process) -> None:
