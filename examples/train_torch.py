@@ -156,7 +156,7 @@ async def main(options: argparse.Namespace) -> int | None:
         if stopping.reason is None:  # how many steps follow until the stop depends on the machine
             stopping.report(step, result, {"model": result["weights"]})
 
-    evaluator = ah.EvaluatorHook(
+    evaluator = ah.hooks.EvaluatorHook(
         ah.in_thread(examination.evaluate),
         every=every,
         mode="background",

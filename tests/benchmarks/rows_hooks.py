@@ -211,7 +211,7 @@ async def no_effects(counts: Counts) -> AsyncIterator[Setup]:
         pass
 
     hooks = [
-        ah.EffectsHook({"publish": deliver, "charge": deliver}, run="r", when="commit"),
+        ah.hooks.EffectsHook({"publish": deliver, "charge": deliver}, run="r", when="commit"),
         *(NoOpHook() for _ in range(HOOKS)),
     ]
     async with AsyncExitStack() as stack:

@@ -89,7 +89,11 @@ class Failing(ah.hooks.CheckpointSaverListener):
     ],
 )
 async def test_an_error_of_a_listener_is_raised(
-    tmp_path: Path, listener: ah.CheckpointSaverListener, says: str, steps: list[int], last: int
+    tmp_path: Path,
+    listener: ah.hooks.CheckpointSaverListener,
+    says: str,
+    steps: list[int],
+    last: int,
 ) -> None:
     """Before a save in that run, which is not saved; after one in the next at the latest."""
     hook = saving(tmp_path, listeners=[listener])

@@ -35,9 +35,9 @@ def seldom_waiting(folder: Path, made_of: Any = lambda cls: cls) -> list[ah.Sess
     return [
         made_of(ah.CheckpointSaverHook)(folder, every=TENTH, background=False, save_on_begin=False),
         made_of(EvaluatorHook)(evaluate, every=TENTH),
-        made_of(ah.JSONLinesHook)(folder / "losses.jsonl", ["loss"]),
-        made_of(ah.GlobalStepWaiterHook)(0),
-        made_of(ah.LambdaHook)(after_run=notify, every=TENTH),
+        made_of(ah.hooks.JSONLinesHook)(folder / "losses.jsonl", ["loss"]),
+        made_of(ah.hooks.GlobalStepWaiterHook)(0),
+        made_of(ah.hooks.LambdaHook)(after_run=notify, every=TENTH),
         made_of(ah.LoggingHook)(["loss"], every=TENTH),
         made_of(ah.StopAtStepHook)(last_step=25),
     ]

@@ -67,9 +67,9 @@ HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
     "RecordingHook": lambda _: RecordingHook(fetches="loss", suspend=True),
     "StepCounterHook": lambda _: ah.hooks.StepCounterHook(EVERY_RUN),
     "StopAtStepHook": lambda _: ah.StopAtStepHook(num_steps=2),
-    "StopAtTimeHook": lambda _: ah.StopAtTimeHook(secs=3600),
-    "SummarySaverHook": lambda folder: ah.SummarySaverHook(folder, ["loss"], every=EVERY_RUN),
-    "WatchdogHook": lambda _: ah.WatchdogHook(3600),
+    "StopAtTimeHook": lambda _: ah.hooks.StopAtTimeHook(secs=3600),
+    "SummarySaverHook": lambda folder: ah.hooks.SummarySaverHook(folder, ["loss"], every=EVERY_RUN),
+    "WatchdogHook": lambda _: ah.hooks.WatchdogHook(3600),
 }
 
 

@@ -478,7 +478,7 @@ async def test_what_cannot_handle_is_refused() -> None:
         InvalidHookError,
         match="the handler of 'publish' is <built-in function len>; give a coroutine function",
     ):
-        ah.EffectsHook({"publish": len}, run="r")  # type: ignore[dict-item]
+        ah.hooks.EffectsHook({"publish": len}, run="r")  # type: ignore[dict-item]
     effects(publish=blocked, max_pending=1, drain_secs=0)  # the least
     two = [effects(publish=blocked, when="commit"), effects(charge=blocked, when="commit")]
     two[1].name = "second"

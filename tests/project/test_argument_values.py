@@ -66,8 +66,8 @@ def tracker_hook(**options: Any) -> TrackerHook:
     return TrackerHook(**{"tracker": ScriptedTracker(), **options})
 
 
-def effects_hook(**options: Any) -> ah.EffectsHook:
-    return ah.EffectsHook(**{"handlers": {"publish": evaluate}, "run": "r", **options})
+def effects_hook(**options: Any) -> ah.hooks.EffectsHook:
+    return ah.hooks.EffectsHook(**{"handlers": {"publish": evaluate}, "run": "r", **options})
 
 
 class Case(NamedTuple):
@@ -294,7 +294,7 @@ VALUES = [
         value("give a function", on_result=5),
     ),
     *refusals(
-        ah.StopAtTimeHook,
+        ah.hooks.StopAtTimeHook,
         value("give seconds", secs=-1),
     ),
     *refusals(
@@ -355,7 +355,7 @@ VALUES = [
     *refusals(
         saver_hook,
         value(every=10),
-        other("a listener", listeners=[ah.CheckpointSaverListener]),
+        other("a listener", listeners=[ah.hooks.CheckpointSaverListener]),
         value(checkpoint_dir=""),
         value("the URL is for `mirror=`", checkpoint_dir="s3://bucket/run"),
         value("give os.path.expanduser('~/run')", checkpoint_dir="~/run"),
@@ -445,9 +445,9 @@ HUGE = [10**400, 10**5000, -(10**5000)]
         (ah.Backoff, "initial_secs"),
         (ah.Every, "secs"),
         (ah.SignalPolicy, "grace_secs"),
-        (partial(ah.GlobalStepWaiterHook, 1), "timeout"),
-        (ah.StopAtTimeHook, "secs"),
-        (partial(ah.EarlyStoppingHook, "loss", patience=1), "min_delta"),
+        (partial(ah.hooks.GlobalStepWaiterHook, 1), "timeout"),
+        (ah.hooks.StopAtTimeHook, "secs"),
+        (partial(ah.hooks.EarlyStoppingHook, "loss", patience=1), "min_delta"),
         (ManualClock().advance, "secs"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -365,7 +365,7 @@ async def test_a_successor_frees_the_places_of_lost_items(tmp_path: Path, saves:
 
     async with FakeStepStore(engine, on_lost="keep") as versions:
         peer = versions.publisher("a worker at work")
-        gate = ah.VersionGate(versions, max_lag=0)
+        gate = ah.version_gate.VersionGate(versions, max_lag=0)
         await lead(3)
         assert await versions.value() == (1, 3)
         async with gate.admit():
@@ -394,7 +394,7 @@ async def test_a_recovery_at_the_same_step_frees_the_places_of_lost_items(tmp_pa
                 items.put_nowait(ticket.position)
 
     async with FakeStepStore(engine) as steps, FakeStepStore(engine) as versions:
-        gate = ah.VersionGate(versions, max_lag=0)
+        gate = ah.version_gate.VersionGate(versions, max_lag=0)
         working = asyncio.create_task(work())
         creator = ah.ChiefSessionCreator(learn, checkpoint_dir=tmp_path, global_step=steps)
         hooks = [

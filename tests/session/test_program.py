@@ -235,8 +235,8 @@ def test_a_healthy_program_logs_no_warning(
             hooks = [
                 ah.StopAtStepHook(last_step=last),
                 ah.CheckpointSaverHook(tmp_path / "checkpoints", every=ah.Every(steps=2)),
-                ah.EffectsHook({"row": deliver}, run="r"),
-                ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), mode="background"),
+                ah.hooks.EffectsHook({"row": deliver}, run="r"),
+                ah.hooks.EvaluatorHook(evaluate, every=ah.Every(steps=2), mode="background"),
                 TrackerHook(
                     TensorBoardTracker(tmp_path / "events"),
                     {"total": "total"},

@@ -39,7 +39,7 @@ class _Inbox:
         writer.close()
 
 
-class _DieAfterSave(ah.CheckpointSaverListener):
+class _DieAfterSave(ah.hooks.CheckpointSaverListener):
     """Kills the process after the save of a step, when all places of the gate are shipped."""
 
     def __init__(self, step: int, inbox: _Inbox) -> None:
@@ -71,7 +71,7 @@ async def learn(url: str, directory: Path, steps: int, killed_at: int) -> None:
         store(url) as versions,
     ):
         print("ready", flush=True)
-        gate = ah.VersionGate(versions, max_lag=MAX_LAG)
+        gate = ah.version_gate.VersionGate(versions, max_lag=MAX_LAG)
 
         async def use_item() -> None:
             while gate.lag_of(await inbox.items.get()) > MAX_LAG:
@@ -94,7 +94,7 @@ async def learn(url: str, directory: Path, steps: int, killed_at: int) -> None:
 async def work(url: str, directory: Path) -> None:
     """Send items until the learner has finished."""
     async with store(url) as versions:
-        gate = ah.VersionGate(versions, max_lag=MAX_LAG)
+        gate = ah.version_gate.VersionGate(versions, max_lag=MAX_LAG)
         try:
             while True:
                 async with gate.admit() as ticket:

@@ -326,10 +326,10 @@ def check_effects(run_context: ah.SessionRunContext) -> None:
         assert_type(effect.step, int)
         return 0
 
-    ah.EffectsHook({"publish": send}, run="r", when="commit", max_pending=3)
-    ah.EffectsHook({"publish": send})  # type: ignore[call-arg]
-    ah.EffectsHook({"publish": print}, run="r")  # type: ignore[dict-item]
-    ah.EffectsHook({"publish": send}, run="r", when="later")  # type: ignore[arg-type]
+    ah.hooks.EffectsHook({"publish": send}, run="r", when="commit", max_pending=3)
+    ah.hooks.EffectsHook({"publish": send})  # type: ignore[call-arg]
+    ah.hooks.EffectsHook({"publish": print}, run="r")  # type: ignore[dict-item]
+    ah.hooks.EffectsHook({"publish": send}, run="r", when="later")  # type: ignore[arg-type]
     ah.effect("publish", {"version": 1}, recorder="trainer")
     run_context.effect("publish")
     run_context.effect("publish", None, "trainer")  # type: ignore[call-arg]

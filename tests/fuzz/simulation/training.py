@@ -238,7 +238,7 @@ class TrainingCluster(Cluster):
 
     async def _ship(self, process: Process, store: SharedStepStore) -> None:
         """Ship items to the latest trainer, dead or alive."""
-        gate = ah.VersionGate(store, max_lag=self.world.chance.randrange(3))
+        gate = ah.version_gate.VersionGate(store, max_lag=self.world.chance.randrange(3))
         while not self.over:
             async with gate.admit() as ticket:
                 while self.inbox is None:
