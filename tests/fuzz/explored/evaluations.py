@@ -29,7 +29,7 @@ class WatchedEvaluator(ah.hooks.EvaluatorHook):
         async def watched_work(run: Any) -> None:
             await self.probe.watch("worker", work, run)
 
-        self._queue._work = watched_work  # type: ignore[method-assign, assignment]
+        self._queue._work = watched_work  # type: ignore[method-assign]
 
 
 def evaluator(fixture: Fixture, **options: Any) -> WatchedEvaluator:
