@@ -292,7 +292,11 @@ class WritingHook(FetchingHook):
     # How many records may be unwritten before a run waits.
     _max_queue: ClassVar[int] = 1000
 
-    def __init__(self, values: Values, every: Every) -> None:
+    def __init__(
+        self,
+        values: Values,
+        every: Every,
+    ) -> None:
         check_instance(every, Every, "every")
         self._values = checked_values(values)
         super().__init__(self._values, every)

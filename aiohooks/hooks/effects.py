@@ -307,7 +307,11 @@ class EffectsHook(ResettingHook):
         elif len(self._unsaved) >= self._max_pending and self._coord is not None:
             self._coord.events.request_save()
 
-    def _add(self, step: int, recorded: list[tuple[str, Any, str]]) -> None:
+    def _add(
+        self,
+        step: int,
+        recorded: list[tuple[str, Any, str]],
+    ) -> None:
         if step < self._step:
             # No checkpoint was restored, so this step is not a repetition and needs new keys.
             self._resets += 1

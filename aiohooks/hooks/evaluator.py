@@ -359,7 +359,11 @@ class EvaluatorHook(SessionRunHook):
                 "catch that in eval_fn and return the result so far",
             ) from error
 
-    async def _keep_result(self, step: int, result: Any) -> None:
+    async def _keep_result(
+        self,
+        step: int,
+        result: Any,
+    ) -> None:
         """Keep a result, and pass it to the other hooks and to `on_result`."""
         self._evaluated_step = step
         self.results.pop(step, None)
@@ -407,7 +411,11 @@ class _Evaluations(Queue[Evaluation]):
         """Whether an evaluation has failed, and its error has not been raised."""
         return bool(self.failures)
 
-    def reopen(self, session: Session, coord: Coordinator) -> None:
+    def reopen(
+        self,
+        session: Session,
+        coord: Coordinator,
+    ) -> None:
         """Use a new session, which makes the evaluations that have not ended or have failed."""
         self.coord = coord
         self._task = None
