@@ -425,7 +425,6 @@ VALUES = [
     *refusals(
         KeepBest,
         other(" is 0", "give ", k=0, metric="loss"),
-        other(" is ''", "give ", k=1, metric=""),
         other(" is 'least'", "give ", k=1, metric="loss", mode="least"),
     ),
     *refusals(
