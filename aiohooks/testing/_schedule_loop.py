@@ -27,11 +27,12 @@ _MOST_TURNS = 10_000
 """After so many turns of the loop without progress of a task, the loop stops."""
 _IDLE_TURNS = 50
 """The time jumps after so many turns in which only callbacks ran."""
-_THREAD_SECS = 2.0
+_THREAD_SECS = 10.0
 """How long, in real time, the loop waits for a working thread."""
 _LOCK_SECS = 0.05
 """How long, in real time, the loop waits for a thread of the program that waits for a lock or a
-queue, which may have been released just now.
+queue, which may have been released just now. Before a deadlock it waits longer, also for an idle
+worker, which may have taken its work just now.
 """
 _POLL_SECS = 0.005
 _REJECTED = (
@@ -160,21 +161,23 @@ class _Selector(selectors.DefaultSelector):
                 return super().select(0)
             # The callbacks of a cancelled anyio scope run again and again, until a task ends.
             timeout = loop.secs_to_timer()
-        events = self._wait_for_threads()
+        events = self._wait_for_threads(is_deadlock=timeout is None)
         if not events and timeout is None:
             return self._stop()
         if not events and not loop.stuck_because:
             loop.secs += timeout or 0
         return events
 
-    def _wait_for_threads(self) -> list[Any]:
+    def _wait_for_threads(self, is_deadlock: bool) -> list[Any]:
         """Return the events of files; wait for the first while threads work."""
         start = time.monotonic()
         while True:
             # A thread wakes the loop before it becomes idle, so look at threads before files.
-            places = self.loop.busy_threads()
+            places = self.loop.busy_threads(is_deadlock)
             working = [place for place, may_be_idle in places if not may_be_idle]
-            limit = _LOCK_SECS if places else 0.0
+            limit = 0.0
+            if places:
+                limit = 1.0 if is_deadlock else _LOCK_SECS
             if working:
                 limit = _THREAD_SECS
             is_late = time.monotonic() - start >= limit
@@ -246,20 +249,19 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
             return None
         return max(timers[0].when() - self.secs, 0)
 
-    def busy_threads(self) -> list[tuple[str, bool]]:
+    def busy_threads(self, with_idle: bool) -> list[tuple[str, bool]]:
         """Return where threads are that were started inside of the loop, and whether they may be
-        idle, as they wait for a lock.
-
-        Idle workers of pools are left out, and others have work.
+        idle, as they wait for a lock; idle workers of pools only on request.
         """
         frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
         places: list[tuple[str, bool]] = []
         for thread in {*threading.enumerate()} - self._threads:
             frame = frames.get(thread.ident or 0)
-            if frame is not None and (_has_work(thread) or not is_idle_worker(thread)):
+            is_idle = is_idle_worker(thread) and not _has_work(thread)
+            if frame is not None and (with_idle or not is_idle):
                 is_in_lock = frame.f_code.co_filename.endswith(LOCK_FILES)
                 is_worker = thread.name.startswith(WORKER_NAMES)
-                places.append((location(frame), is_in_lock and not is_worker))
+                places.append((location(frame), is_idle or (is_in_lock and not is_worker)))
         return places
 
 

@@ -26,7 +26,6 @@ from aiohooks.testing.exploration import explore
 from aiohooks.testing.hooks import FaultInjectionHook, RecordingHook
 from aiohooks.testing.leaks import no_leaks
 
-_NO_PAUSES = RecoveryPolicy(backoff=Backoff(initial_secs=0))
 _Faults = Mapping[tuple[str, int], BaseException | Callable[[], Any]]
 """What another hook raises or calls, by method and number of the call."""
 _NO_FAULTS: _Faults = {}
@@ -57,7 +56,9 @@ class _Case(NamedTuple):
         before = RecordingHook("before", suspend=suspend)
         after = RecordingHook("after", suspend=suspend)
         hooks = [before, hook, FaultInjectionHook(faults), *others, after]
-        made = AsyncMonitoredSession(self.make_source(), hooks, recovery=_NO_PAUSES)
+        made = AsyncMonitoredSession(
+            self.make_source(), hooks, recovery=RecoveryPolicy(backoff=Backoff(initial_secs=0))
+        )
         async with made as session:
             for _ in range(runs):
                 if session.should_stop():  # the hook may stop it
