@@ -16,7 +16,7 @@ def list_checkpoints(directory: str) -> int:
     Change nothing.
 
     Returns:
-        0 if there is a checkpoint and none is damaged (those set aside earlier do not count),
+        0 if there is a checkpoint and none is damaged (checkpoints set aside earlier do not count),
         otherwise 1.
     """
     path = Path(directory)

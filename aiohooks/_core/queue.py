@@ -74,8 +74,8 @@ class Queue(abc.ABC, Generic[T]):
     async def put(self, item: T) -> None:
         """Add an item. Wait while the queue is full. Waiting callers get places in their order.
 
-        A stop of the session whose run waits here ends the wait: the item is added all the same,
-        and the end of the session takes care of it.
+        A stop or failure of the session whose run waits here ends the wait: the item is added all
+        the same, and the end of the session takes care of it.
         """
         if self.put_nowait(item):
             return
@@ -83,8 +83,13 @@ class Queue(abc.ABC, Generic[T]):
         self._places.append(place)
         self._wait_log.begin(place)
         try:
-            with contextlib.suppress(StopRequestedError):
+            try:
                 await until_stop(place, current_run())
+            except StopRequestedError:
+                pass
+            except Exception:  # of a task that has failed, so that the session ends, too
+                self.add(item)
+                raise
             self.add(item)
         finally:
             self._wait_log.end(place)

@@ -73,7 +73,7 @@ class PrometheusHook(SessionRunHook):
         """Create the hook.
 
         Args:
-            registry: the registry of the metrics; by default the registry of the process.
+            registry: the registry of the metrics, by default the registry of the process.
         """
         check_instance(registry, CollectorRegistry, "registry")
         self._registry = registry

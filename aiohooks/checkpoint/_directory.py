@@ -301,7 +301,7 @@ class CheckpointDirectory:
         return manifest, _encoding.decode(data, arrays)
 
     def restore(self, step: int | None) -> Restored | None:
-        """Restore the newest good checkpoint, or that of a step; see `Saver.restore`."""
+        """Restore the newest good checkpoint, or that of a step. See `Saver.restore`."""
         failure = f"no checkpoint could be restored from {self.path}"
         if not self._read_only:
             with self._writing(failure) as directory:

@@ -327,7 +327,7 @@ class _Encoder:
         return name
 
     def _enter(self) -> None:
-        """Begin to convert the values in a container; the last of the path is for their keys."""
+        """Begin to convert the values in a container. The last of the path is for their keys."""
         if len(self._path) >= MAX_DEPTH:
             place = _place(self._path[:4])
             raise InvalidArgumentError(

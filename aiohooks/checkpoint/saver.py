@@ -203,7 +203,7 @@ class Saver:
         If there is a newer one in the mirror that verifies, it is downloaded first.
 
         Args:
-            step: the global step of the checkpoint; None for the newest.
+            step: the global step of the checkpoint, or None for the newest.
 
         Raises:
             CorruptCheckpointError: there are checkpoints, or some that were set aside before, and

@@ -191,7 +191,7 @@ def _access(generator: Any) -> _Access:
 
 
 def _global_generators() -> dict[str, _Access]:
-    """Return those of the packages that the program has imported."""
+    """Return the generators of packages that the program has imported."""
     generators = {"python": _access(random)}
     numpy = cast("Any", sys.modules.get("numpy"))
     if numpy is not None:

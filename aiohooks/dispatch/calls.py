@@ -78,7 +78,7 @@ class HookStatus(NamedTuple):
         last_error: the last error, as text.
         dropped: the calls that were not made, or were cancelled, because the group was left, and
             those that were not made because the hook was disabled.
-        disabled_since: when the hook was disabled, in Unix time; None if it is not disabled.
+        disabled_since: when the hook was disabled, in Unix time, or None if it is not disabled.
         pending: the background calls that wait or run.
     """
 

@@ -81,7 +81,7 @@ class Composite:
         registered: RegisteredHook,
         points: Sequence[Point],
     ) -> None:
-        """Add a hook that implements these methods; this applies from the next call."""
+        """Add a hook that implements these methods. This applies from the next call."""
         key = identity(registered.hook)
         self._by_identity.setdefault(key, []).append(registered)
         self.hooks[registered] = points

@@ -176,7 +176,7 @@ class HookGroup(Generic[K]):
         self._composite.insert(registered, points)
 
     def remove(self, hook: object) -> None:
-        """Remove a hook, or a function that was added with `on`; this applies from the next call.
+        """Remove a hook, or a function that was added with `on`. This applies from the next call.
 
         A hook that was entered is exited when the calls that have begun by now have ended.
 
@@ -500,7 +500,7 @@ def compose_functions(
     Args:
         functions: coroutine functions and plain ones, or registrations made by `configure`, at
             least one.
-        results: how the results of several become one, if they return any; see `point`.
+        results: how the results of several become one, if they return any. See `point`.
 
     Raises:
         InvalidHookError: one cannot be called as the first one is, or has an option that cannot

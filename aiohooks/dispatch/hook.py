@@ -75,7 +75,7 @@ def configure(
     hook: object,
     **options: Unpack[HookOptions],
 ) -> HookRegistration:
-    """Return a registration of `hook` that says how its methods are called; the hook itself is
+    """Return a registration of `hook` that says how its methods are called. The hook itself is
     unchanged.
 
     Example: `hooks=[configure(MetricsHook(), timeout=5.0, on_error="log")]`.
@@ -95,7 +95,7 @@ def configure(
             alongside the code that follows. A failure is raised by the next call of the hook, or at
             the end, or logged. In a session this is `after_run`.
 
-            `max_pending`: how many background calls may be queued; the caller waits while there are
+            `max_pending`: how many background calls may be queued. The caller waits while there are
             as many. Code of a background call, which other queues may wait for, never waits.
 
             `disable_after`: take the hook out of the calls, with a warning, when it has failed this

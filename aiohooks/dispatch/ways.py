@@ -242,7 +242,7 @@ class Point:
         way: Combination,
         annotations: _Annotations,
     ) -> str:
-        """Choose the argument that a way is about; return why the way cannot hold, or no text."""
+        """Choose the argument that a way is about. Return why the way cannot hold, or no text."""
         does = _ARGUMENT_OF.get(way.way)
         if does is None:
             return ""
@@ -349,7 +349,7 @@ class _Annotations:
 
 
 class _Unknown:
-    """Stands for a class that exists for type checkers only; each name has a subclass."""
+    """Stands for a class that exists for type checkers only. Each name has a subclass."""
 
     def __class_getitem__(cls, parameters: object) -> Any:
         return cls
@@ -366,7 +366,7 @@ def annotations_of(
     function: Any,
     names: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the evaluated annotations of a function, by parameter; `names` may not be global.
+    """Return the evaluated annotations of a function, by parameter. `names` may not be global.
 
     An annotation that cannot be evaluated stays as it is.
     """

@@ -426,7 +426,7 @@ def _default_of(graph: Graph) -> _Default:
 
 
 def make_default(graph: Graph) -> Token[Any]:
-    """Make a graph the default of the current context; return the token that undoes this."""
+    """Make a graph the default of the current context. Return the token that undoes this."""
     return _default_graph.set(_default_of(graph))
 
 

@@ -106,7 +106,7 @@ class CheckpointSaverHook(ScheduledHook):
                 kept, or None for the directory that the session's creator restores from.
             every: when to save.
             listeners: awaited around each save.
-            background: whether training continues during a write; if not, the step waits until the
+            background: whether training continues during a write. If not, the step waits until the
                 checkpoint is durable.
             save_on_begin: whether to save before the first run, unless the session was restored at
                 that step.

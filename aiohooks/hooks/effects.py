@@ -233,7 +233,7 @@ class EffectsHook(ResettingHook):
         return len(self._ready()) >= self._max_pending
 
     async def end(self, session: Session) -> None:
-        """Deliver the remaining effects, except those that wait for the last checkpoint."""
+        """Deliver the remaining effects, unless they wait for the last checkpoint."""
         await self._drain(self._drain_secs)
 
     async def close(self, exc: BaseException | None) -> None:

@@ -161,7 +161,7 @@ class EvaluatorHook(SessionRunHook):
             on_result: called with each step and its result, such as `stopping.report`. An error of
                 it is an error of the evaluation.
             max_results: how many results to keep, the newest ones.
-            name: the name of its state in checkpoints; needed if a session has several of these
+            name: the name of its state in checkpoints, needed if a session has several of these
                 hooks.
 
         Raises:

@@ -107,7 +107,7 @@ class NanHook(SessionRunHook):
 
         Args:
             value: a node or name.
-            fail_on_nan_loss: raise an error; otherwise log a warning and request a stop.
+            fail_on_nan_loss: raise an error. Otherwise log a warning and request a stop.
 
         Raises:
             InvalidArgumentError: no value.

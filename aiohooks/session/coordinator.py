@@ -237,8 +237,8 @@ class RequestMethods(abc.ABC):
         return self.requests.stop_reason
 
     def request_drain(self, reason: str | None = None) -> None:
-        """Request that nothing new is begun and what is under way is finished, and then a stop;
-        from any thread.
+        """Request that current work is finished, without beginning any other, and then a stop, from
+        any thread.
 
         Loops over `session.steps` use the elements that were taken ahead, or are in their queue,
         and take no others. When all of them have ended, a stop is requested. Producers that do not

@@ -245,7 +245,7 @@ class _Creator:
         global_step: StepStore | None,
         variables: Variables | None,
     ) -> None:
-        """Check the arguments of a creator; parts that are None are made."""
+        """Check the arguments of a creator. Parts that are None are made."""
         check_instance(scaffold, Scaffold, "scaffold", optional=True)
         check_instance(global_step, StepStore, "global_step", optional=True)
         check_instance(variables, Variables, "variables", optional=True)

@@ -370,8 +370,8 @@ class AsyncMonitoredSession(RequestMethods):
         """Call the hooks' `begin`, create the raw session, and pass it to the hooks.
 
         Raises:
-            BaseException: the error of a hook or of the creation, also one that would end the block
-                cleanly.
+            BaseException: the error of a hook or of the creation, even an error that would end the
+                block cleanly.
         """
         if WHY_VARIABLE in os.environ:
             from aiohooks.session.why import enable_why  # seldom needed

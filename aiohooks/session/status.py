@@ -184,7 +184,7 @@ def status_of(session: AnySession) -> SessionStatus:
 
 
 def _activities(session: AnySession) -> list[Activity]:
-    """Return the most specific current activities: calls and operations; else the run, the block or
+    """Return the most specific current activities: calls and operations, or else the run, block or
     the session itself.
     """
     calls = _call_activities(session)

@@ -27,7 +27,7 @@ _Choose = Callable[[str, Sequence[Any], Callable[[Any], str], str], Any]
 
 
 class Network:
-    """The servers, and what the schedule does to messages."""
+    """The servers, and the effects of the schedule on messages."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, choose: _Choose) -> None:
         """Let the streams of `loop` use it; `choose` is that of the run."""
@@ -54,7 +54,7 @@ class Network:
         port = port or next(self._ports)
         if port in self.servers:
             raise OSError(errno.EADDRINUSE, f"port {port} is in use")
-        server = _Server(self, factory, host, port)
+        server = _Server(self, factory, host or "127.0.0.1", port)
         self.servers[port] = server
         return server
 
@@ -137,12 +137,18 @@ class _Server(asyncio.AbstractServer):
         """Return the address, as the only item of `sockets`."""
         return self.address
 
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._network.loop
+
     def is_serving(self) -> bool:
         return self in self._network.servers.values()
 
     def close(self) -> None:
         if self.is_serving():
             del self._network.servers[self.address[1]]
+
+    async def start_serving(self) -> None:
+        """Do nothing: a server accepts connections from its beginning."""
 
     async def serve_forever(self) -> None:
         try:

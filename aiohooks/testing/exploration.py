@@ -45,7 +45,7 @@ from aiohooks.testing.leaks import collected_from_finalizers
 P = ParamSpec("P")
 T = TypeVar("T")
 Disturbance = Literal["order", "slow", "failure", "choice", "cancel", "event"]
-"""What disturbs a program; see `explore`."""
+"""What disturbs a program. See `explore`."""
 DISTURBANCES: tuple[Disturbance, ...] = get_args(Disturbance)
 _RATES = {
     "order": (0.0, 0.1, 0.4, 0.8),
@@ -119,7 +119,7 @@ async def explore(
 
     Args:
         program: a coroutine function without arguments.
-        seeds: the number of random schedules; or their seeds: `range(1_000, 2_000)`. A schedule
+        seeds: the number of random schedules, or their seeds: `range(1_000, 2_000)`. A schedule
             without a disturbance comes first.
         disturb: the kinds of disturbances.
         exhaust: in place of random schedules, try all with so many disturbances at most. Of one

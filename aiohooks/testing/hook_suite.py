@@ -131,7 +131,7 @@ async def passes_on_cancels(case: _Case) -> None:
 
 
 async def restores_its_state(case: _Case) -> None:
-    """The state of a hook with a `state_dict` is written to a checkpoint; another object has it
+    """The state of a hook with a `state_dict` is written to a checkpoint. Another object has it
     when its session begins.
     """
     if not is_stateful(registration_of(case.make()).hook):
@@ -193,12 +193,12 @@ async def check_hook(
         check: a name from `hook_checks`; if left out, all are run.
         make_source: returns a step or a graph, for each session; by default a step whose result is
             `{"loss": 1.0}`.
-        fetches: what each run fetches besides what the hook asks for.
-        feed_dict: what each run is fed.
+        fetches: the fetches of each run, in addition to the hook's own.
+        feed_dict: the feeds of each run.
 
     Raises:
         InvalidArgumentError: there is no check of that name.
-        AssertionError: a check failed; the message or a note names it.
+        AssertionError: a check failed. The message or a note names it.
         BaseException: an error of the hook, with a note that names the check.
     """
     case = _Case(make, make_source, fetches, feed_dict)

@@ -72,7 +72,7 @@ class no_leaks:
 
     def __init__(self) -> None:
         self.leaks: tuple[str, ...] = ()
-        """The leaks that were found, one line each; set after the block."""
+        """The leaks that were found, one line each, set after the block."""
         self._before: _State
         self._errors: list[str] = []
         self._restore = contextlib.ExitStack()

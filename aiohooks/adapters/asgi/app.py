@@ -112,7 +112,7 @@ class SessionService:
             allowed_hosts: the host names of the service, besides `localhost` and addresses.
             allow_remote: serve other machines as well; for services behind a proxy, or a middleware
                 of the application, that controls access.
-            grace_secs: how long the loop may continue after a stop; then it is cancelled, and has
+            grace_secs: how long the loop may continue after a stop. Then it is cancelled, and has
                 as long again.
             drain_secs: how long the session may finish its current work, after a signal, the
                 server's end or `POST drain`, before it is stopped: `session.request_drain`. A

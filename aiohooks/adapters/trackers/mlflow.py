@@ -38,7 +38,7 @@ class MLflowTracker:
         Args:
             experiment: the name of the experiment.
             run_name: the name of the run, one for each training, without quotes.
-            tracking_uri: a server or a folder; by default the one that MLflow is configured for.
+            tracking_uri: a server or a folder, by default as MLflow is configured.
         """
         self.experiment: str = experiment
         self.run_name: str = run_name

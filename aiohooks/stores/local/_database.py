@@ -337,7 +337,7 @@ class RunDatabase:
 
     @contextlib.contextmanager
     def _change(self) -> Generator[RunState]:
-        """Let the block change the state in a transaction; then wake the processes that wait."""
+        """Let the block change the state in a transaction, then wake the processes that wait."""
         with self._locked(fcntl.LOCK_EX):
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
