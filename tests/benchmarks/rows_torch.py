@@ -1,0 +1,274 @@
+"""Rows about PyTorch: a training loop with everything against a bare one, and what a save costs the
+training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+import aiohooks as ah
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup, blocking_writes, imported
+from tests.benchmarks.rows_checkpoint import Training, opened_training
+
+STEPS = 500
+"""Steps from one checkpoint of the loop to the next."""
+STEP_SECS = 0.001
+"""What a step of the loop takes at least."""
+BATCH = 64
+
+
+@contextlib.contextmanager
+def _one_thread(torch: Any) -> Iterator[None]:
+    """Compute with one thread, which leaves a core for the write; more make steps of a millisecond
+    slower.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Network:
+    """A network and its optimizer."""
+
+    def __init__(self, torch: Any, frozen_bytes: int = 0, batch: int = BATCH) -> None:
+        """`frozen_bytes` is the size of a table in it that is not trained, and saved with the
+        rest.
+        """
+        nn, functional = torch.nn, torch.nn.functional
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)
+        )
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=1e-6
+        )  # what has converged has denormal numbers, and is slower
+        images, labels = torch.randn(batch, 64), torch.randint(0, 10, (batch,))
+        for number in range(frozen_bytes // 2_000_000):
+            self.model.register_buffer(f"table{number}", torch.randn(500, 1000))
+
+        def step() -> float:
+            loss = functional.cross_entropy(self.model(images), labels)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            found: float = loss.item()
+            return found
+
+        self.step: Callable[[], float] = step
+
+
+def batch_of(torch: Any, secs: float) -> int:
+    """Return how many examples a step has that takes so long on this machine."""
+    batch = BATCH
+    while True:
+        network, tried = Network(torch, batch=batch), list[float]()
+        for _ in range(20):
+            began = time.perf_counter()
+            network.step()
+            tried.append(time.perf_counter() - began)
+        if min(tried) >= secs:
+            return batch
+        batch += BATCH // 2
+
+
+@asynccontextmanager
+async def torch_loop(counts: Counts) -> AsyncIterator[Setup]:
+    """A loop with checkpoints, a log and records against one that only trains."""
+    torch = imported("torch", "torch")
+    with _one_thread(torch):
+        batch = batch_of(torch, STEP_SECS)
+    bare, trained = Network(torch, batch=batch), Network(torch, batch=batch)
+    steps = min(STEPS, 20 * counts.rounds)
+
+    async def train_step() -> dict[str, float]:
+        return {"loss": trained.step()}
+
+    async def by_hand(times: int) -> float:
+        began = time.perf_counter()
+        for _ in range(times * steps):
+            bare.step()
+        return time.perf_counter() - began
+
+    with _one_thread(torch), tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory:
+        tracked: dict[str, Any] = {
+            "model": trained.model,
+            "optimizer": trained.optimizer,
+            "random": ah.checkpoint.RandomState(),
+        }
+        creator = ah.ChiefSessionCreator(
+            train_step, scaffold=ah.Scaffold(tracked=tracked), checkpoint_dir=f"{directory}/run"
+        )
+        hooks = [
+            ah.CheckpointSaverHook(every=ah.Every(steps=STEPS)),
+            ah.LoggingHook({"loss": "loss"}, every=ah.Every(steps=100)),
+            ah.hooks.JSONLinesHook(f"{directory}/loss.jsonl", ["loss"], every=ah.Every(steps=10)),
+            ah.NanHook("loss"),
+        ]
+        async with ah.AsyncMonitoredSession(creator, hooks) as session:
+
+            async def in_session(times: int) -> float:
+                began = time.perf_counter()
+                for _ in range(times * steps):
+                    await session.run("loss")
+                return time.perf_counter() - began
+
+            yield Setup(
+                {"session": in_session, "by hand": by_hand},
+                [
+                    Figure(
+                        "500 steps of 1 ms in torch, with a checkpoint, log and records / the bare"
+                        " loop",
+                        1.1,
+                        "session",
+                        "by hand",
+                    )
+                ],
+                most_times=1,
+                most_rounds=15,
+            )
+
+
+@asynccontextmanager
+async def torch_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
+    """Training time lost to a save of a module and its optimizer, against a blocking `torch.save`
+    of them.
+    """
+    torch = imported("torch", "torch")
+    network = Network(torch, counts.checkpoint_bytes)
+    graph = ah.Graph()
+
+    @graph.train_op
+    def train() -> float:
+        return network.step()
+
+    def state() -> dict[str, Any]:
+        return {"model": network.model.state_dict(), "optimizer": network.optimizer.state_dict()}
+
+    async with AsyncExitStack() as stack:
+        stack.enter_context(_one_thread(torch))
+        training = await stack.enter_async_context(
+            opened_training(graph, counts, model=network.model, optimizer=network.optimizer)
+        )
+        await training.saved()  # the first copy needs new memory; the others use it again
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-"))
+        )
+        stack.enter_context(_process_group(torch))
+        checkpoint: Any = imported("torch", "torch.distributed.checkpoint")
+        by_hand = ByHand([tensor.numpy() for tensor in network.model.state_dict().values()])
+        stack.callback(by_hand.threads.shutdown)
+        work = (
+            f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB of"
+            " torch state"
+        )
+        theirs = "torch.save"
+        yield Setup(
+            {
+                "hook": training.lost_to(training.saved),
+                "torch.save": blocking_writes(directory, lambda file: torch.save(state(), file)),
+                "async_save": _saving(
+                    lambda path: checkpoint.async_save(state(), checkpoint_id=path),
+                    training,
+                    directory,
+                ),
+                "by hand": _saving(by_hand.save, training, directory),
+                "copy": by_hand.copy_alone,
+            },
+            [
+                Figure(f"{work} / a blocking torch.save and fsync", 0.15, "hook", theirs),
+                Figure(
+                    "the same by hand: a copy, and a thread that writes and syncs it",
+                    None,
+                    "by hand",
+                    theirs,
+                ),
+                Figure("that copy alone", None, "copy", theirs),
+                Figure(
+                    "the same with torch.distributed.checkpoint.async_save",
+                    None,
+                    "async_save",
+                    theirs,
+                ),
+            ],
+            most_times=1,
+            most_rounds=15,
+        )
+
+
+class ByHand:
+    """The least that a save in the background does: a copy in memory that is used again, and a
+    thread that writes it.
+    """
+
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Takes the memory of the tensors."""
+        self._arrays = arrays
+        self._copies = [array.copy() for array in arrays]
+        self.threads = ThreadPoolExecutor(1)
+
+    def copy(self) -> None:
+        """Copy the tensors."""
+        for copy, array in zip(self._copies, self._arrays, strict=True):
+            np.copyto(copy, array)
+
+    async def copy_alone(self, times: int) -> float:
+        """Copy them so many times: a lane."""
+        began = time.perf_counter()
+        for _ in range(times):
+            self.copy()
+        return time.perf_counter() - began
+
+    def save(self, path: Path) -> Future[None]:
+        """Copy them, and begin to write the copies."""
+        self.copy()
+        return self.threads.submit(self._write, path)
+
+    def _write(self, path: Path) -> None:
+        checksum = 0
+        with path.open("wb", buffering=0) as file:
+            for copy in self._copies:
+                data = memoryview(cast("Any", copy))
+                checksum = zlib.crc32(data, checksum)
+                file.write(data)
+            os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _process_group(torch: Any) -> Iterator[None]:
+    """Make the group of this process alone, which `async_save` needs."""
+    distributed: Any = imported("torch", "torch.distributed")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def _saving(save: Callable[[Path], Future[Any]], training: Training, directory: Path) -> Lane:
+    """Return a lane: the training time lost to `save`, which begins to write to a path."""
+
+    async def saved() -> tuple[int, float]:
+        with tempfile.TemporaryDirectory(dir=directory) as there:
+            began = time.perf_counter()
+            saving = save(Path(there, "state"))
+            secs = time.perf_counter() - began
+            made, more = await training.steps_until(saving.done)
+            saving.result()
+        return made, secs + more
+
+    return training.lost_to(saved)
