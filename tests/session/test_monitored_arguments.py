@@ -64,7 +64,7 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...]]] = {
         [hook_overriding],
         ("hook_overriding", "not a SessionRunHook", '@hook("after_run")'),
     ),
-    "generator": ([Yielding()], ("Yielding.after_run is a generator", "async def")),
+    "generator": ([Yielding()], ("Yielding.after_run is an async generator", "async def")),
     "twice": (
         [TWICE, Silent(), ah.configure(TWICE, order=1)],
         ("Silent object", "twice", "make two objects"),
