@@ -15,7 +15,7 @@ import struct
 import tempfile
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.process import BaseProcess, parent_process
@@ -86,6 +86,7 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
     checkpoint_dir: str | os.PathLike[str] | None = None,
     max_restarts: int = 3,
     stop_grace_secs: float = 10.0,
+    store_options: Mapping[str, Any] | None = None,
 ) -> list[T]:
     """Run `main(task, *args)` for the chief and each worker, in processes of this machine.
 
@@ -113,6 +114,7 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
         checkpoint_dir: see `run_tasks`.
         max_restarts: how often each task may be restarted.
         stop_grace_secs: how long a process may take to end after SIGTERM.
+        store_options: further arguments of `open_step_store`; `on_lost` is "keep" by default.
 
     Returns:
         The results: the chief's, then the workers'.
@@ -130,7 +132,7 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
             " (redis://)"
         )
     spec = make_spec(main, args, num_workers, run, checkpoint_dir)
-    spec = with_process_options(spec, max_restarts, stop_grace_secs)
+    spec = with_process_options(spec, max_restarts, stop_grace_secs, store_options)
     if str(store).startswith("memory:"):
         raise InvalidArgumentError(
             f"store={store!r} is for one process; leave it out, or give local:///directory"

@@ -69,6 +69,7 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
     max_restarts: int = 3,
     stop_grace_secs: float = 10.0,
     task_options: Mapping[str, Any] | None = None,
+    store_options: Mapping[str, Any] | None = None,
 ) -> list[T]:
     """Run `main(task, *args)` for the chief and each worker, as tasks on a Ray cluster.
 
@@ -95,6 +96,7 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
         stop_grace_secs: how long a task may take to end after it was interrupted.
         task_options: options of `ray.remote`: `num_cpus`, `num_gpus`, `resources`, `runtime_env`,
             ...
+        store_options: further arguments of `open_step_store`; `on_lost` is "keep" by default.
 
     Returns:
         The results: the chief's, then the workers'.
@@ -105,7 +107,7 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
         StoreUnavailableError: there is no such cluster.
     """
     spec = make_spec(main, args, num_workers, run, checkpoint_dir)
-    spec = with_process_options(spec, max_restarts, stop_grace_secs)
+    spec = with_process_options(spec, max_restarts, stop_grace_secs, store_options)
     spec = dataclasses.replace(spec, url="ray://aiohooks")
     check_mapping(task_options, "task_options")
     store = spec.open_store()

@@ -8,8 +8,8 @@ import os
 import secrets
 import signal
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +22,7 @@ from aiohooks._core.validate import (
     check_callable,
     check_checkpoint_dir,
     check_instance,
+    check_mapping,
     check_secs,
     checked_int,
     is_coroutine_function,
@@ -96,6 +97,7 @@ class TaskSpec:
     num_workers: int
     run: str
     checkpoint_dir: Path | None
+    store_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     max_restarts: int = 0
     backoff: Backoff = Backoff(initial_secs=0.5, max_secs=30.0)
     stop_grace_secs: float = 2.5
@@ -111,7 +113,8 @@ class TaskSpec:
     def open_store(self) -> StepStore:
         """Return a step store of the run."""
         # Waits for a step continue while a task restarts.
-        return open_step_store(self.url, run=self.run, on_lost="keep")
+        options = {"on_lost": "keep", **self.store_options}
+        return open_step_store(self.url, run=self.run, **options)
 
     def call(self, store: StepStore) -> Coroutine[Any, Any, Any]:
         """Call `main` with the task, and return its coroutine."""
@@ -157,7 +160,12 @@ def make_spec(
     return TaskSpec(main, args, num_workers, run, checkpoint_dir)
 
 
-def with_process_options(spec: TaskSpec, max_restarts: int, stop_grace_secs: float) -> TaskSpec:
+def with_process_options(
+    spec: TaskSpec,
+    max_restarts: int,
+    stop_grace_secs: float,
+    store_options: Mapping[str, Any] | None,
+) -> TaskSpec:
     """Return a copy of the spec with the options of launchers that start processes.
 
     Raises:
@@ -165,7 +173,13 @@ def with_process_options(spec: TaskSpec, max_restarts: int, stop_grace_secs: flo
     """
     max_restarts = checked_int(max_restarts, "max_restarts", expected="a whole number, 0 for none")
     check_secs(stop_grace_secs, "stop_grace_secs")
-    return replace(spec, max_restarts=max_restarts, stop_grace_secs=stop_grace_secs)
+    check_mapping(store_options, "store_options")
+    return replace(
+        spec,
+        max_restarts=max_restarts,
+        stop_grace_secs=stop_grace_secs,
+        store_options=store_options or {},
+    )
 
 
 # In the task's process.

@@ -111,7 +111,7 @@ async def test_a_worker_that_ends_while_the_chief_is_dead(successor: str, result
             await worker_ended.wait()
         return attempt
 
-    spec = with_process_options(make_spec(_no_task, (), 1, None, None), 1, 1.0)
+    spec = with_process_options(make_spec(_no_task, (), 1, None, None), 1, 1.0, None)
     spec = dataclasses.replace(spec, backoff=Backoff(initial_secs=0))
     async with MemoryStepStore() as store:
         found = await supervise(
@@ -134,6 +134,8 @@ async def _no_task(task: Task) -> None: ...
         ({"store": "memory://"}, "store='memory://' is for one process"),
         ({"store": "redsi://h"}, "unknown kind of step store 'redsi'; did you mean 'redis'"),
         ({"store": 7}, "url is 7; give"),
+        ({"store_options": {"on_last": "keep"}}, "no option 'on_last'; did you mean 'on_lost'"),
+        ({"store_options": []}, "store_options is \\[\\]"),
         ({"run": ""}, "run='': give a printable name"),
         ({"args": "x"}, "args is 'x'; give a tuple"),
         ({"checkpoint_dir": 3}, "checkpoint_dir is 3; give the path"),

@@ -54,7 +54,7 @@ async def _end(task: Task, how: Any) -> Any:
 def spec_of(how: Any = 7, stop_grace_secs: float = 1.0) -> TaskSpec:
     spec = make_spec(_end, (how,), 1, "r", None)
     spec = dataclasses.replace(spec, backoff=Backoff(initial_secs=0))
-    return with_process_options(spec, 1, stop_grace_secs)
+    return with_process_options(spec, 1, stop_grace_secs, None)
 
 
 def run(how: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from aiohooks import Backoff
 from aiohooks.distributed.local import run_processes
 from tests.support.store_servers import running
 from tests.support.tasks import check_staggered, staggered
@@ -33,7 +32,6 @@ async def test_staggered_start(kind: str, kills: Sequence[int], tmp_path: Path) 
     options: dict[str, Any] = {
         "args": (40, kills),
         "run": "staggered",
-        "backoff": Backoff(initial_secs=0),
     }
     if kind == "local":
         check_staggered(await run_processes(staggered, **options), kills)
