@@ -17,7 +17,7 @@ import copy
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from aiohooks._core.activity import Awaited, Observer, active
 from aiohooks._core.calls import Wait
@@ -68,6 +68,8 @@ Producer: TypeAlias = Task | Iterable[Task]
 Producers: TypeAlias = tuple[Task, ...]
 
 WHY_VARIABLE = "AIOHOOKS_WHY"
+RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+"""The event loops of `run`, each with its thread."""
 """The environment variable that lets the processes of a program be asked why they wait."""
 _FIRST_LOOK_SECS = 0.05
 """When to look first, after a stop, whether all remaining tasks wait for queues. The pause before

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
@@ -14,7 +16,7 @@ from aiohooks._core.clock import current_clock
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_callable
 from aiohooks.errors import StopRequestedError, WrongLoopError
-from aiohooks.session.coordinator import long_wait_log
+from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE, long_wait_log
 from aiohooks.session.signals import stopped_by
 from aiohooks.session.status import activity_of
 
@@ -67,6 +69,11 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     try:
         with _OpenRunner() as runner:
             loop = runner.get_loop()
+            RUN_LOOPS[loop] = threading.get_ident()
+            if WHY_VARIABLE in os.environ:
+                from aiohooks.session.why import enable_why  # seldom needed
+
+                enable_why()
             try:
                 result = runner.run(main(*args))
             except (KeyboardInterrupt, SystemExit) as error:

@@ -30,7 +30,7 @@ from aiohooks._core.reports import logger
 from aiohooks._why.builder import wait_graph
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.session.coordinator import WHY_VARIABLE
+from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE
 from aiohooks.session.lifecycle import OPEN_SESSIONS, Lifecycle
 
 _SEND_SECS = 2.0
@@ -76,12 +76,12 @@ def process_text(interrupted: types.FrameType | None = None) -> str:
 
 
 def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
-    """Return the loops of open sessions, each with its thread."""
-    return {
-        session.requests.loop: session.thread
-        for session in list(OPEN_SESSIONS)
-        if session.requests.loop is not None and not session.requests.loop.is_closed()
-    }
+    """Return the loops of `run` and of open sessions, each with its thread."""
+    loops = dict(RUN_LOOPS)
+    for session in list(OPEN_SESSIONS):
+        if session.requests.loop is not None:
+            loops[session.requests.loop] = session.thread
+    return {loop: thread for loop, thread in loops.items() if not loop.is_closed()}
 
 
 # -- being asked

@@ -197,7 +197,7 @@ HOOKS: list[Any] = [
     (
         lambda: ah.compose([ON], Calls),  # type: ignore[arg-type]
         "hooks is <class",
-        "give a list of hooks",
+        "give the class first, then the hooks",
     ),
     (
         lambda: ah.compose(Calls, ah.configure(ON)),

@@ -18,7 +18,7 @@ from tests.support.waiting import HANG_SECS
 pytestmark = pytest.mark.every_python
 
 
-@pytest.fixture(params=["local", "redis"])
+@pytest.fixture(params=["local", "valkey"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a step store."""
     if request.param == "local":

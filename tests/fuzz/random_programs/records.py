@@ -414,7 +414,8 @@ class Recorder:
         found = reachable([*results, *logged])
         texts = [one.getMessage() for one in self.logs]
         texts += [note for error in found for note in getattr(error, "__notes__", ())]
-        texts += [f"{one.session.stop_reason}" for one in self.sessions]
+        opened = [one.session for one in self.sessions if one.session is not None]
+        texts += [f"{session.stop_reason}" for session in opened]
         return found, "\n".join(texts)
 
 
