@@ -114,7 +114,8 @@ def configure(
         known = ", ".join(sorted(HookOptions.__optional_keys__))
         raise TypeError(f"configure() has no option {name!r}; it has {known}")
     registration = registration_of(registration_of(hook)._replace(**options))
-    if "max_pending" in options and not registration.background:
+    is_queued = registration.background or "background" in options
+    if "max_pending" in options and not is_queued:
         raise InvalidHookError(
             f"max_pending of {hook_name(registration.hook)} is {registration.max_pending}, but its"
             " calls are not queued; give background=True too"
