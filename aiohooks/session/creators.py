@@ -538,7 +538,12 @@ class RecoveryPolicy:
         object.__setattr__(self, "max_attempts", number)
         check_instance(self.backoff, Backoff, "backoff")
         check_choice(self.on_lost_feeds, "on_lost_feeds", "log", "raise")
-        issubclass(Exception, self.on)  # raises unless these are types
+        try:
+            issubclass(Exception, self.on)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"on is {self.on!r}; give a type of exceptions, or a tuple of them"
+            ) from None
 
     def recovers(self, error: BaseException) -> bool:
         """Return whether a session recovers from `error`.

@@ -43,6 +43,7 @@ from aiohooks._core.validate import (
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
+    InvalidArgumentError,
     SessionClosedError,
     StopRequestedError,
     safe_repr,
@@ -163,6 +164,10 @@ class AsyncMonitoredSession(RequestMethods):
         check_secs(yield_secs, "yield_secs", optional=True)
         check_instance(recovery, RecoveryPolicy, "recovery")
         creator = creator_of(source, global_step, variables)
+        if not isinstance(handle_signals, (bool, SignalPolicy)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgumentError(
+                f"handle_signals is {handle_signals!r}; give True, False or a SignalPolicy"
+            )
         signals = SignalPolicy() if handle_signals is True else handle_signals
         self._lifecycle = lifecycle = Lifecycle(
             creator, hooks, recovery, stop_grace_period_secs, yield_secs, name

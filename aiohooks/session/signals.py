@@ -52,7 +52,8 @@ class SignalPolicy:
     Args:
         signals: the signals to handle.
         step_secs: how long the current step may continue after the first signal. Then it is
-            abandoned, nothing of it is kept, and the session ends cleanly. None: until it is done.
+            abandoned, nothing of it is kept unless it is committed, and the session ends cleanly.
+            None: until it is done.
         grace_secs: how long the session may take to end after the first signal before it is
             cancelled, as by a second one. None sets no limit. The time after that is limited by the
             session's `stop_grace_period_secs`, and 5 s if the engine of its step store is away.

@@ -71,7 +71,7 @@ def open_step_store(url: str | None = None, *, run: str | None = None, **options
     engine_class = getattr(importlib.import_module(module), class_name)
     shared_options = {name: options.pop(name) for name in _SHARED_OPTIONS if name in options}
     if kind in ("local", "ray"):  # Redis checks its options itself, which are those of redis-py
-        _check_options(kind, options, _SHARED_OPTIONS)
+        _check_options(kind, options, _SHARED_OPTIONS if kind == "ray" else ("on_lost",))
     return SharedStepStore(engine_class(*address, **options), run=run, **shared_options)
 
 

@@ -108,6 +108,8 @@ VALUES = [
         value("give a Variables", variables={"w": 1}),
         value("RecoveryPolicy", recovery=None),
         value("give seconds, 0 or more, or None", yield_secs=-1),
+        value("give True, False or a SignalPolicy", handle_signals=None),
+        value("give True, False or a SignalPolicy", handle_signals=1),
     ),
     *refusals(
         ah.session.AsyncSingularMonitoredSession,
@@ -173,6 +175,7 @@ VALUES = [
         ah.RecoveryPolicy,
         value("give a whole number, 0 for never", max_attempts=-1),
         value("Backoff", backoff=3),
+        value("give a type of exceptions, or a tuple of them", on=[OSError]),
     ),
     Case(ah.RecoveryPolicy, *value(on_lost_feeds="none")),
     *refusals(
