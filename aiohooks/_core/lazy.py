@@ -33,12 +33,12 @@ def lazy_names(
             return importlib.import_module(f"{package}.{name}")
         if name not in module_of:
             pointer = pointer_to(name, package, elsewhere)
-            # `from aiohooks import x` drops an AttributeError with its message. It looks for `x`
-            # in this function first, and lets an ImportError pass.
+            # For `from aiohooks import x`, importlib calls this function first. It would replace an
+            # AttributeError by an ImportError without the pointer.
             caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
             if pointer and caller.f_code.co_name == "_handle_fromlist":
                 raise ImportError(f"cannot import name {name!r} from {package!r}{pointer}")
-            # With a name and no object, Python adds no similar name, which could be of another
+            # With `name` but without `obj`, Python adds no similar name, which could be another
             # class.
             message = f"module {package!r} has no attribute {name!r}{pointer}"
             raise AttributeError(message, name=name)

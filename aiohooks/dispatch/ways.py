@@ -74,12 +74,13 @@ def point(how: How) -> Callable[[F], F]:
             only argument, or the argument whose annotation takes every result. None leaves it as it
             is, and `return aiohooks.dispatch.end_chain(value)` ends the chain with a value.
 
-            `"wrap"`: an argument calls the next hook: the argument that is annotated as a callable
-            which returns an awaitable. If there is none, it is the last argument of a method that
-            is marked with `@point`, if it has no annotation. The arguments that it is given replace
-            the last ones of the call. The one of the last hook calls the class's own method; or,
-            where that is abstract or does nothing, what the caller gave, with what this hook passes
-            by position, or else with the arguments of the call.
+            `"wrap"`: each hook gets a function that calls the next hook, and decides whether to
+            call it. It is the argument that is annotated as a callable which returns an awaitable,
+            or else, of a method marked with `@point`, the last one if it has no annotation. What a
+            hook passes to the function replaces the last arguments of the call. The function of the
+            last hook calls the class's own method. Where that is abstract or does nothing, it calls
+            the function that the caller passed to the method, with what the hook passes by
+            position, or else with the arguments of the call.
 
     Raises:
         InvalidArgumentError: `how` is something else.

@@ -380,8 +380,10 @@ class EffectsHook(ResettingHook):
         if self._coord is None:
             # This is a new process, which has delivered nothing yet.
             self._outbox = saved
-        for key in self._outbox.keys() - saved.keys():
-            del self._outbox[key]
+        else:
+            # In a recovery, the outbox lacks effects of the checkpoint that were delivered since.
+            for key in self._outbox.keys() - saved.keys():
+                del self._outbox[key]
         self._unsaved = set()
         self._saving = set()
         self._step = state.get("step", 0)

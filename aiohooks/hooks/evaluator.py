@@ -247,6 +247,7 @@ class EvaluatorHook(SessionRunHook):
             return
         if not self._background:
             await self._queue.drain()
+            return
         # A stop ends the wait for room: `end` finishes all evaluations.
         with wait_log(self._queue.describe), contextlib.suppress(StopRequestedError):
             while self._queue.is_full:

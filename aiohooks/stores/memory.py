@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 
 from aiohooks.stores._protocol import MAX_STEP, Position, Snapshot, Term, checked_step
-from aiohooks.stores.base import StepStore, no_subscription
+from aiohooks.stores.base import StepStore
 
 
 class MemoryStepStore(StepStore):
@@ -18,18 +18,9 @@ class MemoryStepStore(StepStore):
 
     inline = True
 
-    def __init__(
-        self,
-        step: int = 0,
-        *,
-        run: str = "default",
-        subscribe: Callable[[int | None], None] = no_subscription,
-    ) -> None:
-        """Start at `step`, in epoch 1. `run` is the name in messages.
-
-        `subscribe` is called as in `StepStore`, for a store whose step is made elsewhere.
-        """
-        super().__init__(Position(1, checked_step(step, "step")), run=run, subscribe=subscribe)
+    def __init__(self, step: int = 0, *, run: str = "default") -> None:
+        """Start at `step`, in epoch 1. `run` is the name in messages."""
+        super().__init__(Position(1, checked_step(step, "step")), run=run)
         self._lead_lock = asyncio.Lock()
 
     async def value(self) -> Position:

@@ -193,7 +193,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.LambdaHook": "(*, fetches=None, every=None, name=None, **functions)",
     "LoggingHook": "(values, *, every=None, at_end=False, formatter=None)",
     "stores.Position": "(epoch, step)",
-    "MemoryStepStore": "(step=0, *, run='default', subscribe=<function>)",
+    "MemoryStepStore": "(step=0, *, run='default')",
     "training.monitored_training_session": (
         "(source, *, is_chief=True, checkpoint_dir=None, scaffold=None, hooks=(),"
         " chief_only_hooks=(), save_checkpoint=<Every>, save_summaries=<Every>,"

@@ -345,8 +345,8 @@ class RunDatabase:
                     for statement in _SCHEMA:
                         self._db.execute(statement)
                 state = self._load()
-                old = state.position
-                revision = state.revision
+                old_position = state.position
+                old_revision = state.revision
                 yield state
                 # A request is repeated if its answer was lost. Here no answer can be lost, so the
                 # state keeps none.
@@ -356,12 +356,12 @@ class RunDatabase:
                     (*state.position, state.term, state.revision),
                 )
                 self._db.execute("UPDATE state SET text = ?", (state.dump().decode(),))
-            new = state.position
-            has_changed = (new.epoch, state.revision) != (old.epoch, revision)
-            # Wake this process as well (-1 is no slot). If the caller was cancelled meanwhile, no
-            # code of this process has seen the change.
-            if has_changed or self._is_awaited(old.step, new.step, except_slot=-1):
-                self._notify(new, state.revision)
+            position = state.position
+            # More than the step, which only wakes those who wait for it.
+            has_changed = (old_position.epoch, old_revision) != (position.epoch, state.revision)
+            # Wake this process as well (-1 is no slot): a cancelled caller does not see the change.
+            if has_changed or self._is_awaited(old_position.step, position.step, except_slot=-1):
+                self._notify(position, state.revision)
 
     def _notify(self, position: Position, revision: int) -> None:
         """Wake all processes, which inotify notifies of the write.
