@@ -946,10 +946,10 @@ class Coordinator(RequestMethods):
             self.note_delivery(error)
 
     def take_undelivered(self, primary: BaseException | None) -> list[BaseException]:
-        """Return the failures that no caller has got, except the primary error of the end: first
-        the failures that end the session. They count as delivered from now on.
+        """Return the failures that no caller has got, except those in the primary error of the
+        end: first the failures that end the session. They count as delivered from now on.
         """
-        undelivered = [failure for failure in self._undelivered if failure is not primary]
+        undelivered = [failure for failure in self._undelivered if not _is_in(failure, primary)]
         self._undelivered.clear()
         return sorted(undelivered, key=self.is_recoverable)
 
@@ -961,6 +961,14 @@ class Coordinator(RequestMethods):
             doing = f"draining: {self.drain_reason}"
         names = ", ".join(task.get_name() for task in self.tasks)
         return f"<Coordinator {doing}, tasks: {names or 'none'}>"
+
+
+def _is_in(error: BaseException, raised: BaseException | None) -> bool:
+    """Return whether `raised` is this very object, or a group that has it."""
+    if not isinstance(raised, BaseExceptionGroup):
+        return raised is error
+    group: Any = raised  # pyright: ignore[reportUnknownVariableType]
+    return group is error or any(_is_in(error, member) for member in group.exceptions)
 
 
 def is_among(error: BaseException, errors: Iterable[BaseException]) -> bool:
