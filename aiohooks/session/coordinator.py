@@ -953,6 +953,13 @@ class Coordinator(RequestMethods):
         self._undelivered.clear()
         return sorted(undelivered, key=self.is_recoverable)
 
+    def note_end(self, outcome: BaseException | None) -> None:
+        """Note the error that the code that has closed the session gets: what a background task or
+        a hook has started does not pass a failure on.
+        """
+        if self._starter() is not None or self._scope() is not None:
+            self._undelivered += [error for error in self.errors if _is_in(error, outcome)]
+
     def __repr__(self) -> str:
         doing = "running"
         if self.should_stop():

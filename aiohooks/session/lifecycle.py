@@ -620,24 +620,27 @@ class Lifecycle(TasksOwner):
         swallowed. Another caller waits for the end.
         """
         is_swallowed = error is not None and is_clean_end(error)
-        if self.phase == "closed":
-            return is_swallowed
-        self._raise_if_not_closable()
         primary = None if is_swallowed else error
-        if self.phase == "closing":
-            await self._wait_until_closed(primary)
-            return is_swallowed
-        reason = None
-        if is_swallowed:
-            reason = f"the block was left by {safe_repr(error)}"
-            logger.info("%s: %s, which is a clean end", self.requests.label, reason)
-        if primary is None:
-            self.requests.record_end(reason)
         errors = EndErrors(self.requests.label, primary)
-        with self._closing():
-            await self._end(errors)
-            outcome = await self._close(errors)
-            self._note_outcome(outcome)
+        if self.phase != "closed":
+            self._raise_if_not_closable()
+        if self.phase in ("closing", "closed"):
+            await self._wait_until_closed(primary)
+            # Code of the session's own tasks may have closed it, and got the failure of another.
+            self._take_task_failures(errors)
+            outcome = errors.outcome()
+        else:
+            reason = None
+            if is_swallowed:
+                reason = f"the block was left by {safe_repr(error)}"
+                logger.info("%s: %s, which is a clean end", self.requests.label, reason)
+            if primary is None:
+                self.requests.record_end(reason)
+            with self._closing():
+                await self._end(errors)
+                outcome = await self._close(errors)
+                self._note_outcome(outcome)
+            self.coordinator.note_end(outcome)
         if outcome is None:
             return is_swallowed
         if outcome is error:
@@ -663,6 +666,8 @@ class Lifecycle(TasksOwner):
 
         `error` is the error that has left the block, if any. It is kept if this wait is cancelled.
         """
+        if self._is_closed.is_set():
+            return
         label = self.requests.label
         try:
             await shielded(

@@ -172,6 +172,44 @@ async def test_errors_of_end_keep_the_failure_that_is_among_them(failure: OSErro
     assert not any("background task had failed" in note for note in failure.__notes__)
 
 
+@pytest.mark.parametrize("starter", ["a background task", "a hook"])
+@pytest.mark.parametrize("is_closing", [False, True], ids=["closed", "closing"])
+@pytest.mark.parametrize("error", [None, ValueError("of the block")], ids=repr)
+async def test_a_failure_that_what_the_session_has_started_gets_by_closing_it_leaves_the_session(
+    error: Exception | None, is_closing: bool, starter: str, failure: OSError
+) -> None:
+    """A task that a background task or a hook has started calls `aclose`, and gets the failure: so
+    does the block, as its error or as a note of its own one.
+    """
+    closings = list[asyncio.Task[None]]()
+
+    async def close() -> None:
+        await ticks(10)
+        with pytest.raises(OSError, match="upload"):
+            await session.aclose()
+
+    async def start(_: object = None) -> None:
+        closings.append(asyncio.create_task(close()))
+
+    async def use(_: object) -> None:
+        if starter == "a hook":
+            await session.run("loss")
+        else:
+            session.start_soon(start)
+        session.start_soon(raises_after(3, failure))
+        await ticks(15 if is_closing else 60)
+
+    hooks = [PhaseHook("close", lambda _: ticks(20))]
+    if starter == "a hook":
+        hooks.append(PhaseHook("before_run", start))
+    session = doubling(*hooks)
+    assert await outcome(session, use, error) is (error or failure)
+    await asyncio.gather(*closings)
+    await session.aclose()
+    note = f"a background task had failed: {failure!r}"
+    assert error is None or note in error.__notes__
+
+
 async def test_a_clean_end_of_the_opening_hides_no_failure(failure: OSError) -> None:
     """A hook's task fails, and then a hook ends the opening by what another session around this one
     would swallow.
