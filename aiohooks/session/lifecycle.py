@@ -640,7 +640,7 @@ class Lifecycle(TasksOwner):
                 await self._end(errors)
                 outcome = await self._close(errors)
                 self._note_outcome(outcome)
-            self.coordinator.note_end(outcome)
+        self.coordinator.note_end(outcome)
         if outcome is None:
             return is_swallowed
         if outcome is error:

@@ -178,7 +178,7 @@ async def test_errors_of_end_keep_the_failure_that_is_among_them(failure: OSErro
 async def test_a_failure_that_what_the_session_has_started_gets_by_closing_it_leaves_the_session(
     error: Exception | None, is_closing: bool, starter: str, failure: OSError
 ) -> None:
-    """A task that a background task or a hook has started calls `aclose`, and gets the failure: so
+    """Tasks that a background task or a hook has started call `aclose`, and get the failure: so
     does the block, as its error or as a note of its own one.
     """
     closings = list[asyncio.Task[None]]()
@@ -189,7 +189,7 @@ async def test_a_failure_that_what_the_session_has_started_gets_by_closing_it_le
             await session.aclose()
 
     async def start(_: object = None) -> None:
-        closings.append(asyncio.create_task(close()))
+        closings.extend(asyncio.create_task(close()) for _ in range(2))
 
     async def use(_: object) -> None:
         if starter == "a hook":
