@@ -948,12 +948,19 @@ class Coordinator(RequestMethods):
             self.note_delivery(error)
 
     def take_undelivered(self, primary: BaseException | None) -> list[BaseException]:
-        """Return the failures that no caller has got, except the primary error of the end: first
-        the failures that end the session. They count as delivered from now on.
+        """Return the failures that no caller has got, except those in the primary error of the
+        end: first the failures that end the session. They count as delivered from now on.
         """
-        undelivered = [failure for failure in self._undelivered if failure is not primary]
+        undelivered = [failure for failure in self._undelivered if not _is_in(failure, primary)]
         self._undelivered.clear()
         return sorted(undelivered, key=self.is_recoverable)
+
+    def note_end(self, outcome: BaseException | None) -> None:
+        """Note the error that the code that has closed the session gets: what a background task or
+        a hook has started does not pass a failure on.
+        """
+        if self._starter() is not None or self._scope() is not None:
+            self._undelivered += [error for error in self.errors if _is_in(error, outcome)]
 
     def __repr__(self) -> str:
         doing = "running"
@@ -963,6 +970,14 @@ class Coordinator(RequestMethods):
             doing = f"draining: {self.drain_reason}"
         names = ", ".join(task.get_name() for task in self.tasks)
         return f"<Coordinator {doing}, tasks: {names or 'none'}>"
+
+
+def _is_in(error: BaseException, raised: BaseException | None) -> bool:
+    """Return whether `raised` is this very object, or a group that has it."""
+    if not isinstance(raised, BaseExceptionGroup):
+        return raised is error
+    group: Any = raised  # pyright: ignore[reportUnknownVariableType]
+    return group is error or any(_is_in(error, member) for member in group.exceptions)
 
 
 def is_among(error: BaseException, errors: Iterable[BaseException]) -> bool:

@@ -620,24 +620,27 @@ class Lifecycle(TasksOwner):
         swallowed. Another caller waits for the end.
         """
         is_swallowed = error is not None and is_clean_end(error)
-        if self.phase == "closed":
-            return is_swallowed
-        self._raise_if_not_closable()
         primary = None if is_swallowed else error
-        if self.phase == "closing":
-            await self._wait_until_closed(primary)
-            return is_swallowed
-        reason = None
-        if is_swallowed:
-            reason = f"the block was left by {safe_repr(error)}"
-            logger.info("%s: %s, which is a clean end", self.requests.label, reason)
-        if primary is None:
-            self.requests.record_end(reason)
         errors = EndErrors(self.requests.label, primary)
-        with self._closing():
-            await self._end(errors)
-            outcome = await self._close(errors)
-            self._note_outcome(outcome)
+        if self.phase != "closed":
+            self._raise_if_not_closable()
+        if self.phase in ("closing", "closed"):
+            await self._wait_until_closed(primary)
+            # Code of the session's own tasks may have closed it, and got the failure of another.
+            self._take_task_failures(errors)
+            outcome = errors.outcome()
+        else:
+            reason = None
+            if is_swallowed:
+                reason = f"the block was left by {safe_repr(error)}"
+                logger.info("%s: %s, which is a clean end", self.requests.label, reason)
+            if primary is None:
+                self.requests.record_end(reason)
+            with self._closing():
+                await self._end(errors)
+                outcome = await self._close(errors)
+                self._note_outcome(outcome)
+        self.coordinator.note_end(outcome)
         if outcome is None:
             return is_swallowed
         if outcome is error:
@@ -663,6 +666,8 @@ class Lifecycle(TasksOwner):
 
         `error` is the error that has left the block, if any. It is kept if this wait is cancelled.
         """
+        if self._is_closed.is_set():
+            return
         label = self.requests.label
         try:
             await shielded(
@@ -704,7 +709,7 @@ class Lifecycle(TasksOwner):
         """Wait for the last run, and call `end` of the hooks after a clean end."""
         try:
             await self._wait_for_last_run(immediately=errors.primary is not None)
-            errors.primary = self._take_task_failure(errors.primary)
+            self._take_task_failures(errors)
             if errors.primary is not None or self.gave_up is not None:
                 return
             if self.session is None:
@@ -716,6 +721,7 @@ class Lifecycle(TasksOwner):
                 return
             await self.hooks.end(self.session, errors.others)
             errors.primary = errors.take_single("end")
+            errors.gives_way = True
         except BaseException as raised:
             errors.primary = errors.outcome(raised)
 
@@ -746,21 +752,22 @@ class Lifecycle(TasksOwner):
     def _interrupt_run(self) -> None:
         self.end_run(SessionClosedError("the session was closed during this run"))
 
-    def _take_task_failure(self, primary: BaseException | None) -> BaseException | None:
-        """Return the failure of a background task that no caller has got. A primary error gets it
-        as a note.
+    def _take_task_failures(self, errors: EndErrors) -> None:
+        """Take the failures of background tasks that no caller has got. One becomes the primary
+        error, unless the block has an error, which gets it as a note.
         """
         what = f"{self.requests.label}: a background task failed"
-        for failure in self.coordinator.take_undelivered(primary):
-            if primary is not None:
+        for failure in self.coordinator.take_undelivered(errors.primary):
+            primary = errors.primary
+            is_recoverable = self.coordinator.is_recoverable(failure)
+            if not is_recoverable and (primary is None or errors.gives_way):
+                errors.put_first(failure)
+            elif primary is not None:
                 add_note(primary, f"a background task had failed: {safe_repr(failure)}")
                 logger.error("%s", what, exc_info=failure)
-            elif self.coordinator.is_recoverable(failure):
+            else:
                 text = "%s, from which the next run would have recovered"
                 logger.warning(text, what, exc_info=failure)
-            else:
-                primary = failure
-        return primary
 
     async def _close(self, errors: EndErrors) -> BaseException | None:
         """End the tasks, close the session and the hooks, shielded and limited in time. Return the
@@ -835,7 +842,7 @@ class Lifecycle(TasksOwner):
         try:
             await coordinator.end_tasks(grace_secs, self.grace_secs, reason)
         finally:
-            errors.primary = self._take_task_failure(errors.primary)
+            self._take_task_failures(errors)
             coordinator.disown("the session has ended")
 
     def log_wait_for_end(self) -> None:
@@ -1050,13 +1057,18 @@ class EndErrors:
     """The errors of the end of a session: which is raised, and what becomes of the others.
 
     KeyboardInterrupt and SystemExit win; then a cancellation of the caller; then the error of the
-    block or of a background task; then those of `end`, then those of `close`. The others are
-    logged, and are notes or the context of the one that is raised.
+    block or of a background task; then those of `end`, then those of `close`. One that means a
+    clean end is raised only if there is no failure. The others are logged, and are notes or the
+    context of the one that is raised.
     """
 
     def __init__(self, label: str, primary: BaseException | None) -> None:
         """Begin with the error with which the block was left, if it is no clean end."""
         self.primary: BaseException | None = primary
+        self.gives_way: bool = primary is not None and is_clean_end(primary)
+        """Whether the failure of a background task is raised instead of the primary error: that is
+        one of `end`, or a clean end of the opening, which code around the session may swallow.
+        """
         self.others: list[BaseException] = []
         """The errors of hooks, tasks and parts."""
         self.cancel: asyncio.CancelledError | None = None
@@ -1071,6 +1083,13 @@ class EndErrors:
             return BaseExceptionGroup(f"{len(errors)} failures in {phase}", flattened(errors))
         return errors[0] if errors else None
 
+    def put_first(self, failure: BaseException) -> None:
+        """Make the failure of a background task the primary error."""
+        if self.primary is not None:
+            self.others.insert(0, self.primary)
+        self.primary = failure
+        self.gives_way = False
+
     def outcome(self, raised: BaseException | None = None) -> BaseException | None:
         """Return the error that is raised in the end. Note the others on it, and log them.
 
@@ -1078,6 +1097,10 @@ class EndErrors:
             raised: the interruption of the end, usually a cancellation of the caller.
         """
         outcome = raised or self.primary
+        if raised is None and outcome is not None and is_clean_end(outcome):
+            # Code around the session may swallow it, and the failure of a `close` with it.
+            failures = (error for error in self.others if not is_clean_end(error))
+            outcome = next(failures, outcome)
         for error in (raised, self.primary, *self.others):
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 outcome = error

@@ -403,7 +403,8 @@ class AsyncMonitoredSession(RequestMethods):
             NestedRunError: called from a hook, a run or a background task of the session, which it
                 would wait for. Use `request_stop` there.
             BaseException: the error of a background task, or of `end` or `close` of a hook, in the
-                first call.
+                first call. If code that the session has started makes this call, the block raises
+                the error of the task, too.
         """
         await self._lifecycle.close(None)
 

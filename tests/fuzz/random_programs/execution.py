@@ -760,14 +760,14 @@ class Execution(Recorder):
 
 
 def _configured(hook: Any, spec: HookSpec) -> Any:
-    return ah.configure(
+    registration = ah.configure(
         hook,
         order=spec.order,
         timeout=spec.timeout,
         on_error=spec.on_error,
         background=spec.background,
-        max_pending=2,
     )
+    return ah.configure(registration, max_pending=2) if spec.background else registration
 
 
 async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -67,6 +67,8 @@ def _collecting_logs(logs: list[logging.LogRecord]) -> Iterator[None]:
 
 def violations(execution: Execution) -> list[str]:
     """Return what is wrong; each text begins with the law that does not hold."""
+    unmade = [one.number for one in execution.sessions if one.session is None]
+    assert not unmade, f"the sessions {unmade} of the program cannot be made: it tests nothing"
     found = [f"values: {one}" for one in execution.wrong]
     found += [f"task left: {one}" for one in execution.left]
     found += [
