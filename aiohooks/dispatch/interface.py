@@ -320,7 +320,8 @@ def registered_hooks(
     hooks: Iterable[object],
     numbers: Counter[str] | None = None,
 ) -> tuple[RegisteredHook, ...]:
-    """Check the hooks, and name each by its class: `Name`, and further ones `Name#2`, `Name#3`.
+    """Check the hooks, and name each by its class: `Name`, and further ones `Name#2`, `Name#3`,
+    or the first one of a class in another module `module.Name`.
 
     `numbers` has the number of hooks that have had each name, and is updated.
 
@@ -342,9 +343,11 @@ def registered_hooks(
                 f"{hook!r} has once=True, which is for functions; remove the hook"
             )
         name = registration.name or hook_name(hook)
-        numbers[name] += 1
+        name_with_module = f"{type(hook).__module__}.{name}"
+        numbers.update([name, name_with_module])
         if numbers[name] > 1:
-            name = f"{name}#{numbers[name]}"
+            is_of_another_module = numbers[name_with_module] == 1
+            name = name_with_module if is_of_another_module else f"{name}#{numbers[name]}"
         registered[id(hook)] = RegisteredHook(name, registration)
     return tuple(registered.values())
 
