@@ -427,10 +427,6 @@ def step_timeout_error(
     return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)
 
 
-def no_subscription(step: int | None) -> None:
-    """Do nothing: the store observes each position."""
-
-
 class StepStore(abc.ABC):
     """Keeps the global step of a run, advances it, and lets tasks wait for it.
 
@@ -445,7 +441,7 @@ class StepStore(abc.ABC):
     `PublisherFailedError` if it had failed. Before the first publisher leaves, waits continue: a
     publisher may still register.
 
-    A subclass reports each position to `_observe`, from the step on that the store subscribes to.
+    A subclass reports positions to `_waits`, from the step on that the store subscribes to.
     """
 
     inline: ClassVar[bool] = False
@@ -456,7 +452,7 @@ class StepStore(abc.ABC):
         position: Position,
         *,
         run: str,
-        subscribe: Callable[[int | None], None] = no_subscription,
+        subscribe: Callable[[int | None], None] = lambda step: None,
     ) -> None:
         """Start from `position`.
 
@@ -778,10 +774,6 @@ class StepStore(abc.ABC):
         state = ", closed" if waits.closed else ""
         place = f"at step {latest.step} of epoch {latest.epoch}{state}"
         return f"<{type(self).__name__} {self.run!r} {place}, {publisher_summary(waits.names)}>"
-
-    def _observe(self, position: Position) -> None:
-        """Record a position and wake its waiters. Ignore a position that is not newer."""
-        self._waits.observe(position)
 
     def _check_loop(self) -> None:
         """Raise an error unless the store is open and its event loop is running here.

@@ -37,7 +37,7 @@ class MemoryStepStore(StepStore):
         """See `StepStore.raise_to`; does not suspend."""
         step = checked_step(step, "raise to step")
         self._check_loop()
-        self._observe(Position(self._waits.latest.epoch, step))
+        self._waits.observe(Position(self._waits.latest.epoch, step))
         return self._waits.latest.step
 
     async def reset(self, step: int) -> Position:
@@ -45,7 +45,7 @@ class MemoryStepStore(StepStore):
         step = checked_step(step, "reset to step")
         self._check_loop()
         position = Position(self._waits.latest.epoch + 1, step)
-        self._observe(position)
+        self._waits.observe(position)
         return position
 
     @contextlib.asynccontextmanager

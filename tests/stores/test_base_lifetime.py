@@ -175,8 +175,8 @@ async def test_an_engine_is_notified_of_the_next_threshold() -> None:
     await store.advance(5)
     tasks[3].cancel()
     await ticks(3)
-    store._observe(Position(1, 3))
-    store._observe(Position(1, 9))
+    store._waits.observe(Position(1, 3))
+    store._waits.observe(Position(1, 9))
     await asyncio.gather(*tasks, change, return_exceptions=True)
     assert subscribed == [9, 5, 0, 7, 9, None]
     await anext(changes)
