@@ -77,7 +77,7 @@ SECS = r"[0-9.e+-]+ s"
 # LINE, AWAITS and OUTER are the places of comments; S are seconds.
 HANGS = {
     "deadlock": (
-        r"^deadlock: Deadlock\S*.before_run at step 1, LINE, S <- asyncio.Lock.acquire <-"
+        r"^deadlock: Deadlock#?\d?.before_run at step 1, LINE, S <- asyncio.Lock.acquire <-"
         r" Deadlock.* LINE, S"
     ),
     "full_queue": r"Send.after_run at step 3, LINE, S <- asyncio.Queue.put",

@@ -126,6 +126,7 @@ class AnswersErrors(Losses):
 class WaitsAfterACancel(ah.SessionRunHook):
     async def after_run(self, *_: object) -> None:
         try:
+            await asyncio.sleep(0)  # where tasks are eager, before anything waits for them
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             await asyncio.Event().wait()
