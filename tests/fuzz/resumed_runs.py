@@ -263,9 +263,9 @@ class Trial:
         """Copy what is on the disk now."""
         with saver._directory._mutex:  # kills within a write are for `tests.fuzz.checkpoints`
             shutil.copytree(self.folder / "checkpoints", self.killed / "checkpoints")
-        shutil.copytree(
-            self.folder, self.killed, ignore=lambda *_: ["checkpoints"], dirs_exist_ok=True
-        )
+        # A thread of the profiler renames its temporary files meanwhile.
+        ignored = shutil.ignore_patterns("checkpoints", "*.tmp")
+        shutil.copytree(self.folder, self.killed, ignore=ignored, dirs_exist_ok=True)
 
     def _become_copy(self) -> None:
         if self.killed.exists():
