@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks.session.signals import Escalation, LoopSignals, StopOnSignal, _Wakeup
 from aiohooks.testing import choose, may_happen
-from tests.fuzz._harness import Method, replaced
+from tests.fuzz._harness import Method, replaced, scratch
 from tests.support.hooks import EveryPhaseHook
 from tests.support.waiting import ticks
 
@@ -202,7 +201,7 @@ async def run(program: Callable[[Fixture], Awaitable[None]]) -> None:
     """Run a program that gets signals, and check all laws."""
     outcome: BaseException | None = None
     with ExitStack() as stack:
-        fixture = Fixture(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        fixture = Fixture(stack.enter_context(scratch()))
         for number in SIGNALS:
             stack.callback(signal.signal, number, signal.signal(number, fixture.handle))
         wakeup = signal.set_wakeup_fd(-1)
