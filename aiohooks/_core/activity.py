@@ -11,8 +11,9 @@ watchdog and the warnings about long waits read it. Nothing else does, and nothi
     Awaited     the description of something that is waited for
 
 Observers are notified of the start and the end of activities that take time. An activity checks
-whether there are any before it begins. Tables of a run are in its scope (`RunScope.observers`), and
-tables of other activities of a session in `Coordinator.observers`.
+whether there are any before it begins. The observers of a run are in its scope
+(`RunScope.observers`), and the observers of other activities of a session in
+`Coordinator.observers`.
 
     active          notifies the observers of a block
     observed_call   notifies the observers of a call that is awaited

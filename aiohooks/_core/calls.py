@@ -175,7 +175,7 @@ class Calls(abc.ABC):
         return False
 
     def succeeded(self, number: int) -> None:  # noqa: B027 - most calls have no successors
-        """Start calls that depend on this one, called in its task, after its result is stored."""
+        """Start the calls that depend on this one. Its task calls this after storing its result."""
 
     # -- start
 

@@ -232,7 +232,7 @@ class HookCall:
         self.may_wait: bool = can_wait(method)
         """Whether the call gets a task of its own. Other calls are made in the caller's task."""
         self.queue: Queue[Any] | None = getattr(method, QUEUE, None)
-        """The queue in which the call is put, and which counts it."""
+        """The queue in which the call is put, if it is made in the background."""
         self.secs: float | None = None
         """The time limit of the call."""
         # A queued call has its time limit, and is left out, when the queue makes it.

@@ -84,8 +84,7 @@ class Member(NamedTuple):
     term: int = 0
     """The term of a chief, 0 for a publisher."""
     ready: bool = False
-    """Whether the chief has initialized the variables for its workers. It is false for a publisher.
-    """
+    """Whether the chief has initialized the run for its workers. It is false for a publisher."""
     heartbeat: int = 0
     """The number of its renewals."""
 
@@ -116,7 +115,7 @@ class Snapshot(NamedTuple):
     leader: str = ""
     """The process that the term was granted to."""
     ready: bool = False
-    """Whether the chief of the term has initialized the variables for its workers."""
+    """Whether the chief of the term has initialized the run for its workers."""
     revision: int = 0
     """A number that grows with every change of a field other than the position."""
     members: tuple[Member, ...] = ()

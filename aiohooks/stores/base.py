@@ -516,7 +516,7 @@ class StepStore(abc.ABC):
 
     @abc.abstractmethod
     async def mark_initialised(self) -> None:
-        """Report that this process, the chief, has initialized the variables for its workers.
+        """Report that this process, the chief, has initialized the run for its workers.
 
         Call it inside `lead` only.
         """
