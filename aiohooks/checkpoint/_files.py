@@ -312,10 +312,6 @@ class DirectoryLock:
         self._lock: int | None = None
         call_after_fork(self)
 
-    @property
-    def is_held(self) -> bool:
-        return self._directory is not None
-
     def acquire(self) -> Directory:
         """Return the directory, which is made with mode 0700 if it is missing, and locked.
 

@@ -122,7 +122,9 @@ class CallQueue(Queue["QueuedCall"]):
 
     def describe(self) -> str:
         # The active call, which the others wait for.
-        name = self.items[0].group.calls[0].name if self.items else self.name
+        name = self.name
+        if self.items:
+            name = self.items[0].group.calls[0].name
         pending = len(self.items)
         return f"background calls of {name}: {pending} are pending, of at most {self.max_pending}"
 

@@ -573,11 +573,6 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 # -- checks
 
 
-def interface_of(group: HookGroup[Any]) -> Interface:
-    """Return the interface of a group, for the checks of hooks."""
-    return group._composite.interface  # pyright: ignore[reportPrivateUsage] - of this module
-
-
 def _check_plain_context(hook: object) -> None:
     """Raise if a hook is a plain context manager, which a group does not enter."""
     if hasattr(type(hook), "__enter__") and not is_context(hook):

@@ -285,7 +285,8 @@ class Plan:
             else:
                 positional.append(slot)
         call = _call_with_slots(node.fn, positional, named)
-        slot = self._append_operation(node.name, call, (*positional, *named.values()), node.fn)
+        slots_of_inputs = (*positional, *named.values())
+        slot = self._append_operation(node.name, call, slots_of_inputs, node.fn)
         self.steps += node.steps
         self._add_change(node, slot)
         return slot

@@ -422,7 +422,8 @@ class _Evaluations(Queue[Evaluation]):
         self._task = None
         # Later steps are lost, and will be run again.
         step = session.global_step.latest.step
-        repeated = [item for item in (*self.failed_items, *self.items) if item.step <= step]
+        unfinished = [*self.failed_items, *self.items]
+        repeated = [item for item in unfinished if item.step <= step]
         self.items = deque(replace(item, session=session) for item in repeated)
         self.failed_items = []
         self.take_failures()

@@ -331,17 +331,33 @@ class MergedRequest(RunRequest):
 
     __slots__ = ("takes",)
 
-    takes: Sequence[Take]
+    def __init__(
+        self,
+        fetches: tuple[Node, ...],
+        takes: Sequence[Take],
+        *,
+        feed_dict: Mapping[Any, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        build: Build | None = None,
+    ) -> None:
+        super().__init__(fetches, feed_dict, options, build)
+        self.takes: Sequence[Take] = takes
 
     def with_feeds(
-        self, feed_dict: Mapping[Any, Any] | None, options: Mapping[str, Any] | None
+        self,
+        feed_dict: Mapping[Any, Any] | None,
+        options: Mapping[str, Any] | None,
     ) -> MergedRequest:
         """Return the same request, which has neither, with feeds and options."""
         if feed_dict is None and options is None:
             return self
-        request = MergedRequest(self.fetches, feed_dict, options, self.build)
-        request.takes = self.takes
-        return request
+        return MergedRequest(
+            self.fetches,
+            self.takes,
+            feed_dict=feed_dict,
+            options=options,
+            build=self.build,
+        )
 
 
 class Merger:
@@ -362,8 +378,8 @@ class Merger:
         self._no_parts = (None,) * (len(asking) + 1)
         self._no_answers = _answers(self._no_parts, RunRequest(None, None), self._takes_of_parts)
         self._merges: dict[tuple[Any, ...], MergedRequest] = {}
-        """The merged fetches without structure, by those of the caller and the requests of the
-        hooks, or only by fetches if some hooks also feed or have options.
+        """The merged fetches without structure, by the fetches of the caller and the requests of
+        the hooks, or only by fetches if some hooks also feed or have options.
         """
 
     def _takes(self, slots: Sequence[int]) -> list[Take]:
@@ -372,12 +388,11 @@ class Merger:
         Args:
             slots: the slots of the caller and of each hook that asks; -1 for nothing.
         """
-        return [
-            taking(
-                [slots[self._places[hook]] if hook in self._places else -1 for hook in group.hooks]
-            )
-            for group in self._after_run
-        ]
+        takes: list[Take] = []
+        for group in self._after_run:
+            asked = [self._places.get(hook) for hook in group.hooks]
+            takes.append(taking([-1 if place is None else slots[place] for place in asked]))
+        return takes
 
     def merge(self, request: RunRequest, requests: Sequence[SessionRunArgs | None]) -> RunRequest:
         """Merge the requests of the caller and the hooks."""
@@ -445,20 +460,22 @@ class Merger:
         """Return a request for all nodes of fetches without structure."""
         leaves = Leaves(self._graph)
         slots = self._for_owners(fetches, leaves.slot, -1)
-        merged = MergedRequest(leaves.nodes, None)
-        merged.takes = self._takes(slots)
-        return merged
+        return MergedRequest(leaves.nodes, self._takes(slots))
 
     def _merge_fetches(self, fetches: list[Any]) -> MergedRequest:
         """Return a request for all nodes, which builds the parts of the caller and the hooks."""
         leaves = Leaves(self._graph)
         no_build: Build = _nothing
         builds = self._for_owners(fetches, leaves.build, no_build)
-        merged = MergedRequest(leaves.nodes, None, build=partial(_build_parts, builds))
-        merged.takes = self._takes_of_parts
-        return merged
+        build = partial(_build_parts, builds)
+        return MergedRequest(leaves.nodes, self._takes_of_parts, build=build)
 
-    def _for_owners(self, fetches: list[Any], assign: Callable[[Any], T], nothing: T) -> list[T]:
+    def _for_owners(
+        self,
+        fetches: list[Any],
+        assign: Callable[[Any], T],
+        nothing: T,
+    ) -> list[T]:
         """Return `assign(part)` for what the caller and each hook fetch; `nothing` for None."""
         assigned = [assign(fetches[0])]
         for owner, wanted in zip(self._names, fetches[1:], strict=True):
@@ -480,7 +497,11 @@ class Merger:
         return values, _answers(self._no_parts, request, self._takes_of_parts)
 
 
-def _answers(values: Sequence[Any], request: RunRequest, takes: Sequence[Take]) -> Answers:
+def _answers(
+    values: Sequence[Any],
+    request: RunRequest,
+    takes: Sequence[Take],
+) -> Answers:
     """Return the values of each hook of `after_run`, by order group."""
     options = request.options
     metadata = request.run_metadata
