@@ -216,7 +216,7 @@ class EffectsHook(ResettingHook):
         assert self._coord is not None
 
         def describe() -> str:
-            return f"the handlers of effects: {len(self._ready())} are pending"
+            return f"the handlers of effects: {self._ready_count()} are pending"
 
         with wait_log(describe), contextlib.suppress(StopRequestedError):
             await self._coord.until(self._wait_for_deliveries(self._max_pending))
@@ -230,7 +230,7 @@ class EffectsHook(ResettingHook):
         if not self._attempts:
             return False
         self._move_to_outbox()
-        return len(self._ready()) >= self._max_pending
+        return self._ready_count() >= self._max_pending
 
     async def end(self, session: Session) -> None:
         """Deliver the remaining effects, unless they wait for the last checkpoint."""
@@ -370,7 +370,8 @@ class EffectsHook(ResettingHook):
         """
         check_mapping(state, "state", optional=False)
         self._move_to_outbox()
-        saved = {effect.key: effect for effect in (Effect(*fields) for fields in state["pending"])}
+        effects = [Effect(*fields) for fields in state["pending"]]
+        saved = {effect.key: effect for effect in effects}
         unknown = sorted({effect.kind for effect in saved.values()} - self._handlers.keys())
         if unknown:
             raise InvalidArgumentError(
@@ -393,9 +394,17 @@ class EffectsHook(ResettingHook):
 
     # -- deliveries
 
-    def _ready(self) -> list[Effect]:
-        """Return the effects that wait for their handlers."""
-        return [effect for key, effect in self._outbox.items() if key not in self._unsaved]
+    def _ready_count(self) -> int:
+        """Return the number of effects that wait for their handlers."""
+        # The keys of unsaved effects are in the outbox, too. Each run with effects asks for this.
+        return len(self._outbox) - len(self._unsaved)
+
+    def _first_ready(self, kind: str) -> Effect | None:
+        """Return the oldest effect of a kind that waits for its handler."""
+        for key, effect in self._outbox.items():
+            if effect.kind == kind and key not in self._unsaved:
+                return effect
+        return None
 
     def _release(self, keys: set[str]) -> None:
         """Deliver effects that have waited for a checkpoint: start a task for each kind."""
@@ -403,7 +412,9 @@ class EffectsHook(ResettingHook):
         # After `close`, a write that ends then delivers nothing.
         if self._coord is None:
             return
-        for kind in {effect.kind for effect in self._ready()} - self._tasks.keys():
+        for kind in self._handlers:
+            if kind in self._tasks or self._first_ready(kind) is None:
+                continue
             delivering = self._deliver(kind, self._coord.owner.grace_secs)
             self._tasks[kind] = new_task(delivering, f"delivery of {kind}")
 
@@ -414,8 +425,7 @@ class EffectsHook(ResettingHook):
         tasks = self._tasks
         failures = 0
         try:
-            while ready := [effect for effect in self._ready() if effect.kind == kind]:
-                effect = ready[0]
+            while (effect := self._first_ready(kind)) is not None:
                 # A handler that changes the payload changes neither a repetition nor a checkpoint.
                 copied = effect._replace(payload=copy.deepcopy(effect.payload))
                 # A cancelled handler gets half of the grace period, because `close` waits for it
@@ -453,7 +463,7 @@ class EffectsHook(ResettingHook):
         """Wait until fewer effects than `count` wait for their handlers."""
         tasks = self._tasks.values()
         with active("wait", "the deliveries of effects", lambda: awaited_tasks(*tasks)):
-            while len(self._ready()) >= count:
+            while self._ready_count() >= count:
                 await self._progress.wait()
 
     def status(self) -> tuple[EffectStatus, ...]:
