@@ -29,6 +29,8 @@ from aiohooks._core.cancel import (
     running_loop,
 )
 from aiohooks._core.clock import (
+    NO_TIMER,
+    TimerHandle,
     current_clock,
     secs_text,
     wait_woken,
@@ -68,9 +70,9 @@ Producer: TypeAlias = Task | Iterable[Task]
 Producers: TypeAlias = tuple[Task, ...]
 
 WHY_VARIABLE = "AIOHOOKS_WHY"
+"""The environment variable that lets the processes of a program be asked why they wait."""
 RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 """The event loops of `run`, each with its thread."""
-"""The environment variable that lets the processes of a program be asked why they wait."""
 _FIRST_LOOK_SECS = 0.05
 """When to look first, after a stop, whether all remaining tasks wait for queues. The pause before
 each further look is twice as long.
@@ -102,6 +104,7 @@ class Requests:
         self.waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
         """The waiters for a change of a request, or of the tasks, each with its condition."""
         self._is_draining = False
+        self._drain_timer: TimerHandle = NO_TIMER
 
     # -- the stop
 
@@ -140,6 +143,7 @@ class Requests:
 
     def end_waits(self) -> None:
         """End the waits because of the stop."""
+        self._drain_timer.cancel()
         self.wake_waiters()
         for wait in tuple(self.waits):
             wait.end(self.stop_error())
@@ -161,6 +165,14 @@ class Requests:
         is called in the loop.
         """
         self.drain_reason = self.drain_reason or reason or "a drain was requested"
+
+    def limit_drain(self, secs: float) -> None:
+        """Request a stop when the drain has taken `secs`. The first limit is kept."""
+        if self.stopped or self._drain_timer is not NO_TIMER:
+            return
+        reason = f"{self.drain_reason}, and the drain took longer than {secs} s"
+        stop_session = functools.partial(self.request_stop, reason)
+        self._drain_timer = current_clock().call_later(secs, stop_session)
 
     def begin_drain(self) -> None:
         """End the waits that a drain ends, and a pause."""
@@ -973,11 +985,13 @@ class Coordinator(RequestMethods):
 
 
 def _is_in(error: BaseException, raised: BaseException | None) -> bool:
-    """Return whether `raised` is this very object, or a group that has it."""
+    """Return whether `raised` is this very object, or a group that has it at any depth."""
+    if raised is error:
+        return True
     if not isinstance(raised, BaseExceptionGroup):
-        return raised is error
+        return False
     group: Any = raised  # pyright: ignore[reportUnknownVariableType]
-    return group is error or any(_is_in(error, member) for member in group.exceptions)
+    return any(_is_in(error, member) for member in group.exceptions)
 
 
 def is_among(error: BaseException, errors: Iterable[BaseException]) -> bool:

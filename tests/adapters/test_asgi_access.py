@@ -354,6 +354,7 @@ async def test_a_control_drains_the_session(drain_secs: float | None, clock: Man
         service = SessionService(session, controls=True, drain_secs=drain_secs)
         drained = await ask(service, "/drain", method="POST")
         assert (drained.status, drained.json["state"]) == (200, "draining")
+        assert (await ask(service, "/drain", method="POST")).status == 200
         assert clock.pending == (drain_secs is not None)
         assert session.drain_reason == "a client asked for a drain"
         ready = await ask(service, "/ready")
@@ -363,5 +364,6 @@ async def test_a_control_drains_the_session(drain_secs: float | None, clock: Man
         queue.put_nowait(1.0)
         assert [value async for value in session.steps("loss", feeds=queue)] == [1.0]
         assert service.health().state == "stopping"
+    assert clock.pending == 0
     health = service.health()
     assert (health.state, health.stop_reason) == ("finished", "a client asked for a drain")

@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Any
 
 from aiohooks._core.cancel import shielded, wait_done
-from aiohooks._core.clock import call_later
 from aiohooks.adapters.asgi._access import safe_text
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, is_clean_end
 from aiohooks.session.monitored import AsyncMonitoredSession
@@ -25,10 +24,10 @@ Loop = Callable[[AsyncMonitoredSession], Awaitable[Any]]
 
 
 def request_drain(session: AsyncMonitoredSession, reason: str, secs: float | None) -> None:
-    """Drain a session, and stop it when `secs` are over."""
+    """Drain a session, and stop it when `secs` are over, unless it has no time limit."""
     session.request_drain(reason)
-    late = f"{reason}, and the drain took longer than {secs} s"
-    call_later(secs, functools.partial(session.request_stop, late))
+    if secs is not None:
+        session.requests.limit_drain(secs)
 
 
 class SessionRunner:
