@@ -13,6 +13,7 @@ log lines, rates and the checkpoints that are kept must be equal.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import random
 import shutil
@@ -134,6 +135,12 @@ class Data:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.position = state["position"]
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    """Copy a file, unless a thread of the profiler has renamed it meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 class Trial:
@@ -263,9 +270,13 @@ class Trial:
         """Copy what is on the disk now."""
         with saver._directory._mutex:  # kills within a write are for `tests.fuzz.checkpoints`
             shutil.copytree(self.folder / "checkpoints", self.killed / "checkpoints")
-        # A thread of the profiler renames its temporary files meanwhile.
-        ignored = shutil.ignore_patterns("checkpoints", "*.tmp")
-        shutil.copytree(self.folder, self.killed, ignore=ignored, dirs_exist_ok=True)
+        shutil.copytree(
+            self.folder,
+            self.killed,
+            ignore=lambda *_: ["checkpoints"],
+            copy_function=_copy_if_there,
+            dirs_exist_ok=True,
+        )
 
     def _become_copy(self) -> None:
         if self.killed.exists():

@@ -77,8 +77,8 @@ SECS = r"[0-9.e+-]+ s"
 # LINE, AWAITS and OUTER are the places of comments; S are seconds.
 HANGS = {
     "deadlock": (
-        r"^deadlock: Deadlock#?\d?.before_run at step 1, LINE, S <- asyncio.Lock.acquire <-"
-        r" Deadlock.* LINE, S"
+        r"^deadlock: Deadlock(#2)?.before_run at step 1, LINE, S <- asyncio.Lock.acquire <-"
+        r" Deadlock(#2)?.* LINE, S"
     ),
     "full_queue": r"Send.after_run at step 3, LINE, S <- asyncio.Queue.put",
     "thread_lock": (r"InThread.* AWAITS, S <- thread .* LINE$"),
