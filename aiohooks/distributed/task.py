@@ -178,7 +178,8 @@ def with_process_options(
         spec,
         max_restarts=max_restarts,
         stop_grace_secs=stop_grace_secs,
-        store_options=store_options or {},
+        # A copy: the spec is sent to other processes, which not every mapping can be.
+        store_options=dict(store_options or {}),
     )
 
 

@@ -29,14 +29,13 @@ class BlockingHook(SessionRunHook):
     block.
 
     In a session the object may have any of a hook's methods. Missing methods cost nothing. A hook
-    written for TensorFlow runs
-    unchanged: its arguments have the same methods, all of them plain. `session.run("loss")`,
-    `run_context.session.run("loss")`, `session.variables.assign({"rate": 0.1})` and
-    `coord.wait_for_stop(5)` wait in the thread for what the event loop does, which continues
-    meanwhile. `request_stop` and `should_stop` are called directly. It may keep its arguments for
-    later methods, and for threads of the object's own. The session's graph is the default graph in
-    each method. `StopIteration` of `before_run` is the end of the input, of any other method a
-    failure.
+    written for TensorFlow runs unchanged: its arguments have the same methods, all of them plain.
+    `session.run("loss")`, `run_context.session.run("loss")`, `session.variables.assign({"rate":
+    0.1})` and `coord.wait_for_stop(5)` wait in the thread for what the event loop does, which
+    continues meanwhile. `request_stop` and `should_stop` are called directly. The object may keep
+    its arguments for later methods, and for threads of its own. The session's graph is the default
+    graph in each method. `StopIteration` of `before_run` is the end of the input, of any other
+    method a failure.
 
     A cancellation ends the wait of the thread, which raises `concurrent.futures.CancelledError`
     there, then and at each further call. It waits for the thread, which cannot be stopped, for at

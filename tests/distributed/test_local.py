@@ -214,6 +214,16 @@ async def test_the_run_of_processes(tmp_path: Path) -> None:
 
 
 @marked
+async def test_store_options_may_be_any_mapping() -> None:
+    """The launcher copies them: not every mapping can be sent to another process."""
+    options = types.MappingProxyType({"on_lost": "raise"})
+    found = await run_processes(
+        distributed_tasks.returns_its_name, num_workers=1, store_options=options
+    )
+    assert found == ["chief", "worker 1"]
+
+
+@marked
 @pytest.mark.parametrize(
     ("how", "message", "code"),
     [
