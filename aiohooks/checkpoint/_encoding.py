@@ -185,13 +185,7 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
     if not isinstance(state, Mapping):
         raise InvalidArgumentError(f"state is {state!r}; give a mapping")
     encoder = _Encoder()
-    tree = encoder.mapping(dict(state))
-    try:
-        data = _write_tree(tree)
-    except (UnicodeEncodeError, OverflowError) as error:
-        raise InvalidArgumentError(
-            f"state has text that is not valid, or a key of more than 64 bits: {error}",
-        ) from None
+    data = _write_tree(encoder.mapping(dict(state)))
     return data, ArrayFile(encoder.arrays)
 
 
@@ -233,8 +227,17 @@ class _Encoder:
             " give plain data, such as int(...) of an enum, or what its state_dict() returns",
         )
 
+    def text(self, value: str) -> str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise self._rejected(
+                f"is {value!r}, which is not valid text; give its bytes",
+            ) from None
+        return value
+
     def integer(self, value: int) -> int | Ext:
-        if -(2**63) <= value < 2**64:
+        if value in _PLAIN_INTS:
             return value
         size = value.bit_length() // 8 + 1
         return Ext(_INT, value.to_bytes(size, "little", signed=True))
@@ -250,10 +253,12 @@ class _Encoder:
 
     def mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
         for key in values:
-            if type(key) not in (str, int):
+            if type(key) is str:
+                self.text(key)
+            elif type(key) is not int or key not in _PLAIN_INTS:
                 raise self._rejected(
-                    f"has the key {key!r} of type {type(key).__name__}; keys are str or int: give"
-                    " str(...) of it",
+                    f"has the key {key!r} of type {type(key).__name__}; keys are str or int of 64"
+                    " bits: give str(...) of it",
                 )
         self._enter()
         converted: dict[Any, Any] = {}
@@ -350,8 +355,10 @@ class _Encoder:
         return InvalidArgumentError(f"{_place(self._path)} {reason}")
 
 
-_PLAIN = {type(None), bool, float, str, bytes}
+_PLAIN = {type(None), bool, float, bytes}
+_PLAIN_INTS = range(-(2**63), 2**64)
 _CONVERTERS: dict[type, Callable[[_Encoder, Any], Any]] = {
+    str: _Encoder.text,
     int: _Encoder.integer,
     complex: lambda _, value: Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag)),
     list: _Encoder.items,

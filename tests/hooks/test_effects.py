@@ -444,7 +444,7 @@ async def test_where_no_effect_can_be_recorded() -> None:
         ),
         ("publish", [np.array([object()])], r"'publish'\"\]\[0\] has the dtype object"),
         ("publish", {1.5: 2}, "has the key 1.5"),
-        ("publish", "\ud800", "text that is not valid"),
+        ("publish", "\ud800", "which is not valid text; give its bytes"),
     ],
 )
 async def test_what_cannot_be_recorded_is_refused(kind: Any, payload: Any, message: str) -> None:
