@@ -34,7 +34,7 @@ from typing import (
 from aiohooks._core.calls import OwnContext
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, shielded, wait_done
 from aiohooks._core.reports import logger
-from aiohooks._core.validate import check_secs
+from aiohooks._core.validate import InitRequired, check_secs
 from aiohooks.dispatch.arguments import Args
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import Composite, is_context
@@ -46,7 +46,7 @@ from aiohooks.dispatch.hook import (
     registration_of,
 )
 from aiohooks.dispatch.interface import Interface, check_options, registered_hooks
-from aiohooks.dispatch.ways import How, Point, point
+from aiohooks.dispatch.ways import How, Point, checked_how, point
 from aiohooks.errors import (
     HookGroupClosedError,
     InvalidArgumentError,
@@ -64,7 +64,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 
 
-class HookGroup(Generic[K]):
+class HookGroup(InitRequired, Generic[K]):
     """Several hooks of one interface, called as one: `async with HookGroup(AgentHooks, [Audit(),
     Metrics()]) as group:`.
 
@@ -511,7 +511,7 @@ def compose_functions(
         raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
     hooks = [_function_hook(function) for function in functions]
     if not hooks:
-        raise InvalidArgumentError("functions is empty; the first one says how all are called")
+        raise InvalidArgumentError("functions is empty; give at least one function")
     first = hooks[0].hook.__aiohooks_function__
     namespace = {"__call__": _method_like(first, results)}
     kind: Any = type("functions", (), namespace)
@@ -557,7 +557,7 @@ def _method_like(function: Callable[..., Any], results: How | None) -> Any:
     parameters = [own, *signature.parameters.values()]
     method.__signature__ = signature.replace(parameters=parameters)
     if results is not None:
-        return point(results)(method)
+        return point(checked_how(results, "results"))(method)
     # What this one returns says nothing of the others.
     method.__annotations__ = {}
     return method

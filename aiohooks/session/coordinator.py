@@ -39,7 +39,7 @@ from aiohooks._core.clock import (
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.reports import WaitLog, logger
 from aiohooks._core.scope import RunScope, current_scope, leave_run
-from aiohooks._core.validate import check_callable, check_instance, check_secs
+from aiohooks._core.validate import InitRequired, check_callable, check_instance, check_secs
 from aiohooks._why.tasks import Task, describe_awaitable, is_task, links_of, task_wait
 from aiohooks.errors import (
     InvalidArgumentError,
@@ -230,7 +230,7 @@ class Requests:
                 wake(waiter)
 
 
-class RequestMethods(abc.ABC):
+class RequestMethods(InitRequired, abc.ABC):
     """The requests to a session: the same methods of the session itself and of its coordinators."""
 
     requests: Requests
@@ -573,16 +573,24 @@ class Coordinator(RequestMethods):
         """Return the producers of a wait.
 
         Raises:
-            InvalidArgumentError: a task ends with a recovery which the wait may outlast.
+            InvalidArgumentError: a producer is no task, or ends with a recovery which the wait may
+                outlast.
         """
         if producer is None:
             return None
         given: Any = producer
-        producers: Producers = (given,) if is_task(given) else tuple(given)
+        is_several = isinstance(producer, Iterable) and not is_task(producer)
+        producers: Producers = tuple(given) if is_several else (given,)
         whole = self._whole
         is_lasting_code = self._starter() in (None, whole) and not self.is_part_of_call()
         outlasts_recoveries = bool(self.owner.policy.on) and is_lasting_code
         for task in producers:
+            if not is_task(task):
+                close_unawaited(task)
+                raise InvalidArgumentError(
+                    f"producer is {safe_repr(given)}; give the task that session.start_soon"
+                    " returned, or a list of tasks"
+                )
             if outlasts_recoveries and self._tasks.get(task, whole) is not whole:
                 raise InvalidArgumentError(
                     f"producer is task {task.get_name()!r} of a hook's coordinator: a recovery ends"

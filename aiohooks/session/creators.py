@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from aiohooks import checkpoint
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS
+from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
+    InitRequired,
     check_choice,
     check_instance,
     check_mapping,
@@ -235,7 +237,7 @@ async def _check_ready(ready_fn: SessionFn | None, session: Session, message: st
         raise NotReadyError(f"{message}; missing, as {ready_fn!r} says: {missing or 'something'}")
 
 
-class _Creator:
+class _Creator(InitRequired):
     """The parts that all sessions of a creator have."""
 
     def __init__(
@@ -499,6 +501,7 @@ def graph_of(source: object, wanted: str = "a Graph") -> Graph:
         return source
     if callable(source) and not isinstance(source, type):
         return graph_of_step(source)
+    close_unawaited(source)
     raise InvalidArgumentError(
         f"{source!r} cannot be run; give {wanted} or an `async def` that is the step,"
         " without calling it"

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from aiohooks._core.activity import Awaited, Parked, active, enter
 from aiohooks._core.clock import current_clock, monotonic_now, wake
 from aiohooks._core.scope import RunScope, current_run
+from aiohooks._core.validate import InitRequired
 from aiohooks._core.waits import (
     ANY_CHANGE,
     ThresholdWaiters,
@@ -427,7 +428,7 @@ def step_timeout_error(
     return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)
 
 
-class StepStore(abc.ABC):
+class StepStore(InitRequired, abc.ABC):
     """Keeps the global step of a run, advances it, and lets tasks wait for it.
 
     A store belongs to the event loop in which it is first used. From another loop or thread every
@@ -565,7 +566,7 @@ class StepStore(abc.ABC):
             except StepTimeoutError:
                 raise self._waits.not_ready_error(timeout) from None
 
-    async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - see below
+    async def flush(self, timeout: float | None = None) -> None:
         """Wait until the publishers of this process are announced to the other processes.
 
         This waits for `timeout` seconds at most. If the engine is unavailable, it returns after the
@@ -574,14 +575,14 @@ class StepStore(abc.ABC):
 
     # Overridden by a store for several processes. A store for one process has nothing to do here.
 
-    async def _before_wait(self, step: int) -> None:  # noqa: B027
+    async def _before_wait(self, step: int) -> None:
         """Called before a wait for `step`, unless the store is `inline`.
 
         It opens the store. If the wait would fail, it reads the run first: another process may have
         changed it.
         """
 
-    def _on_publisher_changed(self, publisher: Publisher) -> None:  # noqa: B027
+    def _on_publisher_changed(self, publisher: Publisher) -> None:
         """Called when a publisher has begun or ended a wait."""
 
     def _on_unreachable(self) -> None:

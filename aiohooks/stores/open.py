@@ -85,7 +85,7 @@ def _kind_of(url: str) -> str:
         raise InvalidArgumentError(f"unknown kind of step store {kind!r}; {advice}")
     # Only the part before a colon: a password may follow.
     raise InvalidArgumentError(
-        f"{kind.partition(':')[0]!r} is not the beginning of a step store's URL; give one like"
+        f"{kind.partition(':')[0]!r} has no ://; give the URL of a step store, such as"
         " local:///directory or redis://host:6379"
     )
 
@@ -93,6 +93,8 @@ def _kind_of(url: str) -> str:
 def _address_of(kind: str, url: str) -> tuple[tuple[str, ...], str]:
     """Return the arguments of the engine, and the name of the run: empty if the URL has none."""
     rest = url.partition("://")[2]
+    if kind == "memory" and rest:
+        raise InvalidArgumentError(f"{url!r} has an address; give memory://")
     if kind == "memory" or (kind == "local" and not rest):
         return (), ""
     if kind == "local":
