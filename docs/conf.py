@@ -73,6 +73,7 @@ autoclass_content = "both"  # the arguments are described where they are taken: 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {"How": "How"}  # a long union of texts
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Attributes", "params_style")]
 

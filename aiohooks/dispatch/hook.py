@@ -81,29 +81,24 @@ def configure(
     Example: `hooks=[configure(MetricsHook(), timeout=5.0, on_error="log")]`.
 
     Args:
-        hook: an object with methods of a hook interface, or a registration, whose other attributes
-            are kept.
-        options: attributes of the registration, which follow here by name.
+        hook: an object with methods of a hook interface, or a registration, whose other options are
+            kept.
+        options: the options that follow here, by name.
         order: hooks of a lower order complete a call before hooks of a higher order start. Hooks of
             the same order run concurrently.
         timeout: time limit in seconds for one call of a coroutine method. A method that wraps
             others has none: use `asyncio.timeout` around its own waits.
-        on_error: `"raise"`, or `"log"`: the first failure of each method and type of error is
-            logged with its traceback, and the 10th failure, the 100th and so on without.
-
-            `background`: whether calls of methods that return None are queued and run in order,
-            alongside the code that follows. A failure is raised by the next call of the hook, or at
-            the end, or logged. In a session this is `after_run`.
-
-            `max_pending`: how many background calls may be queued. The caller waits while there are
-            as many. Code of a background call, which other queues may wait for, never waits.
-
-            `disable_after`: take the hook out of the calls, with a warning, when it has failed this
-            often in a row.
-
-            `name`: the name of the hook in messages and in the status, in place of its class's.
-
-            `once`: whether a function takes part in one call only, and is removed when that starts.
+        on_error: `"raise"` raises each failure. `"log"` logs the first failure of each method and
+            type of error with its traceback, and the 10th failure, the 100th and so on without.
+        background: whether calls of methods that return None are queued and run in order, while
+            the caller continues. A failure is raised by the next call of the hook or at the end, or
+            logged. In a session this applies to `after_run`.
+        max_pending: how many background calls may be queued. If there are as many, the caller
+            waits, but not the code of a background call that another queue may wait for.
+        disable_after: after how many failures in a row the hook is no longer called. A warning
+            reports this.
+        name: the name of the hook in messages and in the status, in place of its class's name.
+        once: whether a function is called only once. It is removed when that call starts.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
