@@ -41,15 +41,15 @@ _HIDDEN_PACKAGES = {"aiohooks", "anyio", "asyncio", "contextlib", "uvloop"}
 
 
 def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-    """Call the coroutine function `main` with `args` in a new event loop: uvloop's where it is
+    """Run the coroutine function `main` with `args` in a new event loop: uvloop's if it is
     installed, otherwise asyncio's.
 
-    A Ctrl-C that no session handles has the effect that it has in `asyncio.run`: it cancels `main`,
-    and `run` raises `KeyboardInterrupt`.
+    If no session handles Ctrl-C, it works as in `asyncio.run`: it cancels `main`, and `run` raises
+    `KeyboardInterrupt`.
 
-    At its end it cancels the remaining tasks and waits for them, as `asyncio.run` does, and logs
-    which ones it waits for. After 10 s it ends without those that ignore their cancellation and
-    that a group or a session has left behind for this reason, with a warning.
+    At the end, `run` cancels the remaining tasks and waits for them, as `asyncio.run` does, and
+    logs the tasks that it waits for. A task that ignores its cancellation, and that a group or
+    session has already left behind, is abandoned after 10 s with a warning.
 
     The traceback of an error begins at your code, and that of an error of aiohooks ends there.
     Python's development mode (`python -X dev`) shows all of it.
@@ -62,9 +62,9 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         The result of `main`.
 
     Raises:
-        SystemExit: a signal has ended a session that handles signals, and `main` has returned None,
-            was cancelled or has raised `StopRequestedError`. The exit code is 128 + the signal's
-            number, as in shells. Any other result is returned.
+        SystemExit: a signal ended a session that handles signals, and `main` returned None, was
+            cancelled or raised `StopRequestedError`. The exit code is 128 + the number of the
+            signal, as in shells.
         InvalidArgumentError: `main` is a coroutine, or a function that returns none. Write
             `run(main, ...)`, not `run(main(...))`.
         WrongLoopError: an event loop is running already, as in a notebook. Write `await main(...)`
