@@ -73,10 +73,10 @@ Waiter = asyncio.Future[int | AiohooksError]
 class Changes:
     """An iterator over a store's positions, from the current one to the newest.
 
-    Positions that came and went between two steps of the iteration are left out. There is never a
-    backlog. The iteration ends when the publishers have finished and no change can follow. When
-    they failed, or the store was closed, it raises the error that a `wait_for` would raise. You may
-    drop it at any time: it holds nothing while no task waits on it.
+    Positions between two steps of the iteration are skipped, so there is never a backlog. The
+    iteration ends when the publishers have finished and no change can follow. If they failed, or
+    the store was closed, it raises the error that `wait_for` would raise. You may drop it at any
+    time: it holds nothing while no task waits for it.
 
     Created by `StepStore.changes`.
     """
@@ -492,7 +492,7 @@ class StepStore(InitRequired, abc.ABC):
 
     @abc.abstractmethod
     async def raise_to(self, step: int) -> int:
-        """Raise the step to `step`. Change nothing if the step is as high already.
+        """Raise the step to `step`. Change nothing if it is already as high.
 
         Returns:
             The step afterwards.
@@ -596,7 +596,7 @@ class StepStore(InitRequired, abc.ABC):
 
     @property
     def latest(self) -> Position:
-        """The latest position that this process knows, without I/O; may be read in any thread."""
+        """The latest position that this process knows. You may read it in any thread."""
         return self._waits.latest
 
     async def wait_for(
@@ -610,12 +610,12 @@ class StepStore(InitRequired, abc.ABC):
 
         A wait for a step that is reached already, or is not above 0, never suspends.
 
-        Cancelling a wait leaves nothing behind. No wake-up can be lost: a waiter compares numbers,
-        it does not catch a signal.
+        Cancelling a wait leaves nothing behind. No wake-up can be lost, because waiters compare
+        numbers.
 
         Args:
             step: the step to wait for.
-            timeout: how many seconds at most, or None for no limit.
+            timeout: the limit in seconds, or None for no limit.
             on_reset: when a reset puts the step below `step` again: "keep" waiting, or "raise"
                 `StepResetError`.
 
@@ -689,7 +689,7 @@ class StepStore(InitRequired, abc.ABC):
     async def aclose(self) -> None:
         """Close the store: waits and later calls raise `StoreClosedError`.
 
-        Harmless when called twice.
+        You may call this twice.
         """
         if not self._waits.closed:
             self._check_loop()

@@ -31,12 +31,11 @@ _SHARED_OPTIONS = ("on_lost", "lease_secs", "heartbeat", "connect_timeout")
 def open_step_store(url: str | None = None, *, run: str | None = None, **options: Any) -> StepStore:
     """Return the step store of a URL.
 
-    It connects when it is first used, or by `async with`.
+    It connects at its first use, or when you enter it with `async with`.
 
     `memory://` is a new store for the tasks of one process, `local:///directory` is for the
-    processes of one machine. For several machines there are `redis://host:6379` (`rediss://` with
-    TLS, `unix:///socket`) and `ray://namespace/run`. Their packages are installed by `pip install
-    'aiohooks[redis]'` and `[ray]`.
+    processes of one machine. For several machines, use `redis://host:6379` (`rediss://` with TLS,
+    `unix:///socket`) or `ray://namespace/run`. The extras `redis` and `ray` install their packages.
 
     Args:
         url: the address, by default the value of the environment variable AIOHOOKS_STEP_STORE,
