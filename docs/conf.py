@@ -219,6 +219,8 @@ def show_constants(
         return f"*, {', '.join(spelled_out)}" if spelled_out else match[0]
 
     shown = re.sub(r"\*\*\w+: [\w.~]*Unpack\[[\w.~]*\b(\w+)\]", keywords, shown)
+    # autodoc shows the repr of an alias that is part of a union.
+    shown = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", shown)
     return (shown, returns) if shown != signature and signature else None
 
 

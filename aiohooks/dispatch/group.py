@@ -319,7 +319,7 @@ class HookGroup(InitRequired, Generic[K]):
 
         await self._call_hook(registered, "__aenter__", enter_and_note)
         if registered not in self._entered:
-            logger.error("%s is removed from %r, as it was not entered", registered.name, self)
+            logger.error("%s is removed from %r: it could not be entered", registered.name, self)
             self._composite.remove(registered)
         # What exits leave set after this is set for the caller at the end of the block.
         self._before_exits = self._own_context.state()

@@ -386,8 +386,8 @@ class CheckpointSaverHook(ScheduledHook):
             return
         if step != self._seen_step:
             logger.warning(
-                "step %d is saved, and after_run of this step has not ended for all hooks: what"
-                " they keep of it, such as records, may be missing when the run is resumed",
+                "step %d is saved, and after_run of this step has not ended for all hooks: their"
+                " data for this step, such as records, may be missing when the run is resumed",
                 step,
             )
         await self._save_last(session)

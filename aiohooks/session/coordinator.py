@@ -760,7 +760,7 @@ class Coordinator(RequestMethods):
             waits = {task: _queue_wait(task) for task in self.all_tasks}
             if None not in waits.values() and waits == waits_before:
                 logger.info(
-                    "%s: cancelled early, as no other task is left that uses their queues: %s",
+                    "%s: cancelled early, because no other task uses their queues: %s",
                     self.requests.label,
                     self.descriptions(),
                 )

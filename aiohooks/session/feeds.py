@@ -498,7 +498,7 @@ class Source:
         if is_clean_end(error):
             return
         logger.error(
-            "%s: the feeds %s failed, and the session, which stops, ends as usual: %s",
+            "%s: the feeds %s failed while the session stops; it ends normally: %s",
             self._coordinator.requests.label,
             safe_repr(self.feeds),
             safe_repr(error),

@@ -106,7 +106,7 @@ class StopOnSignal:
         """Install the signal handlers, and return the function that removes them."""
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
-                "%s: handle_signals has no effect outside the main thread, the only one that gets"
+                "%s: handle_signals has no effect outside the main thread, which alone gets"
                 " signals; leave it out, and call request_stop() of the session from there",
                 self.requests.label,
             )
