@@ -44,7 +44,7 @@ class Hook:
 
 
 class HookRegistration(NamedTuple):
-    """A hook and its options, which `configure` returns."""
+    """A hook and its options. Created by `configure`."""
 
     hook: Any
     order: int = 0

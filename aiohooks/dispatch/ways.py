@@ -96,7 +96,7 @@ def point(how: How) -> Callable[[F], F]:
 
 
 def chain(*, argument: str) -> How:
-    """Return the way `"chain"` for a named argument, which each result replaces.
+    """Return the way `"chain"` in which each result replaces the named `argument`.
 
     Example: `results={"on_send": ah.chain(argument="message")}`.
     """
@@ -104,7 +104,7 @@ def chain(*, argument: str) -> How:
 
 
 def wrap(*, argument: str) -> How:
-    """Return the way `"wrap"` for a named argument, which calls the next hook.
+    """Return the way `"wrap"` in which the named `argument` calls the next hook.
 
     Example: `results={"handle": ah.wrap(argument="app")}`.
     """

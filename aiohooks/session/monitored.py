@@ -514,8 +514,8 @@ class AsyncMonitoredSession(RequestMethods):
 
 
 class AsyncSingularMonitoredSession(AsyncMonitoredSession):
-    """A monitored session that never recovers: you get every error. It takes the same options,
-    without `recovery`.
+    """A monitored session that never recovers: you get every error. `options` are the same, without
+    `recovery`.
     """
 
     def __init__(
@@ -585,7 +585,7 @@ class StepContext:
 
 
 class Steps(Generic[T_co]):
-    """Runs the session once for each turn of a loop. `AsyncMonitoredSession.steps` returns it."""
+    """Runs the session once for each turn of a loop. Created by `AsyncMonitoredSession.steps`."""
 
     def __init__(
         self,
