@@ -788,18 +788,22 @@ def notes_of(error: BaseException) -> list[str]:
 def add_origin(error: BaseException, origin: str) -> None:
     """Add a note on the code that raised an error, unless the error has this note already."""
     _add_note_once(error, f"raised by {origin}")
-    if isinstance(error, AttributeError) and _is_of_skipped_init(error):
-        name = type(error.obj).__name__
-        _add_note_once(error, f"{name}.__init__ does not call super().__init__()")
+    if isinstance(error, AttributeError):
+        note_skipped_init(error)
 
 
-def _is_of_skipped_init(error: AttributeError) -> bool:
-    """Return whether an object lacks an attribute that the `__init__` of a base class sets."""
-    for base in type(error.obj).__mro__[1:]:
-        init: Any = vars(base).get("__init__")
-        if base.__module__.split(".")[0] == "aiohooks" and hasattr(init, "__code__"):
-            return error.name in init.__code__.co_names
-    return False
+def note_skipped_init(error: AttributeError) -> None:
+    """Add a note if an attribute is missing because a class skips the `__init__` of aiohooks."""
+    kind = type(error.obj)
+    inits: list[Any] = [
+        vars(base).get("__init__")
+        for base in kind.__mro__[1:]
+        if base.__module__.partition(".")[0] == "aiohooks"
+    ]
+    names = {name for init in inits if hasattr(init, "__code__") for name in init.__code__.co_names}
+    # A property that fails is reported by its own name, which is not in the code of `__init__`.
+    if error.name in names or (names and names.isdisjoint(getattr(error.obj, "__dict__", names))):
+        _add_note_once(error, f"{kind.__name__}.__init__ does not call super().__init__()")
 
 
 def _add_note_once(error: BaseException, text: str) -> None:

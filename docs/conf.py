@@ -73,6 +73,7 @@ autoclass_content = "both"  # the arguments are described where they are taken: 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {"How": "How"}  # a long union of texts
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Attributes", "params_style")]
 
@@ -218,6 +219,8 @@ def show_constants(
         return f"*, {', '.join(spelled_out)}" if spelled_out else match[0]
 
     shown = re.sub(r"\*\*\w+: [\w.~]*Unpack\[[\w.~]*\b(\w+)\]", keywords, shown)
+    # autodoc shows the repr of an alias that is part of a union.
+    shown = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", shown)
     return (shown, returns) if shown != signature and signature else None
 
 

@@ -181,6 +181,64 @@ async def test_a_forgotten_call_of_the_base_class_is_noted() -> None:
     assert notes_of(mistyped.value) == ["raised by Mistyped.after_run at step 1"]
 
 
+class SkippedSession(ah.AsyncMonitoredSession):
+    def __init__(self) -> None:
+        pass
+
+
+class SkippedGroup(ah.HookGroup[Any]):
+    def __init__(self) -> None:
+        self.own = 1
+
+
+class SkippedStore(ah.MemoryStepStore):
+    def __init__(self) -> None:
+        pass
+
+
+class SkippedGraph(ah.Graph):
+    def __init__(self) -> None:
+        pass
+
+
+class SkippedCreator(ah.ChiefSessionCreator):
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: SkippedSession().request_stop("enough"),
+        lambda: SkippedSession().status(),
+        lambda: SkippedGroup().hooks,
+        lambda: SkippedGroup().status(),
+        lambda: SkippedStore().latest,
+        lambda: SkippedGraph().placeholder("x"),
+        lambda: SkippedCreator().graph,
+    ],
+)
+def test_a_forgotten_call_of_the_base_class_is_noted_everywhere(use: Callable[[], object]) -> None:
+    """Sessions, groups, stores, graphs and creators have the same note as hooks."""
+    with pytest.raises(AttributeError) as raised:
+        use()
+    (note,) = notes_of(raised.value)
+    assert note.startswith("Skipped")
+    assert note.endswith(".__init__ does not call super().__init__()")
+
+
+def test_a_missing_attribute_of_a_complete_object_has_no_note() -> None:
+    """A class with an `__init__` of its own that calls the one of its base class."""
+
+    class Complete(ah.MemoryStepStore):
+        def __init__(self) -> None:
+            super().__init__(run="r")
+
+    with pytest.raises(AttributeError, match="'Complete' object has no attribute 'lates'") as error:
+        _ = Complete().lates  # type: ignore[attr-defined]
+    assert notes_of(error.value) == []
+
+
 def test_flattened_groups_leave_their_notes_to_their_members() -> None:
     """Each error has its own notes, then those of its group, then those of the groups around that,
     each once.

@@ -13,9 +13,9 @@ import numbers
 import operator
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard, cast
+from typing import Any, NoReturn, TypeGuard, cast
 
-from aiohooks.errors import InvalidArgumentError, safe_repr
+from aiohooks.errors import InvalidArgumentError, note_skipped_init, safe_repr
 
 
 def is_finite(value: object) -> TypeGuard[int | float]:
@@ -199,3 +199,24 @@ def call_error(fn: Callable[..., Any], *arguments: object) -> TypeError | None:
             # The frames of a traceback would hold the caller, which holds the error.
             return error.with_traceback(None)
     return None
+
+
+class InitRequired:
+    """A base class that reports a subclass which forgets to call `super().__init__()`."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        is_own = cls.__module__.partition(".")[0] == "aiohooks"
+        # Only where it can help: on Python 3.11 it makes each access to an attribute slower.
+        if "__init__" in vars(cls) and not is_own and not hasattr(cls, "__getattr__"):
+            setattr(cls, "__getattr__", _report_missing)  # noqa: B010 - for type checkers
+
+
+def _report_missing(self: object, name: str) -> NoReturn:
+    """Raise the error of a missing attribute, with a note if `__init__` was skipped."""
+    message = f"{type(self).__name__!r} object has no attribute {name!r}"
+    error = AttributeError(message, name=name, obj=self)
+    note_skipped_init(error)
+    raise error

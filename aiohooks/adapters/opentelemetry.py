@@ -28,7 +28,7 @@ __all__ = ["OpenTelemetryHook"]
 
 
 class OpenTelemetryHook(SessionRunHook):
-    """Makes spans and metrics of the runs of a session.
+    """Creates spans and metrics for the runs of a session.
 
     Each attempt of a run has a span "run". Its parent is the current span of the caller of `run`.
     The span begins in the hook's `before_run`, before the `before_run` of hooks with a higher

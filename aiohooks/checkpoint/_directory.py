@@ -426,4 +426,5 @@ def _error_context(failure: str) -> Generator[None]:
         raise
     except OSError as error:
         code = error.errno or errno.EIO
-        raise CheckpointError(code, f"{failure}: {error.strerror or error}") from error
+        # The message has all that the error of the system says.
+        raise CheckpointError(code, f"{failure}: {error.strerror or error}") from None

@@ -64,7 +64,7 @@ class Restored:
 
 
 class KeepPolicy:
-    """Selects the checkpoints to keep. The newest one is kept in any case.
+    """Selects the checkpoints to keep. The newest is always kept.
 
     A policy is called when a new checkpoint is durable. Checkpoints that no part of a combination
     `a | b` keeps are removed.
@@ -137,11 +137,11 @@ class KeepNewest(KeepPolicy):
 class KeepBest(KeepPolicy):
     """Keeps the `k` checkpoints with the best value of a metric, and the newest.
 
-    Of equals the newer one is better. A checkpoint whose metric is missing or NaN is never among
+    Of equal values the newer is better. A checkpoint whose metric is missing or NaN is never among
     the best.
 
     Args:
-        k: how many.
+        k: the number of checkpoints to keep.
         metric: its name, as given to `save`.
         mode: "min" if lower is better, "max" if higher is.
     """

@@ -62,11 +62,11 @@ class Saver:
             checkpoint_dir: the directory, made with mode 0700 when it is first needed.
             keep: which checkpoints to keep after a save, such as `KeepNewest(3) | KeepBest(2,
                 "loss")`.
-            read_only: read while another process writes: take no lock, set nothing aside, refuse to
-                save.
-            mirror: a URL such as "s3://bucket/run", or a `Mirror` with options: each checkpoint is
-                copied there in the background, and a restore takes the newest that verifies, here
-                or there.
+            read_only: read while another process writes. It takes no lock, sets nothing aside and
+                rejects saves.
+            mirror: a URL such as "s3://bucket/run", or a `Mirror` with options. Each checkpoint is
+                copied there in the background, and a restore uses the newest intact checkpoint of
+                both.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -149,8 +149,8 @@ class Saver:
             metrics: numbers by name, for `KeepBest` and for readers of the checkpoint.
 
         Raises:
-            CheckpointError: the system refused an operation. Nothing of this checkpoint is left.
-                Earlier ones are unchanged.
+            CheckpointError: an operation of the system failed. Nothing of this checkpoint is left,
+                and earlier checkpoints are unchanged.
             CheckpointBusyError: another writer has the directory.
             InvalidArgumentError: something in `state` has no exact form on disk. The message names
                 its place.
@@ -179,7 +179,7 @@ class Saver:
             The checkpoint, or None if there is none of that step.
 
         Raises:
-            CheckpointError: the system refused an operation, and the checkpoint is unchanged.
+            CheckpointError: an operation of the system failed, and the checkpoint is unchanged.
             InvalidArgumentError: the metrics are not numbers by name.
         """
         step = _checked_step(step)
@@ -194,13 +194,13 @@ class Saver:
         self,
         step: int | None = None,
     ) -> Restored | None:
-        """Read the newest checkpoint that verifies, or that of one step.
+        """Read the newest intact checkpoint, or the checkpoint of a step.
 
         Return None if the directory has never had one, or does not exist. A missing directory or
         bucket of a mirror is an error, as it may not be mounted. Damaged checkpoints are skipped
         with a warning and set aside: renamed to `damaged-...`, never removed. The newest checkpoint
-        is the one saved last, whatever its step. The arrays belong to the caller and are writable.
-        If there is a newer one in the mirror that verifies, it is downloaded first.
+        is the checkpoint that was saved last, whatever its step. The arrays belong to you and are
+        writable. If the mirror has a newer intact checkpoint, it is downloaded first.
 
         Args:
             step: the global step of the checkpoint, or None for the newest.
@@ -208,9 +208,10 @@ class Saver:
         Raises:
             CorruptCheckpointError: there are checkpoints, or some that were set aside before, and
                 none verifies.
-            CheckpointError: there is none of that step, or the system refused an operation; or
-                there is none here, and the mirror cannot be read.
-            CheckpointBusyError: another writer has the directory; `read_only=True` reads beside it.
+            CheckpointError: there is no checkpoint of that step, an operation of the system failed,
+                or there is no local checkpoint and the mirror cannot be read.
+            CheckpointBusyError: another writer has the directory. Use `read_only=True` to read
+                meanwhile.
         """
         wanted = None if step is None else _checked_step(step)
         async with self._in_order("restore", wanted):
@@ -296,21 +297,21 @@ class Saver:
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the checkpoints, newest first.
 
-        Only manifests are read, without the lock. Damaged ones are left out.
+        Only manifests are read, without the lock. Damaged checkpoints are omitted.
         """
         return await to_thread(self._directory.checkpoints)
 
     async def follow(
         self, *, every_secs: float, timeout: float | None = None
     ) -> AsyncGenerator[Checkpoint]:
-        """Yield the newest checkpoint, and then each time there is a newer one.
+        """Yield the newest checkpoint, and then each newer checkpoint.
 
-        For an evaluator in another process than the training, with `read_only=True`. Checkpoints
-        between two reads, or while the caller is busy, are left out.
+        Use it with `read_only=True` for an evaluator in another process. Checkpoints that come
+        between two reads, or while you are busy, are skipped.
 
         Args:
             every_secs: the seconds between two reads of the directory.
-            timeout: end after so many seconds without a new checkpoint, or None for never.
+            timeout: end after this many seconds without a new checkpoint, or None for never.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -333,8 +334,8 @@ class Saver:
         """Read every checkpoint completely, without the lock and without changing anything.
 
         Returns:
-            Path and damage of each (None: it is good), newest first, then checkpoints set aside
-            earlier.
+            The path and the damage of each checkpoint (None if it is good), newest first, then the
+            checkpoints that were set aside earlier.
         """
         return await to_thread(self._directory.verify)
 

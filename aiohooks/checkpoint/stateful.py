@@ -125,11 +125,11 @@ class RandomState:
     """Keeps random generators in checkpoints: `Scaffold(tracked={"random": RandomState(), ...})`.
 
     Without arguments these are the global generators of Python's `random`, of numpy and of torch
-    (and of its CUDA devices, where CUDA is in use), as far as the program has imported them. Put it
-    last among the tracked objects, so that loading the others draws no number after it.
+    (and of its CUDA devices, where CUDA is in use), as far as the program has imported them. Make
+    it the last tracked object, because loading the others may draw numbers.
 
-    A data loader that other tasks run alongside the steps should draw from a generator of its own,
-    and have a state of its own.
+    A data loader that other tasks run concurrently with the steps should have its own generator and
+    its own state.
     """
 
     def __init__(self, *generators: object) -> None:

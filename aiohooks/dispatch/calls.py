@@ -170,10 +170,10 @@ class RegisteredHook:
             self._logged.add(kind_of_error)
             # Only the first time: later errors may be the same object, which would collect notes.
             add_origin(error, who)
-            message = "%s failed; continuing, as its on_error says: %s"
+            message = '%s failed; continuing because on_error is "log": %s'
             logger.error(message, who, self.last_error, exc_info=error)
         elif is_logged(self.failures):
-            message = "%s failed for the %sth time; continuing, as its on_error says: %s"
+            message = '%s failed for the %sth time; continuing because on_error is "log": %s'
             logger.error(message, who, self.failures, self.last_error)
         return True
 

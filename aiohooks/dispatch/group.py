@@ -34,7 +34,7 @@ from typing import (
 from aiohooks._core.calls import OwnContext
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, shielded, wait_done
 from aiohooks._core.reports import logger
-from aiohooks._core.validate import check_secs
+from aiohooks._core.validate import InitRequired, check_secs
 from aiohooks.dispatch.arguments import Args
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import Composite, is_context
@@ -46,7 +46,7 @@ from aiohooks.dispatch.hook import (
     registration_of,
 )
 from aiohooks.dispatch.interface import Interface, check_options, registered_hooks
-from aiohooks.dispatch.ways import How, Point, point
+from aiohooks.dispatch.ways import How, Point, checked_how, point
 from aiohooks.errors import (
     HookGroupClosedError,
     InvalidArgumentError,
@@ -64,22 +64,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 
 
-class HookGroup(Generic[K]):
+class HookGroup(InitRequired, Generic[K]):
     """Several hooks of one interface, called as one: `async with HookGroup(AgentHooks, [Audit(),
     Metrics()]) as group:`.
 
-    A hook interface is any class: its public methods are what hooks can implement. `group.hooks` is
-    an object of that class. A call of its method calls the hooks that implement it. Calls start in
-    registration order: a method whose code has no `await` is called in the caller's task, every
-    other one has a task and a context of its own, and these are concurrent. Values that they leave
-    set in their contexts are set for the caller. The first failure cancels the others and waits for
-    them. One failure is raised as it is, several as one flat group, each with a note that names the
-    hook. A cancel of the caller wins over both.
+    A hook interface is any class. Hooks implement some of its public methods. `group.hooks` is an
+    object of that class: if you call a method of it, the hooks that implement the method are
+    called, in registration order. A method whose code has no `await` runs in your task. Every other
+    method runs in its own task and context, concurrently with the others. Context variables that
+    hooks set are set for you afterwards. The first failure cancels the other hooks and waits for
+    them. You get a single failure as it is, and several as one flat group. Each has a note that
+    names the hook. If you are cancelled, you get your cancellation instead.
 
-    Any number of tasks may call a group at the same time. `group.hooks` and its methods, also those
-    taken before, call the hooks of the group at that time. Hooks that are async context managers
-    are entered with the block, in order, and left in reverse. Background calls end with it. A group
-    with neither can be used without a block.
+    Any number of tasks may call a group at the same time. A call always uses the current hooks of
+    the group. The `async with` block enters hooks that are async context managers in order, and
+    exits them in reverse. It also ends background calls. If a group has neither, you can use it
+    without a block.
     """
 
     def __init__(
@@ -94,22 +94,20 @@ class HookGroup(Generic[K]):
         """Check the hooks.
 
         Args:
-            kind: the hook interface: a class of one's own, or of a framework. (Type checkers refuse
-                an abstract one as a `type`.)
-            hooks: objects with methods of `kind`, or registrations made by `configure`. They need
-                not derive from it.
-            results: how the results of several hooks become one, by the name of the method, for a
-                class that is not one's own, or one way for all methods that return something. See
-                `point`.
-            grace_secs: how long cancelled calls, background calls and the end of the hooks may
-                take.
-            init: the arguments of the `__init__` of `kind`, by name, which runs before the hooks
-                are there, so that it calls its own methods.
+            kind: the hook interface: your own class, or a framework's.
+            hooks: objects with some methods of `kind`, or registrations made by `configure`. They
+                need not derive from `kind`.
+            results: how to combine the results of several hooks, as a mapping of method names, or
+                for all methods that return something. Use it for a class that you cannot mark with
+                `point`, which lists the ways.
+            grace_secs: how long cancelled calls, background calls and the exits of hooks may take.
+            init: the arguments of the `__init__` of `kind`, by name. It runs before the hooks are
+                added, so it calls no hooks.
 
         Raises:
-            InvalidHookError: `kind` is not a class, or no object of it can be made; a hook does not
-                fit it; several hooks implement a method that returns something, and nothing says
-                how their results become one.
+            InvalidHookError: `kind` is not a class, or cannot be instantiated; a hook does not fit
+                it; or several hooks return a result from a method that does not define how to
+                combine them.
             InvalidArgumentError: `results` names a method that `kind` does not have, or another
                 argument is invalid.
         """
@@ -143,8 +141,8 @@ class HookGroup(Generic[K]):
         """Add a hook, or a registration. This applies from the next call.
 
         Raises:
-            InvalidHookError: it does not fit, is a hook of the group already, or would have to be
-                entered now.
+            InvalidHookError: the hook does not fit, is in the group already, or is a context
+                manager and the group is already entered.
             HookGroupClosedError: the group has been left.
         """
         if self._composite.state == "closed":
@@ -178,15 +176,15 @@ class HookGroup(Generic[K]):
     def remove(self, hook: object) -> None:
         """Remove a hook, or a function that was added with `on`. This applies from the next call.
 
-        A hook that was entered is exited when the calls that have begun by now have ended.
+        A hook that is an async context manager is exited when its current calls have ended.
 
         Args:
             hook: a hook, a function or a registration. If a function was added several times, its
                 earliest registration is removed.
 
         Raises:
-            InvalidArgumentError: it is not a hook of the group.
-            WrongLoopError: a hook that was entered is removed outside of the group's event loop.
+            InvalidArgumentError: the hook is not in the group.
+            WrongLoopError: the hook was entered, and this is not the event loop of the group.
         """
         if isinstance(hook, HookRegistration):
             hook = hook.hook
@@ -221,8 +219,8 @@ class HookGroup(Generic[K]):
         """Add a function as a hook with one method: `group.on(AgentHooks.on_tool_start, log)`, also
         as a decorator.
 
-        `method` is the method of the class, `fn` a coroutine function, or a plain function, which
-        must not block. It is returned. The options are the same as for `configure`.
+        `method` is a method of the hook interface. `fn` is a coroutine function, or a plain
+        function that does not block, and is returned. The options are those of `configure`.
         """
         name = self._point_of(method).name
         if fn is None:
@@ -321,7 +319,7 @@ class HookGroup(Generic[K]):
 
         await self._call_hook(registered, "__aenter__", enter_and_note)
         if registered not in self._entered:
-            logger.error("%s is removed from %r, as it was not entered", registered.name, self)
+            logger.error("%s is removed from %r: it could not be entered", registered.name, self)
             self._composite.remove(registered)
         # What exits leave set after this is set for the caller at the end of the block.
         self._before_exits = self._own_context.state()
@@ -431,21 +429,21 @@ def compose(
     results: Mapping[str, How] | How | None = None,
     init: Mapping[str, Any] | None = None,
 ) -> K:
-    """Return one object of the class `kind` that stands for several hooks. A framework's runner
-    takes it like a single one.
+    """Return an object of the class `kind` that calls several hooks. Pass it wherever a single hook
+    is expected.
 
-    It is the `hooks` of a `HookGroup`, with the same errors.
+    This is the attribute `hooks` of a `HookGroup`, and raises the same errors.
 
     Args:
         kind: the hook interface: a class whose methods the hooks may implement.
         hooks: objects with methods of `kind`, or registrations made by `configure`.
-        results: how the results of several hooks become one, by the name of the method, or one way
-            for all methods that return something. See `point`.
+        results: how to combine the results of several hooks, as a mapping of method names, or for
+            all methods that return something. See `point`.
         init: the arguments of the `__init__` of `kind`, by name.
 
     Raises:
-        HookGroupClosedError: a hook is a context manager or has background calls, so that it must
-            be entered: use a `HookGroup`.
+        HookGroupClosedError: a hook is a context manager or has background calls. Use a `HookGroup`
+            as a context manager.
     """
     group = HookGroup(kind, hooks, results=results, init=init)
     group._composite.check_usable()  # pyright: ignore[reportPrivateUsage] - of this module
@@ -456,7 +454,7 @@ def compose(
 
 
 class ComposedFunctions(Protocol[P]):
-    """What `compose_functions` returns."""
+    """The coroutine function that `compose_functions` returns."""
 
     async def __call__(self, *args: P.args, **keywords: P.kwargs) -> Any:
         """Call the functions."""
@@ -465,9 +463,7 @@ class ComposedFunctions(Protocol[P]):
         """Add a function, or a registration. This applies from the next call."""
 
     def remove(self, function: object, /) -> None:
-        """Remove a function, of several registrations the earliest. This applies from the next
-        call.
-        """
+        """Remove a function, or its earliest registration. This applies from the next call."""
 
 
 @overload
@@ -487,31 +483,31 @@ def compose_functions(
     *,
     results: How | None = None,
 ) -> ComposedFunctions[...]:
-    """Return one coroutine function that calls several functions, for a framework that takes a
+    """Return a coroutine function that calls several functions, for a framework that accepts a
     plain callable.
 
     Example: `httpx.AsyncClient(event_hooks={"request": [compose_functions([sign, audit])]})`.
 
-    They are called as the methods of hooks are: concurrently, and the first failure ends the call.
-    What this returns has `add` and `remove`, which hold from the next call on. Arguments are passed
-    by position where they can be. Each function must take every call that the first one takes,
-    whatever its parameters are named.
+    The functions are called like the methods of hooks: concurrently, and the first failure ends the
+    call. The returned function has `add` and `remove`, which apply from the next call. Arguments
+    are passed by position if possible. Each function must accept the same calls as the first
+    function, but may name its parameters differently.
 
     Args:
-        functions: coroutine functions and plain ones, or registrations made by `configure`, at
-            least one.
-        results: how the results of several become one, if they return any. See `point`.
+        functions: coroutine functions, plain functions, or registrations made by `configure`. Give
+            at least one.
+        results: how to combine the results, if the functions return any. See `point`.
 
     Raises:
-        InvalidHookError: one cannot be called as the first one is, or has an option that cannot
-            hold.
-        InvalidArgumentError: an argument is invalid, or one of the functions is none.
+        InvalidHookError: a function cannot be called like the first function, or has an option that
+            is impossible for it.
+        InvalidArgumentError: an argument is invalid.
     """
     if callable(functions) or not isinstance(functions, Iterable):
         raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
     hooks = [_function_hook(function) for function in functions]
     if not hooks:
-        raise InvalidArgumentError("functions is empty; the first one says how all are called")
+        raise InvalidArgumentError("functions is empty; give at least one function")
     first = hooks[0].hook.__aiohooks_function__
     namespace = {"__call__": _method_like(first, results)}
     kind: Any = type("functions", (), namespace)
@@ -557,7 +553,7 @@ def _method_like(function: Callable[..., Any], results: How | None) -> Any:
     parameters = [own, *signature.parameters.values()]
     method.__signature__ = signature.replace(parameters=parameters)
     if results is not None:
-        return point(results)(method)
+        return point(checked_how(results, "results"))(method)
     # What this one returns says nothing of the others.
     method.__annotations__ = {}
     return method

@@ -22,10 +22,9 @@ continues.
 
 
 class Hook:
-    """Base class of hooks whose attributes say how their methods are called.
+    """A base class for hooks with options. A hook of a `HookGroup` need not derive from it.
 
-    Override the attributes in a subclass, or for one registration with `configure`. A hook of a
-    `HookGroup` need not derive from it.
+    Set the attributes in your subclass, or for a single registration with `configure`.
     """
 
     order: ClassVar[int] = 0
@@ -45,7 +44,7 @@ class Hook:
 
 
 class HookRegistration(NamedTuple):
-    """A hook with its attributes in one group or session, created by `configure`."""
+    """A hook and its options. Created by `configure`."""
 
     hook: Any
     order: int = 0
@@ -75,35 +74,30 @@ def configure(
     hook: object,
     **options: Unpack[HookOptions],
 ) -> HookRegistration:
-    """Return a registration of `hook` that says how its methods are called. The hook itself is
+    """Return `hook` with options for its calls, to pass to a group or session. The hook itself is
     unchanged.
 
     Example: `hooks=[configure(MetricsHook(), timeout=5.0, on_error="log")]`.
 
     Args:
-        hook: an object with methods of a hook interface, or a registration, whose other attributes
-            are kept.
-        options: attributes of the registration, which follow here by name.
+        hook: an object with methods of a hook interface, or a registration, whose other options are
+            kept.
+        options: the options that follow here, by name.
         order: hooks of a lower order complete a call before hooks of a higher order start. Hooks of
             the same order run concurrently.
-        timeout: time limit in seconds for one call of a coroutine method. A method that wraps
-            others has none: use `asyncio.timeout` around its own waits.
-        on_error: `"raise"`, or `"log"`: the first failure of each method and type of error is
-            logged with its traceback, and the 10th failure, the 100th and so on without.
-
-            `background`: whether calls of methods that return None are queued and run in order,
-            alongside the code that follows. A failure is raised by the next call of the hook, or at
-            the end, or logged. In a session this is `after_run`.
-
-            `max_pending`: how many background calls may be queued. The caller waits while there are
-            as many. Code of a background call, which other queues may wait for, never waits.
-
-            `disable_after`: take the hook out of the calls, with a warning, when it has failed this
-            often in a row.
-
-            `name`: the name of the hook in messages and in the status, in place of its class's.
-
-            `once`: whether a function takes part in one call only, and is removed when that starts.
+        timeout: the limit in seconds for each call of a coroutine method. A method that wraps
+            others cannot have one: use `asyncio.timeout` around its own waits.
+        on_error: `"raise"` raises each failure. `"log"` logs the first failure of each method and
+            type of error with its traceback, and the 10th failure, the 100th and so on without.
+        background: whether calls of methods that return None are queued and run in order, while
+            the caller continues. A failure is raised by the next call of the hook or at the end, or
+            logged. In a session this applies to `after_run`.
+        max_pending: how many background calls may be queued. If there are as many, the caller
+            waits, but not the code of a background call that another queue may wait for.
+        disable_after: after how many failures in a row the hook is no longer called. A warning
+            reports this.
+        name: the name of the hook in messages and in the status, in place of its class's name.
+        once: whether a function is called only once. It is removed when that call starts.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
@@ -124,14 +118,14 @@ def configure(
 
 
 def in_order(hooks: Iterable[object]) -> list[HookRegistration]:
-    """Return registrations of `hooks` with ascending orders, so that each completes a call before
-    the next one starts.
+    """Return registrations of `hooks` that make each hook complete a call before the next hook
+    starts.
 
-    Hooks of the same order run concurrently, and a list alone says nothing about which one is done
-    first. Use it where one hook relies on what another has done: `hooks=[*in_order([restore,
-    broadcast]), logging]`.
+    By default hooks run concurrently, whatever their order in the list. Use this if a hook relies
+    on another: `hooks=[*in_order([restore, broadcast]), logging]`.
 
-    The first hook or registration has the order 0, with which others run concurrently.
+    The orders are 0, 1, 2 and so on. Other hooks have order 0, and run concurrently with the first
+    hook.
     """
     return [configure(hook, order=order) for order, hook in enumerate(hooks)]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
-from aiohooks._core.validate import check_mapping, is_coroutine_function
+from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.arguments import without_annotations
 from aiohooks.dispatch.calls import RegisteredHook
 from aiohooks.dispatch.hook import FunctionHook, hook_name, registration_of
@@ -107,12 +107,11 @@ class Interface:
         """Sort the members of the class into methods, data, and what hooks cannot implement."""
         by_name: dict[str, Combination] = {}
         common_way: Combination | None = None
-        if isinstance(results, (str, Combination)):
-            common_way = checked_how(results, "results")
-        elif results is not None:
-            check_mapping(results, "results")
+        if isinstance(results, Mapping):
             for name, how in results.items():
                 by_name[name] = checked_how(how, f"results[{name!r}]")
+        elif results is not None:
+            common_way = checked_how(results, "results")
         for name in sorted(self.members):
             if not name.startswith("_"):
                 self._add(name, by_name.get(name), common_way)

@@ -49,12 +49,12 @@ _MARK = "__aiohooks_point__"
 
 
 def point(how: How) -> Callable[[F], F]:
-    """Mark a method of a hook interface that returns something: how the results of several hooks
-    become one.
+    """Mark a method of a hook interface with the way in which results of several hooks are
+    combined.
 
-    In all ways a failing hook ends the call with its error, and a hook that exceeds its `timeout`
-    with a `HookTimeoutError`: a guard that does not work allows nothing. With `on_error="log"`, and
-    while it is disabled, a hook has no result, and the others decide.
+    A hook that fails ends the call with its error, and a hook that exceeds its `timeout` with a
+    `HookTimeoutError`: a broken guard allows nothing. A hook that fails with `on_error="log"`, or
+    is disabled, has no result, and the other hooks decide.
 
     Args:
         how: a way, or the result of `chain` or `wrap`.
@@ -68,7 +68,8 @@ def point(how: How) -> Callable[[F], F]:
             `"merge"`: they run concurrently, and their results are joined in registration order:
             lists, tuples, or dicts of different keys.
 
-            `"all"`: they run concurrently, and a list has every result in order of the hooks.
+            `"all"`: they run concurrently, and the call returns a list of all results, in the order
+            of the hooks.
 
             `"chain"`: they are called one after another, and each result replaces an argument: the
             only argument, or the argument whose annotation takes every result. None leaves it as it
@@ -83,7 +84,7 @@ def point(how: How) -> Callable[[F], F]:
             position, or else with the arguments of the call.
 
     Raises:
-        InvalidArgumentError: `how` is something else.
+        InvalidArgumentError: `how` is none of these.
     """
     combination = checked_how(how, "the argument of @point")._replace(may_be_last=True)
 
@@ -95,7 +96,7 @@ def point(how: How) -> Callable[[F], F]:
 
 
 def chain(*, argument: str) -> How:
-    """Return the way `"chain"` with the name of `argument`, which each result replaces.
+    """Return the way `"chain"` in which each result replaces the named `argument`.
 
     Example: `results={"on_send": ah.chain(argument="message")}`.
     """
@@ -103,7 +104,7 @@ def chain(*, argument: str) -> How:
 
 
 def wrap(*, argument: str) -> How:
-    """Return the way `"wrap"` with the name of `argument`, which calls the next hook.
+    """Return the way `"wrap"` in which the named `argument` calls the next hook.
 
     Example: `results={"handle": ah.wrap(argument="app")}`.
     """
@@ -118,8 +119,8 @@ class ChainEnd:
 
 
 def end_chain(value: T) -> T:
-    """Return a result with which a hook ends its chain: `value` is the result of the call, and the
-    hooks behind this one are not called.
+    """Return this from a hook to end a chain: `value` is the result of the call, and later hooks
+    are not called.
     """
     return cast("T", ChainEnd(value))
 

@@ -24,6 +24,7 @@ from typing import (
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._core.scope import RunScope, assigned, current_scope
 from aiohooks._core.validate import (
+    InitRequired,
     check_callable,
     check_instance,
     checked_int,
@@ -159,7 +160,7 @@ class AddOperation(Protocol):
 _NodeT = TypeVar("_NodeT", bound=Node)
 
 
-class Graph:
+class Graph(InitRequired):
     """Placeholders, variables and operations.
 
     The inputs of an operation are nodes. By default, the names of its parameters are the names of
@@ -256,6 +257,11 @@ class Graph:
 
     def _operation_or_decorator(self, fn: Any, **options: Any) -> Operation | AddOperation:
         """Add `fn` as an operation. Without `fn`, return a decorator that adds a function."""
+        known = OperationOptions.__annotations__
+        for option in options:
+            if option not in ("steps", *known):
+                advice = did_you_mean(option, known)
+                raise InvalidArgumentError(f"an operation has no option {option!r}; {advice}")
         decorator: AddOperation = functools.partial(self._add_operation, **options)
         if fn is None:
             return decorator
@@ -271,9 +277,8 @@ class Graph:
         adds_to: str | None = None,
     ) -> Operation:
         """Check the options of an operation, which `operation` explains, and add it."""
-        if not callable(fn):
-            raise GraphError(f"an operation is made of a function, not of {fn!r}")
-        if not name:
+        check_callable(fn, "the function of an operation")
+        if name is None:
             # A callable object may have no `__name__`.
             name = str(getattr(fn, "__name__", repr(fn)))
         subject = f"operation {name!r}"

@@ -28,20 +28,19 @@ class BlockingHook(SessionRunHook):
     """Calls the plain methods of any object as a hook, each in a worker thread, so that they may
     block.
 
-    In a session the object may have any of a hook's methods. Missing methods cost nothing. A hook
-    written for TensorFlow runs unchanged: its arguments have the same methods, all of them plain.
+    The object may have any of a hook's methods. Missing methods cost nothing. A hook written for
+    TensorFlow runs unchanged: its arguments have the same methods, all of them plain.
     `session.run("loss")`, `run_context.session.run("loss")`, `session.variables.assign({"rate":
-    0.1})` and `coord.wait_for_stop(5)` wait in the thread for what the event loop does, which
-    continues meanwhile. `request_stop` and `should_stop` are called directly. The object may keep
-    its arguments for later methods, and for threads of its own. The session's graph is the default
-    graph in each method. `StopIteration` of `before_run` is the end of the input, of any other
-    method a failure.
+    0.1})` and `coord.wait_for_stop(5)` wait in the thread, while the event loop does the work.
+    `request_stop` and `should_stop` are called directly. The object may keep its arguments for
+    later methods, and for threads of its own. The session's graph is the default graph in each
+    method. `StopIteration` of `before_run` is the end of the input, of any other method a failure.
 
-    A cancellation ends the wait of the thread, which raises `concurrent.futures.CancelledError`
-    there, then and at each further call. It waits for the thread, which cannot be stopped, for at
-    most the grace period. When the hook is closed, what threads of the object's own wait for ends
-    likewise, and later calls raise `SessionClosedError`. In the event loop's own thread, which
-    would wait for itself, a call raises `WrongLoopError`.
+    If you cancel the session, a wait of the thread raises `concurrent.futures.CancelledError`, as
+    does each later call. The session waits for the thread, which cannot be stopped, for at most the
+    grace period. When the hook is closed, waits of the object's own threads end in the same way,
+    and later calls raise `SessionClosedError`. A call in the thread of the event loop raises
+    `WrongLoopError`, because it would wait for itself.
     """
 
     def __init__(

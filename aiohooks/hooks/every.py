@@ -16,10 +16,10 @@ from aiohooks.session.hook import SessionRunHook
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
-    """When something is due, by whichever of its units comes first.
+    """When a hook is due: after a number of steps or seconds, or at given steps, whichever comes
+    first.
 
-    A boundary that is passed over is not missed: a step that jumps over one or more makes it due
-    once.
+    A step that jumps past a boundary, or several, still counts, once.
 
     Attributes:
         steps: due when a multiple of this, counted from `after`, is reached or passed.
@@ -63,13 +63,12 @@ class Every:
 
 
 class EveryTimer:
-    """Keeps track of when an `Every` was last due: the timer of a hook of one's own. Created by
-    `Every.timer`.
+    """Keeps track of when an `Every` was last due, for your own hooks. `Every.timer` creates it.
 
-    Make one in `begin`, call `resume` in `after_create_session`, and in `after_run`, if it is
+    Create a timer in `begin`, call `resume` in `after_create_session`, and in `after_run`, if it is
     `due`, do the work and `mark` it. The time is that of the session's clock,
-    `current_clock().now()`. A hook whose own `state_dict` and `load_state_dict` are those of its
-    timer is due in a resumed run when it would have been in an uninterrupted one.
+    `current_clock().now()`. If your hook passes on the timer's `state_dict` and `load_state_dict`,
+    a resumed run is due at the same steps as an uninterrupted run.
     """
 
     __slots__ = ("_at", "_last_now", "_last_step", "every")

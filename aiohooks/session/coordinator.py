@@ -39,7 +39,7 @@ from aiohooks._core.clock import (
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.reports import WaitLog, logger
 from aiohooks._core.scope import RunScope, current_scope, leave_run
-from aiohooks._core.validate import check_callable, check_instance, check_secs
+from aiohooks._core.validate import InitRequired, check_callable, check_instance, check_secs
 from aiohooks._why.tasks import Task, describe_awaitable, is_task, links_of, task_wait
 from aiohooks.errors import (
     InvalidArgumentError,
@@ -230,7 +230,7 @@ class Requests:
                 wake(waiter)
 
 
-class RequestMethods(abc.ABC):
+class RequestMethods(InitRequired, abc.ABC):
     """The requests to a session: the same methods of the session itself and of its coordinators."""
 
     requests: Requests
@@ -242,30 +242,29 @@ class RequestMethods(abc.ABC):
 
     @property
     def stop_reason(self) -> str | None:
-        """Why a stop was requested, or the session ended without one: its failure, a drain, or the
+        """Why a stop was requested, or else why the session ended: its failure, a drain, or the
         exception of a clean end.
 
-        The first reason, or None without one, as after a block that was left without an exception
-        or a stop.
+        This is the first reason. It is None if you left the block without an exception and without
+        a stop.
         """
         return self.requests.stop_reason
 
     def request_drain(self, reason: str | None = None) -> None:
-        """Request that current work is finished, without beginning any other, and then a stop, from
-        any thread.
+        """Finish current work, start nothing new, and then stop. You may call this from any thread.
 
-        Loops over `session.steps` use the elements that were taken ahead, or are in their queue,
-        and take no others. When all of them have ended, a stop is requested. Producers that do not
-        look for a drain are cancelled, with a warning. A loop of yours looks at `should_drain()`.
-        Waits in `until(..., drain=True)` end. A background task that ends cleanly stops no other. A
-        pause ends. The first reason is kept, which is the reason of the stop as well; after a stop
-        nothing changes.
+        Loops over `session.steps` use the elements that are prefetched or in their queue, and read
+        no others. When all these loops have ended, a stop is requested. Producers that do not look
+        for a drain are cancelled, with a warning. Check `should_drain()` in a loop of your own.
+        Waits in `until(..., drain=True)` end, and so does a pause. A background task that ends
+        cleanly does not stop the others. The first reason is kept, and is the reason of the stop
+        too. After a stop this has no effect.
         """
         self.requests.request_drain(reason)
 
     def should_drain(self) -> bool:
-        """Return whether nothing new is to be begun: a drain or a stop was requested. Never waits,
-        never raises.
+        """Return whether to start nothing new: a drain or a stop was requested. This never waits or
+        raises.
         """
         note_own_end_in_drain()
         return self.requests.drain_reason is not None or self.should_stop()
@@ -276,12 +275,12 @@ class RequestMethods(abc.ABC):
         return self.requests.drain_reason
 
     def pause(self, reason: str | None = None) -> None:
-        """Let no run of the session begin until `resume`, from any thread. A run in progress is
-        finished.
+        """Start no run of the session until `resume`. A run in progress finishes. You may call this
+        from any thread.
 
-        Whoever runs the session waits in the next run. Feeds that are taken ahead are taken up to
-        their limit, leases are renewed, checkpoints written, and tasks continue. The first reason
-        is kept. A stop, a failed background task and the end of the session end the wait.
+        The next run waits. Meanwhile feeds are prefetched up to their limit, leases are renewed,
+        checkpoints are written, and tasks continue. The first reason is kept. A stop, a failed
+        background task or the end of the session ends the pause.
         """
         self.requests.pause(reason)
 
@@ -322,15 +321,16 @@ class TasksOwner:
 
 
 class Coordinator(RequestMethods):
-    """Coordinates tasks that stop together; usable alone, and every session has one.
+    """Coordinates tasks that stop together. Every session has a coordinator, and you can use your
+    own.
 
-    A stop is recorded immediately, with its first reason, and never withdrawn. A task that fails
-    also requests a stop, and its error ends every wait in `until`. An error that means a clean end
-    (`OutOfRangeError`, ...) is a plain stop.
+    A stop takes effect immediately, keeps its first reason, and is never withdrawn. A task that
+    fails also requests a stop, and its error ends every wait in `until`. A clean-end error
+    (`OutOfRangeError`, ...) is only a stop.
 
-    A session has a new coordinator after each recovery. A stop requested from it stops the whole
-    session. The one before starts no tasks any more, and its waits continue as waits of the
-    session.
+    A session has a new coordinator after each recovery. A stop that you request from it stops the
+    whole session. The previous coordinator starts no more tasks, and its waits continue as waits of
+    the session.
     """
 
     def __init__(self) -> None:
@@ -385,15 +385,15 @@ class Coordinator(RequestMethods):
     # -- the stop
 
     def request_stop(self, reason: str | BaseException | None = None) -> None:
-        """Request a stop, from any thread or signal handler, any number of times. The first reason
-        is kept.
+        """Request a stop. The first reason is kept. You may call this from any thread or signal
+        handler, any number of times.
 
         Args:
-            reason: a text, or an error, which then counts as the failure of a task.
+            reason: a text, or an error, which counts as the failure of a task.
 
         Raises:
-            BaseException: the error itself, if it is reported after `join`, because it would be
-                lost otherwise.
+            BaseException: the error itself, if `join` has returned already, so that the error is
+                not lost.
         """
         if not isinstance(reason, BaseException):
             self.requests.request_stop(reason)
@@ -403,8 +403,8 @@ class Coordinator(RequestMethods):
             self._record_error(reason, "reported")
 
     def should_stop(self) -> bool:
-        """Return whether a stop was requested, or the raw session was replaced, whose tasks end;
-        never waits, never raises.
+        """Return whether a stop was requested, or the raw session was replaced, so that its tasks
+        end. This never waits or raises.
         """
         return self.requests.stopped or self._is_replaced
 
@@ -414,7 +414,7 @@ class Coordinator(RequestMethods):
         return self not in (self._whole, self._whole._raw)
 
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
-        """Wait until a stop is requested, at most `timeout` seconds. Return whether it was."""
+        """Wait until a stop is requested, for at most `timeout` seconds. Return whether it was."""
         return await self._wait_for(self.should_stop, timeout)
 
     # -- the drain
@@ -440,7 +440,7 @@ class Coordinator(RequestMethods):
     async def wait_for_resume(self) -> None:
         """Wait until the session is not paused.
 
-        Each run does so before it begins. Call it in a task that prepares data for runs, so that it
+        Each run does this before it begins. Call it in a task that prepares data, so that the task
         pauses as well.
 
         Raises:
@@ -468,32 +468,32 @@ class Coordinator(RequestMethods):
     ) -> T:
         """Await something. A stop or the failure of a background task also ends the wait.
 
-        A coroutine is cancelled then. A task or future that was passed in is not. As in asyncio, a
-        result that comes together with a cancellation of the caller is lost:
-        `session.steps(feeds=queue)` keeps the elements of a queue.
+        If the wait ends early, a coroutine is cancelled, but not a task or future that you passed
+        in. As in asyncio, a result that arrives together with your cancellation is lost.
+        `session.steps(feeds=queue)` loses no element of a queue.
 
-        In a task that lives through recoveries, and so in a generator of feeds, a failure from
-        which the session recovers does not end the wait: the session recovers meanwhile.
+        In a task that outlives recoveries, such as a generator of feeds, a failure from which the
+        session recovers does not end the wait.
 
         Args:
             awaitable: a coroutine, a task or a future.
-            producer: the task, or the tasks, without which the awaitable is never done: when all of
-                them have ended, and their last elements are used up, the wait ends. Give the wait
-                itself then, such as `queue.get()`: a coroutine that does other work after it would
-                be cut off. A wait that may outlast a recovery needs producers that do: tasks of
-                `session.start_soon`, not of a hook's `coord`.
-            drain: whether a drain ends the wait too: for what would begin something new, such as
-                the next message of a source.
+            producer: the task, or the tasks, that the awaitable depends on. When all of them have
+                ended and their last elements are used, the wait ends. Pass only the wait, such as
+                `queue.get()`, because a coroutine that does more work after it would be
+                interrupted. If the wait may outlive a recovery, so must its producers: start them
+                with `session.start_soon`, not with a hook's `coord`.
+            drain: whether a drain also ends the wait. Use it for a wait that starts new work, such
+                as for the next message of a source.
 
         Returns:
             The result of the awaitable.
 
         Raises:
-            StopRequestedError: a stop was requested, before or meanwhile, or a drain if that ends
-                the wait, a clean end of a session.
-            ProducerFinishedError: the producers have finished or were cancelled. This is a clean
-                end, too.
-            BaseException: the error of the background task, or the producer, that failed, the same
+            StopRequestedError: a stop, or with `drain=True` a drain, was requested before or during
+                the wait. This is a clean end of a session.
+            ProducerFinishedError: the producers have finished or were cancelled. This is also a
+                clean end.
+            BaseException: the error of the background task or producer that failed, as the same
                 object.
         """
         try:
@@ -573,16 +573,24 @@ class Coordinator(RequestMethods):
         """Return the producers of a wait.
 
         Raises:
-            InvalidArgumentError: a task ends with a recovery which the wait may outlast.
+            InvalidArgumentError: a producer is no task, or ends with a recovery which the wait may
+                outlast.
         """
         if producer is None:
             return None
         given: Any = producer
-        producers: Producers = (given,) if is_task(given) else tuple(given)
+        is_several = isinstance(producer, Iterable) and not is_task(producer)
+        producers: Producers = tuple(given) if is_several else (given,)
         whole = self._whole
         is_lasting_code = self._starter() in (None, whole) and not self.is_part_of_call()
         outlasts_recoveries = bool(self.owner.policy.on) and is_lasting_code
         for task in producers:
+            if not is_task(task):
+                close_unawaited(task)
+                raise InvalidArgumentError(
+                    f"producer is {safe_repr(given)}; give the task that session.start_soon"
+                    " returned, or a list of tasks"
+                )
             if outlasts_recoveries and self._tasks.get(task, whole) is not whole:
                 raise InvalidArgumentError(
                     f"producer is task {task.get_name()!r} of a hook's coordinator: a recovery ends"
@@ -635,16 +643,16 @@ class Coordinator(RequestMethods):
     ) -> asyncio.Task[T]:
         """Start `fn(*args)` as a task that this coordinator owns.
 
-        If it fails, waits end, and in a session the current `run` is cancelled and raises the
-        error. A cancelled task does not count as a failure.
+        If the task fails, waits end, and in a session the current `run` is cancelled and raises the
+        error. A cancelled task does not count as failed.
 
         Returns:
             The task.
 
         Raises:
             SessionClosedError: the tasks are being cancelled, or the session has ended or was
-                replaced. A task that is started before, also during the grace period, ends with the
-                others.
+                replaced. Until then, even during the grace period, you can start tasks, which end
+                with the others.
         """
         check_callable(fn, "start_soon's function")
         self.bind()
@@ -683,14 +691,13 @@ class Coordinator(RequestMethods):
         return [task for task, starter in self._tasks.items() if self in (starter, starter._whole)]
 
     async def join(self, stop_grace_period_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Wait until all tasks have ended, or until a stop is requested and the grace period after
-        it has passed.
+        """Wait until all tasks have ended, or until the grace period after a stop has passed.
 
-        Tasks that still run then are cancelled. A warning names those that ignore it. After a
-        second, another warning names the tasks that are waited for after the stop.
+        Tasks that still run are then cancelled. A warning names tasks that ignore their
+        cancellation. If tasks still run a second after the stop, a warning names them too.
 
         Raises:
-            NestedRunError: called from one of the tasks, which would wait for itself.
+            NestedRunError: called from one of the tasks, so it would wait for itself.
             BaseException: the first failure of a task.
         """
         check_secs(stop_grace_period_secs, "stop_grace_period_secs")
@@ -753,7 +760,7 @@ class Coordinator(RequestMethods):
             waits = {task: _queue_wait(task) for task in self.all_tasks}
             if None not in waits.values() and waits == waits_before:
                 logger.info(
-                    "%s: cancelled early, as no other task is left that uses their queues: %s",
+                    "%s: cancelled early, because no other task uses their queues: %s",
                     self.requests.label,
                     self.descriptions(),
                 )
@@ -839,8 +846,8 @@ class Coordinator(RequestMethods):
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Generator[None]:
-        """Report the error of the block like that of a task instead of raising it. `join` raises
-        it.
+        """Report an error of the block as the failure of a task instead of raising it. `join`
+        raises it.
 
         A cancellation, `KeyboardInterrupt` and the like propagate.
         """

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from aiohooks import checkpoint
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS
+from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
+    InitRequired,
     check_choice,
     check_instance,
     check_mapping,
@@ -158,9 +160,7 @@ def _check_names(what: str, kind: str, saved: Mapping[str, Any], wanted: Mapping
 
 
 class SessionCreator(Protocol):
-    """Creates the raw sessions of a monitored session: the first one, and another one in each
-    recovery.
-    """
+    """Creates the raw session of a monitored session, and a new one in each recovery."""
 
     @property
     def graph(self) -> Graph:
@@ -182,18 +182,18 @@ class Scaffold:
     addition to its variables.
 
     The functions are coroutine functions that take the raw session. The two `ready` functions
-    return the missing parts: None, True or an empty collection means ready, while False, a name or
-    several names mean not ready.
+    return the missing parts: None, True or an empty collection if nothing is missing, otherwise
+    False, a name or several names.
 
     Args:
-        init_fn: called by the chief after the variables have their initial values, unless they were
-            ready before or restored.
+        init_fn: called by the chief after the variables got their initial values, unless they were
+            already initialized or restored.
         ready_for_local_init_fn: called before `local_init_fn`.
         local_init_fn: called for each created session, of a chief or a worker.
-        ready_fn: called at the end.
-        tracked: objects that change themselves, such as a torch module, its optimizer, a data
-            loader or a `RandomState`, by name. Their `state_dict` is saved in checkpoints, and
-            given to their `load_state_dict` when a session is restored.
+        ready_fn: called last.
+        tracked: objects to save, by name, such as a torch module, its optimizer, a data loader or a
+            `RandomState`. Checkpoints contain their `state_dict()`, and a restored session passes
+            it to their `load_state_dict`.
     """
 
     init_fn: SessionFn | None = None
@@ -235,7 +235,7 @@ async def _check_ready(ready_fn: SessionFn | None, session: Session, message: st
         raise NotReadyError(f"{message}; missing, as {ready_fn!r} says: {missing or 'something'}")
 
 
-class _Creator:
+class _Creator(InitRequired):
     """The parts that all sessions of a creator have."""
 
     def __init__(
@@ -279,17 +279,17 @@ class _Creator:
 
 
 class ChiefSessionCreator(_Creator):
-    """Creates sessions that initialize or restore the variables, unless they are initialized
-    already.
+    """Creates sessions that initialize or restore the variables, unless these are already
+    initialized.
 
-    With a checkpoint directory, the first session is restored from the newest intact checkpoint, as
-    is the session that replaces one in a recovery. Without one, a recovery continues with the
-    current variables and step. Each restore begins a new epoch of the step, and so does the first
-    session of a chief that succeeds another one.
+    With a checkpoint directory, the first session and each session after a recovery are restored
+    from the newest intact checkpoint. Without a directory, a recovery keeps the current variables
+    and step. Each restore begins a new epoch of the step, and so does the first session of a chief
+    that replaces another chief.
 
-    With a step store for several processes it leads the run (`StepStore.lead`) while the monitored
-    session is open, and notifies the workers when everything is initialized. A second chief of the
-    run waits until the first one has ended.
+    With a step store for several processes, it leads the run (`StepStore.lead`) while the monitored
+    session is open, and notifies the workers when everything is initialized. A second chief waits
+    until the first has ended.
     """
 
     def __init__(
@@ -306,12 +306,12 @@ class ChiefSessionCreator(_Creator):
 
         Args:
             graph: the graph of the sessions, or a coroutine function that is the step.
-            scaffold: how they are initialized.
-            checkpoint_dir: the directory from which they are restored, or its `Saver`.
-                `CheckpointSaverHook()` without a directory of its own writes there.
+            scaffold: how to initialize them.
+            checkpoint_dir: the directory to restore from, or its `Saver`. A `CheckpointSaverHook()`
+                without a directory writes there.
             global_step: the store of the global step, by default a new one, shared by all its
                 sessions.
-            variables: the values of the variables, by default new ones, shared likewise.
+            variables: the values of the variables, by default new ones, also shared.
             lead: whether to lead the run in a step store for several processes. False for peers
                 without a chief.
         """
@@ -332,7 +332,7 @@ class ChiefSessionCreator(_Creator):
         `local_init_fn`, `ready_fn`, in this order.
 
         Raises:
-            NotReadyError: the scaffold says that something is missing in the end.
+            NotReadyError: `ready_fn` of the scaffold reports that something is missing.
             CorruptCheckpointError: there are checkpoints, and none of them is intact.
             CheckpointMismatchError: the checkpoint belongs to another graph or other tracked
                 objects.
@@ -446,7 +446,7 @@ class WorkerSessionCreator(_Creator):
         Raises:
             SessionNotReadyError: they were not ready within `max_wait_secs`.
             PublisherFailedError: the chief gave up.
-            NotReadyError: the scaffold says that something is missing in the end.
+            NotReadyError: `ready_fn` of the scaffold reports that something is missing.
         """
         finished = None
         if self._shares_variables:
@@ -499,6 +499,7 @@ def graph_of(source: object, wanted: str = "a Graph") -> Graph:
         return source
     if callable(source) and not isinstance(source, type):
         return graph_of_step(source)
+    close_unawaited(source)
     raise InvalidArgumentError(
         f"{source!r} cannot be run; give {wanted} or an `async def` that is the step,"
         " without calling it"

@@ -359,11 +359,15 @@ def _check_options(feeds: object, producer: object, prefetch: int, *, thread: bo
             " an element for each step, or an asyncio.Queue"
         )
     # The end of a generator's wait from here could interrupt its work on an element.
-    if (producer is not None and not is_queue) or ((prefetch or thread) and not is_iterable):
+    if producer is not None and not is_queue:
         raise InvalidArgumentError(
-            f"feeds is {shown}; producer is for an asyncio.Queue, prefetch and thread"
-            " are for feeds to iterate over, of which an async generator waits with `await"
-            " session.until(queue.get(), producer=...)`"
+            f"feeds is {shown}, and a producer is for an asyncio.Queue; leave it out, or let an"
+            " async generator wait with `await session.until(queue.get(), producer=...)`"
+        )
+    if (prefetch or thread) and not is_iterable:
+        raise InvalidArgumentError(
+            f"feeds is {shown}, and prefetch and thread are for feeds to iterate over; leave them"
+            " out"
         )
 
 
@@ -494,7 +498,7 @@ class Source:
         if is_clean_end(error):
             return
         logger.error(
-            "%s: the feeds %s failed, and the session, which stops, ends as usual: %s",
+            "%s: the feeds %s failed while the session stops; it ends normally: %s",
             self._coordinator.requests.label,
             safe_repr(self.feeds),
             safe_repr(error),

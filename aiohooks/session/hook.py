@@ -48,8 +48,8 @@ class SessionRunArgs(NamedTuple):
 
 
 class SessionRunValues(NamedTuple, Generic[T_co]):
-    """The results of a run for one hook: `SessionRunValues[float]` for one that fetches a node of
-    floats.
+    """The results of a run for a hook. Annotate `SessionRunValues[float]` if the hook fetches a
+    node of floats.
 
     Attributes:
         results: the values in the shape of the hook's fetches, or None if it fetched nothing.
@@ -63,8 +63,8 @@ class SessionRunValues(NamedTuple, Generic[T_co]):
 
 
 class SessionRunContext:
-    """One attempt of one run, as its hooks see it, the same object in `before_run` and `after_run`
-    of all hooks.
+    """An attempt of a run, as its hooks see it. `before_run` and `after_run` of all hooks get the
+    same object.
 
     Attributes:
         original_args: the arguments of `run`, the caller's own objects.
@@ -110,8 +110,7 @@ class SessionRunContext:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Numbers about this attempt by name, to which every hook may add, made when a hook first
-        asks for it.
+        """Numbers about this attempt by name. Every hook may add numbers.
 
         Hooks with a higher `order` see the metrics that hooks with a lower order added, and
         `after_run` sees what `before_run` added.
@@ -141,8 +140,8 @@ class SessionRunContext:
         return self._requested or (self.coord is not None and self.coord.should_stop())
 
     def request_stop(self, reason: str | None = None) -> None:
-        """Request the session to stop after this run; recorded immediately, and the first reason is
-        kept.
+        """Request a stop of the session after this run. It takes effect immediately, and the first
+        reason is kept.
         """
         self._requested = True
         if self.coord is not None:
@@ -158,20 +157,20 @@ class SessionRunContext:
 def effect(kind: str, payload: Any = None, *, recorder: str | None = None) -> None:
     """Record an effect of the current run: in a step, an operation or a hook.
 
-    Nothing is delivered yet. A run that fails before its commit leaves no effects, a run that is
-    committed leaves all of them. Recording never waits, and threads of `asyncio.to_thread` may
-    record as well.
+    The effect is not delivered yet. A run that fails before its commit leaves no effects, a
+    committed run leaves all of them. Recording never waits. You may also record in threads of
+    `asyncio.to_thread`.
 
     Args:
         kind: the name of a handler of the session's `EffectsHook`.
         payload: data that a checkpoint can hold. It is copied.
-        recorder: who records, for the key: run, step, recorder and a number. By default the kind.
-            Give concurrent hooks and operations that record one kind names of their own, so that
-            their order changes no key.
+        recorder: a name that is part of the key (run, step, recorder and a number), by default the
+            kind. If concurrent hooks or operations record the same kind, give each its own name, so
+            that their order changes no key.
 
     Raises:
         EffectError: the code is not part of an attempt of a run, the session has no `EffectsHook`,
-            or the effects of the run were taken already.
+            or it is too late in the run.
         InvalidArgumentError: the kind has no handler, or a checkpoint cannot hold the payload.
     """
     run = current_run()
@@ -185,14 +184,14 @@ def effect(kind: str, payload: Any = None, *, recorder: str | None = None) -> No
 
 
 class SessionRunHook(Hook):
-    """Base class of hooks: override the methods you need, as coroutines. The other methods are
+    """The base class of hooks. Override the methods that you need, as coroutines. The others are
     never called.
 
-    Override `order`, `timeout` and `on_error` in a subclass, or for one registration with
-    `configure`. The state of a hook with the plain methods `state_dict` and `load_state_dict` (see
-    `Stateful`) is saved in checkpoints. It is loaded after `begin` and before
+    Set `order`, `timeout` and `on_error` in your subclass, or for a single registration with
+    `configure`. If your hook has the plain methods `state_dict` and `load_state_dict` (see
+    `Stateful`), checkpoints contain its state. The state is loaded after `begin` and before
     `after_create_session`, both at a restart and after a recovery. In all methods the session's
-    graph is the default one (`get_default_graph`).
+    graph is the default graph (`get_default_graph`).
     """
 
     ends_last: ClassVar[bool] = False

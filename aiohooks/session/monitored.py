@@ -95,7 +95,7 @@ class StepsOptions(TypedDict, total=False):
 
 
 class SessionOptions(TypedDict, total=False):
-    """The options of `AsyncMonitoredSession`, which are explained there, but `recovery`."""
+    """The options of `AsyncMonitoredSession` without `recovery`, which are explained there."""
 
     global_step: StepStore | None
     variables: Variables | None
@@ -109,17 +109,17 @@ class AsyncMonitoredSession(RequestMethods):
     """A loop of steps, run by one object: `async with AsyncMonitoredSession(step_or_graph, hooks)
     as session:`.
 
-    On entering, the hooks' `begin` is called, then the raw session is created, and each hook's
-    `after_create_session` is called. `run` makes one step with all hooks around it. An error of the
-    recovery policy replaces the raw session and repeats the run. A block that is left without an
-    error, or with an error that is a clean end (`OutOfRangeError`, `StopAsyncIteration`,
-    `StopIteration`, `StopRequestedError`), ends cleanly: `end` of every hook is called and the
-    error is swallowed. Any other error reaches the caller as the same object, without `end`. In any
-    case `close` of every hook is called once, background tasks are ended and the raw session is
-    closed.
+    When you enter the block, the session calls the hooks' `begin`, creates its raw session, and
+    calls each hook's `after_create_session`. `run` runs one step with all hooks around it. After an
+    error of the recovery policy, the session replaces its raw session and repeats the run. The
+    session ends cleanly if you leave the block normally or with a clean-end error
+    (`OutOfRangeError`, `StopAsyncIteration`, `StopIteration`, `StopRequestedError`): it calls `end`
+    of every hook and suppresses the error. You get any other error as the same object, and `end` is
+    not called. In any case the session calls `close` of every hook once, ends background tasks and
+    closes the raw session.
 
-    Runs are not concurrent: several tasks may call `run`, they take turns. A cancellation is never
-    swallowed. Cleanup is shielded from it, for at most the grace period.
+    Several tasks may call `run`, but their runs take turns. A cancellation is never swallowed.
+    Cleanup is shielded from cancellation, for at most the grace period.
     """
 
     def __init__(
@@ -138,23 +138,23 @@ class AsyncMonitoredSession(RequestMethods):
         """Check the arguments. Nothing is started before the `async with` block is entered.
 
         Args:
-            source: a graph, a `SessionCreator`, or a coroutine function that is the step. The
-                parameters of such a function are fed by name, and keys of the mapping it returns
-                can be fetched. It is called once by each run.
+            source: a graph, a `SessionCreator`, or the step: a coroutine function. You feed its
+                parameters by name, and fetch the keys of the mapping that it returns. Each run
+                calls it once.
             hooks: `SessionRunHook` objects, or registrations made by `configure`.
-            global_step: the store of the global step, by default a store of its own.
-            variables: the values of the variables, by default the session's own.
-            recovery: which errors are recovered from, and how often.
+            global_step: the store of the global step, by default a new one.
+            variables: the values of the variables, by default new ones.
+            recovery: from which errors the session recovers, and how often.
             stop_grace_period_secs: how long background tasks may continue after a clean end, and
                 cleanup after a cancellation.
             handle_signals: whether SIGINT and SIGTERM end the session while it is open: the first
-                one by a stop, the second one like a cancellation, the third one immediately, or a
-                `SignalPolicy` that says which signals, and how fast.
-            yield_secs: after how long without a turn of the event loop a run lets signals, timers
-                and other tasks have one before it begins: steps that never wait do not starve them.
-                0 or None: never.
-            name: the session's name where it publishes steps, by default that of the task that
-                enters it.
+                signal by a stop, the second like a cancellation, the third immediately. Use a
+                `SignalPolicy` to choose the signals and time limits.
+            yield_secs: if the event loop had no turn for this long, a run first lets signals,
+                timers and other tasks proceed, so that steps that never wait do not starve them. 0
+                or None turns this off.
+            name: the name of the session in logs, messages and step stores, by default the name of
+                the task that enters it.
 
         Raises:
             InvalidArgumentError: an invalid source, store or number.
@@ -186,27 +186,27 @@ class AsyncMonitoredSession(RequestMethods):
         self, fetches: Any, feed_dict: FeedDict = None, options: Options = None
     ) -> Any: ...
     async def run(self, fetches: Any, feed_dict: FeedDict = None, options: Options = None) -> Any:
-        """Make one run with all hooks around it, and again after each recovery until it succeeds.
+        """Run once with all hooks around it, and again after each recovery until the run succeeds.
 
-        In the session of a step function it runs the step, whatever is fetched.
+        If the session has a step function, it is called, whatever you fetch.
 
         Args:
-            fetches: nodes or names, nested at will. The result has the same shape.
+            fetches: nodes or names, nested as you like. The result has the same shape.
             feed_dict: values by node or name.
-            options: passed to the raw session and to the hooks, merged with theirs.
+            options: options for the raw session and the hooks, merged with those of the hooks.
 
         Raises:
-            StopRequestedError: a stop was requested before; leaves the block cleanly.
+            StopRequestedError: a stop was requested before. It ends the block cleanly.
             FeedConflictError: a hook feeds what another hook or the caller feeds.
-            FetchError: names that the graph does not know, a placeholder that is not fed, or
-                neither the caller nor a hook fetches anything of a graph.
+            FetchError: a name is not in the graph, a placeholder is not fed, or neither you nor a
+                hook fetches anything from a graph.
             NestedRunError: called from inside a hook. Use `run_context.session` there.
             SessionClosedError: the session is not open.
-            BaseException: the error of a hook, an operation or a background task, several as one
-                group.
+            BaseException: the error of a hook, an operation or a background task, or a group of
+                several.
 
-        It lets the event loop have a turn before it begins if `yield_secs` have passed without one.
-        Nothing of the run is done when a stop or a cancellation arrives there.
+        If `yield_secs` have passed without a turn of the event loop, `run` yields first. If a stop
+        or a cancellation arrives there, nothing has been done yet.
         """
         lifecycle = self._lifecycle
         turns = lifecycle.turns
@@ -288,14 +288,14 @@ class AsyncMonitoredSession(RequestMethods):
         return result
 
     async def run_step_fn(self, fn: StepFn[T]) -> T:
-        """Call `fn(step_context)`, which may make raw runs and runs with hooks. A recovery repeats
-        the whole of it.
+        """Call `fn(step_context)`, which may run the raw session, and runs with hooks. A recovery
+        repeats all of it.
 
         Args:
             fn: a coroutine function with one parameter. See `StepContext`.
 
         Returns:
-            What `fn` returns. Raises like `run`.
+            The result of `fn`. Raises the same errors as `run`.
         """
         lifecycle = self._lifecycle
         attempts = itertools.count(1)
@@ -334,32 +334,32 @@ class AsyncMonitoredSession(RequestMethods):
     ) -> Steps[Any]:
         """Run again and again: `async for values in session.steps("loss", feeds=batches)`.
 
-        Ends at a stop or when the feeds end, and in a drain when all prefetched elements are used.
-        A stop or a failed background task also ends the wait for the next feed. A failure from
-        which the session recovers does not, but is recovered from meanwhile. A drain ends only the
-        wait for an empty queue: an iterator that was asked for an element may have taken it.
+        The loop ends at a stop, when the feeds end, or in a drain when all prefetched elements are
+        used. A stop or a failed background task also ends the wait for the next element. A failure
+        from which the session recovers does not end it. A drain only ends the wait for an empty
+        queue, because an iterator may already hold an element.
 
         Args:
-            fetches: what each run fetches and each turn of the loop gets.
-            feeds: one element a run: the argument of a step function that has one parameter,
-                besides the global step, otherwise a feed mapping. Left out, runs are not fed and
-                end at a stop only. A queue is waited for, until its shutdown (Python 3.13).
-                `task_done` is called for each element whose step is complete.
-            producer: the task, or the tasks, that put into the queue: the loop ends when they have
-                ended and it is empty.
-            prefetch: how many elements a task of the session takes while steps run, in order. A
-                failure of the feeds comes out of the step that would have got the element. At the
-                end the iterator is closed. Feeds with a `state_dict` and a `load_state_dict` count
-                the used elements: a checkpoint that tracks them has that state, a recovery that
-                restores it continues with them from there, and at a stop they are set back to it.
-                Of others, `unused` of the returned object has the elements that were taken and not
-                used. Another loop over the same iterator gets it first.
-            thread: whether a worker thread takes the elements, of an iterable that blocks. A stop
+            fetches: the values to fetch in each run. Each turn of the loop gets them.
+            feeds: an iterable, or a queue, with one element for each run. The element is the
+                argument of a step function with one parameter (besides the global step), otherwise
+                a mapping of feeds. Without `feeds` the loop only ends at a stop. The loop over a
+                queue also ends at its shutdown (Python 3.13), and calls `task_done` for each
+                element whose step is complete.
+            producer: the task, or the tasks, that put elements into the queue. The loop ends when
+                they have ended and the queue is empty.
+            prefetch: how many elements to read ahead while steps run. An error of the feeds is
+                raised at the step that needed the element. At the end the iterator is closed. Feeds
+                with `state_dict` and `load_state_dict` count used elements: checkpoints save this
+                state, recoveries restore it, and a stop sets the feeds back to it. For other feeds,
+                `unused` of the returned object has the elements that were read and not used.
+                Another loop over the same iterator gets them first.
+            thread: whether a worker thread reads the elements, because the iterable blocks. A stop
                 waits for the thread, for at most the grace period.
 
         Raises:
-            InvalidArgumentError: feeds that cannot be iterated over, or taken ahead, or a producer
-                without a queue. In an async generator, wait with
+            InvalidArgumentError: you cannot iterate over the feeds, or not prefetch them, or there
+                is a producer without a queue. In an async generator, wait with
                 `session.until(queue.get(), producer=...)`.
         """
         lifecycle = self._lifecycle
@@ -395,16 +395,16 @@ class AsyncMonitoredSession(RequestMethods):
         return await self._lifecycle.close(error)
 
     async def aclose(self) -> None:
-        """End the session like leaving the block without an error. Calling it twice is harmless.
+        """End the session as if you left the block without an error. You may call it twice.
 
-        A second call, and leaving the block meanwhile, wait until the first one is complete.
+        A second call waits until the first is complete, as does the end of the block.
 
         Raises:
-            NestedRunError: called from a hook, a run or a background task of the session, which it
-                would wait for. Use `request_stop` there.
-            BaseException: the error of a background task, or of `end` or `close` of a hook, in the
-                first call. If code that the session has started makes this call, the block raises
-                the error of the task, too.
+            NestedRunError: called from a hook, a run or a background task of the session, so it
+                would wait for itself. Use `request_stop` there.
+            BaseException: the error of a background task, or of the `end` or `close` of a hook,
+                from the first call. If code that the session has started makes this call, the block
+                also raises the error of the task.
         """
         await self._lifecycle.close(None)
 
@@ -412,19 +412,19 @@ class AsyncMonitoredSession(RequestMethods):
 
     def should_stop(self) -> bool:
         """Return whether the loop should end: a stop was requested, or the session is not open.
-        Never waits, never raises.
+        This never waits or raises.
         """
         return self._lifecycle.should_stop()
 
     def request_stop(self, reason: str | None = None) -> None:
-        """Request a stop: recorded immediately, never lost, the first reason is kept; from any
-        thread.
+        """Request a stop, from any thread. It takes effect immediately and is never lost. The first
+        reason is kept.
         """
         self.requests.request_stop(reason)
 
     @property
     def stop_signal(self) -> Signals | None:
-        """The signal that requested the stop or the drain, if it was one: `sys.exit(128 +
+        """The signal that requested the stop or the drain, or None: `sys.exit(128 +
         session.stop_signal)`.
         """
         return None if self._signals is None else self._signals.number
@@ -443,8 +443,8 @@ class AsyncMonitoredSession(RequestMethods):
     async def until(
         self, awaitable: Awaitable[T], *, producer: Producer | None = None, drain: bool = False
     ) -> T:
-        """Await something. A stop, the failure of a background task, the end of its producer or a
-        `drain` ends the wait too.
+        """Await something. A stop, the failure of a background task, the end of its producer or,
+        with `drain=True`, a drain ends the wait early.
 
         See `Coordinator.until`.
         """
@@ -458,9 +458,9 @@ class AsyncMonitoredSession(RequestMethods):
 
     @property
     def coord(self) -> Coordinator:
-        """The coordinator of the raw session, another one after a recovery.
+        """The coordinator of the raw session. A recovery replaces it.
 
-        What lives through recoveries keeps the session itself, and not this.
+        Code that outlives recoveries should keep the session instead.
         """
         return self._lifecycle.raw_coordinator
 
@@ -471,7 +471,7 @@ class AsyncMonitoredSession(RequestMethods):
 
     @property
     def global_step(self) -> StepStore:
-        """The store of the global step, known from the first raw session on, also after the end.
+        """The store of the global step, from the first raw session on, and after the end.
 
         Raises:
             SessionClosedError: the session was not entered yet.
@@ -484,17 +484,16 @@ class AsyncMonitoredSession(RequestMethods):
         return store
 
     def status(self) -> SessionStatus:
-        """Return the current activities of the session, for people and programs; waits for
-        nothing.
-        """
+        """Return the current activities of the session, without waiting."""
         return self._lifecycle.status()
 
     def why(self) -> WaitGraph:
-        """Return the waits of the session, and the waits behind them, from any thread:
-        `print(session.why())`.
+        """Return what the session waits for, and what that waits for: `print(session.why())`. You
+        may call this from any thread.
 
-        It has all tasks of the session's event loop, the steps and publishers that its step stores
-        know, and the threads and locks that they wait for. Waits for nothing, and changes nothing.
+        The result contains all tasks of the session's event loop, the steps and publishers of its
+        step stores, and the threads and locks that they wait for. The call does not wait and
+        changes nothing.
         """
         from aiohooks.session.why import why_session  # seldom needed
 
@@ -515,8 +514,8 @@ class AsyncMonitoredSession(RequestMethods):
 
 
 class AsyncSingularMonitoredSession(AsyncMonitoredSession):
-    """A monitored session that never recovers: every error reaches the caller. `options` are the
-    usual ones but `recovery`.
+    """A monitored session that never recovers: you get every error. `options` are the same, without
+    `recovery`.
     """
 
     def __init__(
@@ -549,7 +548,7 @@ class StepContext:
 
     @property
     def session(self) -> Session:
-        """The raw session, the new one after a recovery. Runs through it call no hooks."""
+        """The current raw session. Its runs call no hooks."""
         session = self._lifecycle.session
         if session is None:
             raise SessionClosedError("the session is closed")
@@ -561,7 +560,8 @@ class StepContext:
         feed_dict: Mapping[Any, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Make a run with all hooks around it, any number of times, and several of them take turns.
+        """Run with all hooks around it. You may call this any number of times. Concurrent calls
+        take turns.
 
         A recoverable error repeats the whole step function.
         """
@@ -585,7 +585,7 @@ class StepContext:
 
 
 class Steps(Generic[T_co]):
-    """Run the session once for each turn of a loop, made by `AsyncMonitoredSession.steps`."""
+    """Runs the session once for each turn of a loop. Created by `AsyncMonitoredSession.steps`."""
 
     def __init__(
         self,
@@ -660,8 +660,8 @@ class Steps(Generic[T_co]):
 
     @property
     def unused(self) -> list[Any]:
-        """The elements that were taken and not used, in order. Another loop over the same feeds
-        gets them first.
+        """The elements that were read and not used, in order. Another loop over the same feeds gets
+        them first.
         """
         return [] if self._source is None else self._source.unused
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, LEFT_BEHIND, running_loop
 from aiohooks._core.clock import current_clock
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_callable
-from aiohooks.errors import StopRequestedError, WrongLoopError
+from aiohooks.errors import (
+    AiohooksError,
+    InvalidArgumentError,
+    StopRequestedError,
+    WrongLoopError,
+    safe_repr,
+)
 from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE, long_wait_log
 from aiohooks.session.signals import stopped_by
 from aiohooks.session.status import activity_of
@@ -29,18 +37,22 @@ else:
     _new_event_loop = uvloop.new_event_loop
 
 T = TypeVar("T")
+_HIDDEN_PACKAGES = {"aiohooks", "anyio", "asyncio", "contextlib", "uvloop"}
 
 
 def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-    """Call the coroutine function `main` with `args` in a new event loop: uvloop's where it is
+    """Run the coroutine function `main` with `args` in a new event loop: uvloop's if it is
     installed, otherwise asyncio's.
 
-    A Ctrl-C that no session handles has the effect that it has in `asyncio.run`: it cancels `main`,
-    and `run` raises `KeyboardInterrupt`.
+    If no session handles Ctrl-C, it works as in `asyncio.run`: it cancels `main`, and `run` raises
+    `KeyboardInterrupt`.
 
-    At its end it cancels the remaining tasks and waits for them, as `asyncio.run` does, and logs
-    which ones it waits for. After 10 s it ends without those that ignore their cancellation and
-    that a group or a session has left behind for this reason, with a warning.
+    At the end, `run` cancels the remaining tasks and waits for them, as `asyncio.run` does, and
+    logs the tasks that it waits for. A task that ignores its cancellation, and that a group or
+    session has already left behind, is abandoned after 10 s with a warning.
+
+    The traceback of an error begins at your code, and that of an error of aiohooks ends there.
+    Python's development mode (`python -X dev`) shows all of it.
 
     Args:
         main: a coroutine function.
@@ -50,11 +62,11 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         The result of `main`.
 
     Raises:
-        SystemExit: a signal has ended a session that handles signals, and `main` has returned None,
-            was cancelled or has raised `StopRequestedError`. The exit code is 128 + the signal's
-            number, as in shells. Any other result is returned.
-        InvalidArgumentError: `main` is a coroutine and not the function. Write `run(main, ...)`,
-            not `run(main(...))`.
+        SystemExit: a signal ended a session that handles signals, and `main` returned None, was
+            cancelled or raised `StopRequestedError`. The exit code is 128 + the number of the
+            signal, as in shells.
+        InvalidArgumentError: `main` is a coroutine, or a function that returns none. Write
+            `run(main, ...)`, not `run(main(...))`.
         WrongLoopError: an event loop is running already, as in a notebook. Write `await main(...)`
             there.
     """
@@ -75,7 +87,12 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
 
                 enable_why()
             try:
-                result = runner.run(main(*args))
+                coro = main(*args)
+                if not inspect.iscoroutine(coro):
+                    raise InvalidArgumentError(
+                        f"main returned {safe_repr(coro)}; give a coroutine function, `async def`"
+                    )
+                result: T = runner.run(coro)
             except (KeyboardInterrupt, SystemExit) as error:
                 end = error
                 # Raised in a callback while main ends, it leaves callbacks that stop the loop,
@@ -91,6 +108,7 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
             error = end
         number = None if loop is None else stopped_by(loop)
         if number is None or not isinstance(error, (KeyboardInterrupt, StopRequestedError)):
+            _shorten_traceback(error)
             raise error
         if isinstance(error, KeyboardInterrupt):
             number = signal.SIGINT
@@ -99,6 +117,25 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     if number is not None and result is None:
         _exit_by_signal(number)
     return result
+
+
+def _shorten_traceback(error: BaseException) -> None:
+    """Leave out the frames of the event loop, which has called the program.
+
+    Of an error of aiohooks, also leave out the frames below the program: its message is complete.
+    """
+    entries: list[TracebackType] = []
+    entry = error.__traceback__
+    while entry is not None:
+        module: str = entry.tb_frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in _HIDDEN_PACKAGES:
+            entries.append(entry)
+        entry = entry.tb_next
+    if not entries or sys.flags.dev_mode:
+        return
+    if isinstance(error, AiohooksError):
+        entries[-1].tb_next = None
+    error.__traceback__ = entries[0]
 
 
 class _OpenRunner:

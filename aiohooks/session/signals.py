@@ -45,22 +45,23 @@ class Escalation(enum.IntEnum):
 class SignalPolicy:
     """Which signals stop a session, and how long it may take to end.
 
-    The first signal requests a stop: the current step is finished and the session ends cleanly,
-    with the last save if a hook makes one. The second signal cancels the session: no `end`, no
-    save, but `close` of every hook. The third signal ends the process immediately.
+    The first signal requests a stop: the current step finishes and the session ends cleanly, with a
+    last save if a hook saves. The second signal cancels the session: it calls `close` of every
+    hook, but not `end`, and does not save. The third signal ends the process immediately.
 
     Args:
         signals: the signals to handle.
         step_secs: how long the current step may continue after the first signal. Then it is
             abandoned, nothing of it is kept unless it is committed, and the session ends cleanly.
-            None: until it is done.
-        grace_secs: how long the session may take to end after the first signal before it is
-            cancelled, as by a second one. None sets no limit. The time after that is limited by the
-            session's `stop_grace_period_secs`, and 5 s if the engine of its step store is away.
-        drain_secs: how long the session may finish its current work. The first signal begins a
-            drain then, as `AsyncMonitoredSession.request_drain` does. A second signal, or the end
-            of this time, then has the effect that the first has without a drain, and so on. None:
-            no drain.
+            None sets no limit.
+        grace_secs: how long the session may take to end after the first signal, before it is
+            cancelled as by a second signal. None sets no limit. After that,
+            `stop_grace_period_secs` of the session is the limit, plus 5 s if the engine of its step
+            store is unreachable.
+        drain_secs: how long the session may take to finish accepted work. The first signal then
+            requests a drain, as `AsyncMonitoredSession.request_drain` does. A second signal, or the
+            end of this time, acts like the first signal without a drain, and so on. None turns this
+            off.
     """
 
     signals: tuple[Signals, ...] = (signal.SIGINT, signal.SIGTERM)
@@ -105,7 +106,7 @@ class StopOnSignal:
         """Install the signal handlers, and return the function that removes them."""
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
-                "%s: handle_signals has no effect outside the main thread, the only one that gets"
+                "%s: handle_signals has no effect outside the main thread, which alone gets"
                 " signals; leave it out, and call request_stop() of the session from there",
                 self.requests.label,
             )

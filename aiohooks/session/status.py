@@ -106,12 +106,11 @@ class SessionStatus:
         doing: the current activities, each with what it waits for.
         background: the background tasks.
         steps: statistics of its step store: waiters, latest step, publishers.
-        feeds_unused: the number of elements of feeds that were taken and not used, so far.
+        feeds_unused: how many elements of feeds were read and not used, so far.
         pause_reason: why the session is paused, or None if it is not.
         drain_reason: why the session drains, or drained before its stop, or None if no drain was
             requested.
-        hooks: what has become of the calls of each hook: failures, what was dropped, whether it is
-            disabled.
+        hooks: the status of each hook: failures, dropped calls, and whether it is disabled.
         effects: how many effects an `EffectsHook` has not delivered yet, by kind.
     """
 
@@ -271,8 +270,8 @@ class Event(Generic[P]):
     def subscribe(self, callback: Callable[P, object]) -> None:
         """Call a plain function or a coroutine function at each event.
 
-        Callbacks are called in the order of their subscriptions. An error of one is logged, and
-        reaches neither the others nor the session.
+        Callbacks are called in the order of their subscriptions. An error of a callback is logged,
+        and affects neither the other callbacks nor the session.
         """
         self._callbacks.append(callback)
 
@@ -330,7 +329,7 @@ class SessionEvents:
         """How often `request_save` was called."""
 
     def request_save(self) -> None:
-        """Ask the hooks that save this session to do so after the current run, or at the end."""
+        """Ask the hooks that save this session to save after the current run, or at the end."""
         self.save_requests += 1
 
 

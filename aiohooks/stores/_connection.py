@@ -126,7 +126,7 @@ class Connection:
         """Describe a wait for the engine, for reports such as `why`."""
         detail = "no answer yet"
         if self.lost_at is not None:
-            detail = f"away for {secs_text(monotonic_now()() - self.lost_at)}"
+            detail = f"unreachable for {secs_text(monotonic_now()() - self.lost_at)}"
         engine = type(self.engine).__name__
         return Awaited("store", f"{engine} of {self.engine.link.run}", detail)
 

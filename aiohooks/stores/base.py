@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from aiohooks._core.activity import Awaited, Parked, active, enter
 from aiohooks._core.clock import current_clock, monotonic_now, wake
 from aiohooks._core.scope import RunScope, current_run
+from aiohooks._core.validate import InitRequired
 from aiohooks._core.waits import (
     ANY_CHANGE,
     ThresholdWaiters,
@@ -72,10 +73,10 @@ Waiter = asyncio.Future[int | AiohooksError]
 class Changes:
     """An iterator over a store's positions, from the current one to the newest.
 
-    Positions that came and went between two steps of the iteration are left out. There is never a
-    backlog. The iteration ends when the publishers have finished and no change can follow. When
-    they failed, or the store was closed, it raises the error that a `wait_for` would raise. You may
-    drop it at any time: it holds nothing while no task waits on it.
+    Positions between two steps of the iteration are skipped, so there is never a backlog. The
+    iteration ends when the publishers have finished and no change can follow. If they failed, or
+    the store was closed, it raises the error that `wait_for` would raise. You may drop it at any
+    time: it holds nothing while no task waits for it.
 
     Created by `StepStore.changes`.
     """
@@ -427,7 +428,7 @@ def step_timeout_error(
     return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)
 
 
-class StepStore(abc.ABC):
+class StepStore(InitRequired, abc.ABC):
     """Keeps the global step of a run, advances it, and lets tasks wait for it.
 
     A store belongs to the event loop in which it is first used. From another loop or thread every
@@ -491,7 +492,7 @@ class StepStore(abc.ABC):
 
     @abc.abstractmethod
     async def raise_to(self, step: int) -> int:
-        """Raise the step to `step`. Change nothing if the step is as high already.
+        """Raise the step to `step`. Change nothing if it is already as high.
 
         Returns:
             The step afterwards.
@@ -565,7 +566,7 @@ class StepStore(abc.ABC):
             except StepTimeoutError:
                 raise self._waits.not_ready_error(timeout) from None
 
-    async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - see below
+    async def flush(self, timeout: float | None = None) -> None:
         """Wait until the publishers of this process are announced to the other processes.
 
         This waits for `timeout` seconds at most. If the engine is unavailable, it returns after the
@@ -574,14 +575,14 @@ class StepStore(abc.ABC):
 
     # Overridden by a store for several processes. A store for one process has nothing to do here.
 
-    async def _before_wait(self, step: int) -> None:  # noqa: B027
+    async def _before_wait(self, step: int) -> None:
         """Called before a wait for `step`, unless the store is `inline`.
 
         It opens the store. If the wait would fail, it reads the run first: another process may have
         changed it.
         """
 
-    def _on_publisher_changed(self, publisher: Publisher) -> None:  # noqa: B027
+    def _on_publisher_changed(self, publisher: Publisher) -> None:
         """Called when a publisher has begun or ended a wait."""
 
     def _on_unreachable(self) -> None:
@@ -595,7 +596,7 @@ class StepStore(abc.ABC):
 
     @property
     def latest(self) -> Position:
-        """The latest position that this process knows, without I/O; may be read in any thread."""
+        """The latest position that this process knows. You may read it in any thread."""
         return self._waits.latest
 
     async def wait_for(
@@ -609,12 +610,12 @@ class StepStore(abc.ABC):
 
         A wait for a step that is reached already, or is not above 0, never suspends.
 
-        Cancelling a wait leaves nothing behind. No wake-up can be lost: a waiter compares numbers,
-        it does not catch a signal.
+        Cancelling a wait leaves nothing behind. No wake-up can be lost, because waiters compare
+        numbers.
 
         Args:
             step: the step to wait for.
-            timeout: how many seconds at most, or None for no limit.
+            timeout: the limit in seconds, or None for no limit.
             on_reset: when a reset puts the step below `step` again: "keep" waiting, or "raise"
                 `StepResetError`.
 
@@ -688,7 +689,7 @@ class StepStore(abc.ABC):
     async def aclose(self) -> None:
         """Close the store: waits and later calls raise `StoreClosedError`.
 
-        Harmless when called twice.
+        You may call this twice.
         """
         if not self._waits.closed:
             self._check_loop()

@@ -31,12 +31,11 @@ _SHARED_OPTIONS = ("on_lost", "lease_secs", "heartbeat", "connect_timeout")
 def open_step_store(url: str | None = None, *, run: str | None = None, **options: Any) -> StepStore:
     """Return the step store of a URL.
 
-    It connects when it is first used, or by `async with`.
+    It connects at its first use, or when you enter it with `async with`.
 
     `memory://` is a new store for the tasks of one process, `local:///directory` is for the
-    processes of one machine. For several machines there are `redis://host:6379` (`rediss://` with
-    TLS, `unix:///socket`) and `ray://namespace/run`. Their packages are installed by `pip install
-    'aiohooks[redis]'` and `[ray]`.
+    processes of one machine. For several machines, use `redis://host:6379` (`rediss://` with TLS,
+    `unix:///socket`) or `ray://namespace/run`. The extras `redis` and `ray` install their packages.
 
     Args:
         url: the address, by default the value of the environment variable AIOHOOKS_STEP_STORE,
@@ -85,7 +84,7 @@ def _kind_of(url: str) -> str:
         raise InvalidArgumentError(f"unknown kind of step store {kind!r}; {advice}")
     # Only the part before a colon: a password may follow.
     raise InvalidArgumentError(
-        f"{kind.partition(':')[0]!r} is not the beginning of a step store's URL; give one like"
+        f"{kind.partition(':')[0]!r} has no ://; give the URL of a step store, such as"
         " local:///directory or redis://host:6379"
     )
 
@@ -93,6 +92,8 @@ def _kind_of(url: str) -> str:
 def _address_of(kind: str, url: str) -> tuple[tuple[str, ...], str]:
     """Return the arguments of the engine, and the name of the run: empty if the URL has none."""
     rest = url.partition("://")[2]
+    if kind == "memory" and rest:
+        raise InvalidArgumentError(f"{url!r} has an address; give memory://")
     if kind == "memory" or (kind == "local" and not rest):
         return (), ""
     if kind == "local":

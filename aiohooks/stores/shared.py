@@ -53,8 +53,8 @@ class SharedStepStore(StepStore):
     announces to the other processes that its publishers have left. Publishers and the chief hold
     leases: when their process dies, the waiters of all processes are notified.
 
-    A lost connection is made again, after growing pauses with jitter. Waits continue meanwhile, and
-    requests are repeated until they are answered: each takes effect exactly once.
+    The store reconnects after a lost connection, with growing pauses and jitter. Meanwhile waits
+    continue, and requests are repeated until they are answered. Each takes effect exactly once.
     """
 
     def __init__(
@@ -74,15 +74,13 @@ class SharedStepStore(StepStore):
         Args:
             engine: the place where the run is kept. An engine belongs to one store.
             run: the name of the run. Stores of different runs never meet.
-            on_lost: how waits end when a publisher was found dead and no other publisher could
-                reach their step: "raise" `PublisherFailedError`, or "keep" waiting for its
-                successor.
+            on_lost: what a wait does if a publisher was found dead and no other publisher can reach
+                the step: "raise" `PublisherFailedError`, or "keep" waiting for a successor.
             lease_secs: the time, or up to a quarter more, after which a process that does not renew
                 its leases counts as dead. The event loop renews them, so give more than the longest
                 time for which the loop is blocked. A longer block is logged at WARNING.
-            heartbeat: after how many seconds of silence the connection for notifications is tested:
-                a connection that is dead without a signal is detected within this time and a second
-                more.
+            heartbeat: after how many seconds of silence to test the connection for notifications. A
+                connection that died silently is detected within a second more.
             connect_timeout: how many seconds the first connection may take, with all its attempts,
                 10 by default, 60 on Ray.
         """
@@ -343,7 +341,7 @@ class SharedStepStore(StepStore):
     async def forget(self) -> None:
         """Delete the run from the engine, even if it is damaged, and close this store.
 
-        Close all other stores of the run before: an open store would make the run again.
+        Close all other stores of the run first, because an open store would create the run again.
 
         Raises:
             StoreUnavailableError: the run could not be deleted.

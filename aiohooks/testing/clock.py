@@ -15,11 +15,11 @@ from aiohooks.errors import InvalidArgumentError, safe_repr
 
 
 class ManualClock:
-    """A clock whose time is moved by the test.
+    """A clock whose time you move by hand.
 
-    `with ManualClock() as clock:` makes it the current clock: objects that are made inside the
-    block, and tasks that are started inside, use it. `clock.advance(secs)` moves the time and makes
-    the calls that are due:
+    `with ManualClock() as clock:` makes it the current clock for objects that you create, and tasks
+    that you start, inside the block. `clock.advance(secs)` moves the time and makes the calls that
+    are due:
 
         with ManualClock() as clock:
             steps = MemoryStepStore()
@@ -55,8 +55,8 @@ class ManualClock:
         """Move the time by `secs` and make the calls that become due, in order, each at its own
         time.
 
-        Tasks that become runnable run when the caller next awaits. An error of a callback is raised
-        from here. The calls after it are made by the next `advance`.
+        Tasks that become runnable run when you next await. If a callback fails, you get its error,
+        and the next `advance` makes the later calls.
         """
         if not is_finite(secs) or secs < 0:
             raise InvalidArgumentError(

@@ -92,41 +92,42 @@ async def explore(
     exhaust: int | None = None,
     replay: str | None = None,
 ) -> Explored:
-    """Run a coroutine function again and again, each time with other disturbances. Raise at the
-    first promise that is broken.
+    """Run a coroutine function under many schedules, each with other disturbances. Raise an error
+    for the first broken promise.
 
     Example: `await explore(transfer_between_accounts, seeds=500)`.
 
     The disturbances: `"order"`, tasks that can run next change places, at random or by priorities
     that change a few times (PCT); `"slow"`, time passes before a step of a task, in a call of an
     `unreliable` function or on a connection; `"failure"`, such a call fails, or its answer or
-    connection is lost; `"choice"`, a `choose` has another result than its first; `"cancel"`, the
-    program is cancelled while it waits, perhaps again; `"event"`, something happens that the
-    program says `may_happen`.
+    connection is lost; `"choice"`, `choose` returns another value than the first; `"cancel"`, the
+    program is cancelled while it waits, once or several times; `"event"`, an event that the program
+    announced with `may_happen` occurs.
 
-    The promises: a program that is not cancelled returns, or raises the error of an unreliable call
-    or of a lost connection, or, where time passed, a `TimeoutError`; one that is cancelled ends so,
-    and nothing else cancels it; it ends, and leaves no task and no open session; no error is lost,
-    no coroutine forgotten and no file left open. What else must hold, the program asserts, at its
-    end or `always`.
+    The promises: the program ends. If it is cancelled, it ends with that cancellation, and nothing
+    else cancels it. Otherwise it returns, or raises the error of an unreliable call or lost
+    connection or, if time passed, a `TimeoutError`. It leaves no task, open session or open file,
+    loses no error, and awaits every coroutine. Assert everything else in the program, at its end or
+    with `always`.
 
-    Each schedule has an event loop of its own, whose time jumps to the next timer. The loop that
-    awaits this stands still meanwhile. Streams have a simulated network: `asyncio.start_server` and
-    `open_connection` make connections inside of the program. Files and threads work, but what they
-    do is not part of the schedule, and neither is the order in which anyio cancels scopes inside of
-    one another: a problem that depends on that may not come again. Subprocesses and other sockets
-    are rejected. Nothing is logged.
+    Each schedule has its own event loop, whose time jumps to the next timer. Meanwhile your own
+    event loop is blocked. Streams have a simulated network: `asyncio.start_server` and
+    `open_connection` make connections inside the program. Files and threads work, but are not part
+    of the schedule, and neither is the order in which anyio cancels nested scopes: a problem that
+    depends on these may not be reproducible. Subprocesses and other sockets are rejected. Nothing
+    is logged.
 
     Args:
         program: a coroutine function without arguments.
         seeds: the number of random schedules, or their seeds: `range(1_000, 2_000)`. A schedule
             without a disturbance comes first.
         disturb: the kinds of disturbances.
-        exhaust: in place of random schedules, try all with so many disturbances at most. Of one
-            kind, or for a small program: `disturb="cancel", exhaust=1` cancels at every wait, and
-            `disturb="order", exhaust=100` runs tasks in every order that an event loop allows.
-        replay: the disturbances of a problem that was found, to be repeated alone, as far as the
-            program still has places for them.
+        exhaust: instead of random schedules, try all schedules with at most this many disturbances.
+            Use it with one kind, or for a small program: `disturb="cancel", exhaust=1` cancels at
+            every wait, and `disturb="order", exhaust=100` runs tasks in every order that an event
+            loop allows.
+        replay: the disturbances of an earlier problem, to repeat only these, as far as the program
+            still has places for them.
 
     Raises:
         ExplorationError: a promise was broken. The error lists the broken promises, the fewest
@@ -173,15 +174,16 @@ def unreliable(
     function: Callable[P, Awaitable[T]],
     *errors: Callable[[], Exception],
 ) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Return a coroutine function that does the same, and whose calls may be slow or fail while a
-    program is explored.
+    """Return a coroutine function that calls `function`. In an exploration, calls may be slow or
+    fail.
 
     Example: `client.post = unreliable(client.post, ConnectionError)`.
 
     Args:
         function: a coroutine function.
-        errors: classes of errors, or functions that return one. A call that fails raises one of
-            them before it has done anything, or after it has done all: then its answer is lost.
+        errors: classes of errors, or functions that return an error. A call that fails raises one
+            of these either before it has done anything, or after it has done everything, when only
+            its answer is lost.
     """
 
     @functools.wraps(function)
@@ -225,8 +227,8 @@ def _describe_failure(failure: _Failure) -> str:
 
 
 def choose(first: T, *others: T, name: str = "") -> T:
-    """Return the first of these values, or another one where the schedule of an exploration says
-    so.
+    """Return the first of these values, or another value if the schedule of an exploration chooses
+    it.
 
     Example: `status = choose(200, 404, 500)`.
 
@@ -248,13 +250,13 @@ def choose(first: T, *others: T, name: str = "") -> T:
 
 
 def may_happen(event: Call, name: str = "") -> AbstractContextManager[None]:
-    """Say what may happen at any wait while the block is active, in an exploration.
+    """Announce an event that an exploration may let happen at any wait while the block is active.
 
     Example: `with may_happen(server.drop_connections): ...`.
 
     Args:
-        event: a function that lets it happen. It must not fail. If it returns False, the event was
-            not possible.
+        event: a function that makes it happen. It must not fail. If it returns False, the event was
+            impossible.
         name: for messages, by default that of the function.
     """
     run = current_run.get()
@@ -266,8 +268,8 @@ def may_happen(event: Call, name: str = "") -> AbstractContextManager[None]:
 
 
 def always(check: Call) -> AbstractContextManager[None]:
-    """Call `check` at every wait while the block is active, in an exploration. It asserts an
-    invariant.
+    """Call `check`, which asserts an invariant, at every wait of an exploration while the block is
+    active.
 
     Example: `with always(account.check_balance): ...`.
     """

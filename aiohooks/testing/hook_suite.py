@@ -180,7 +180,8 @@ async def check_hook(
     fetches: Any = (),
     feed_dict: Mapping[Any, Any] | None = None,
 ) -> None:
-    """Run the conformance suite on a session hook, or one of its checks; each must leak nothing.
+    """Run the conformance suite on a session hook, or one of its checks. A hook must not leak
+    anything.
 
     Sessions of a few runs end cleanly, at a stop, by errors of other hooks in each method, after
     recoveries, and by a cancel at each point where something waits, in an exploration. To test a
@@ -190,7 +191,7 @@ async def check_hook(
 
     Args:
         make: returns a new hook, or a registration of one; called for each session.
-        check: a name from `hook_checks`; if left out, all are run.
+        check: a name from `hook_checks`, by default all.
         make_source: returns a step or a graph, for each session; by default a step whose result is
             `{"loss": 1.0}`.
         fetches: the fetches of each run, in addition to the hook's own.

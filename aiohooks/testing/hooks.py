@@ -95,8 +95,8 @@ for _phase in HOOK_METHODS:
 
 
 class FaultInjectionHook(RecordingHook):
-    """At the n-th call of a method, raises an error, or calls a function without arguments, plain
-    or async.
+    """Raises an error, or calls a plain or async function without arguments, at the n-th call of a
+    method.
 
     Example: `FaultInjectionHook({("before_run", 2): AbortedError("lost")})` loses the second run
     once.

@@ -350,10 +350,10 @@ async def check_step_store(
     """Run the conformance suite on a step store, or one of its checks.
 
     Args:
-        make: returns a store of the named run, called once for each process that is imitated. A new
-            name must begin at step 0. For a store of one process it returns the same one for the
-            same name.
-        check: a name from `step_store_checks`; if left out, all are run.
+        make: returns a store of the named run. It is called once for each imitated process. A run
+            of a new name must begin at step 0. If your store is for one process only, return the
+            same store for the same name.
+        check: a name from `step_store_checks`, by default all.
 
     Raises:
         AssertionError: a check failed. The message or a note names it.

@@ -17,6 +17,9 @@ var Scorer = {
     const inTitle = words.filter((word) =>
       new RegExp(isReference ? `\\b${word}\\b` : `\\b${word.slice(0, 5)}`, "i").test(title));
     const isForDevelopers = /^(design|project|source)\//.test(page);
-    return score + 6 * inTitle.length - 12 * isReference - 20 * isForDevelopers;
+    const isGuide = /^(guides|start)\//.test(page); // of equal pages the guide is first
+    const isMigrating = page.startsWith("migrating/"); // it names nearly everything
+    const rank = isGuide - 4 * isMigrating - 12 * isReference - 20 * isForDevelopers;
+    return score + 6 * inTitle.length + rank;
   },
 };

@@ -182,7 +182,7 @@ class Dispatcher:
 
 
 OURS = "aiohooks.HookGroup"
-BASELINE = "awaiting in turn, by hand"
+BASELINE = "awaiting one after another, by hand"
 DISPATCHERS = (
     Dispatcher(OURS, aiohooks_group, partial(aiohooks_group, timeout=FAIL_SECS)),
     Dispatcher("langchain-core ahandle_event", langchain),

@@ -306,7 +306,7 @@ ARGUMENTS: list[Any] = [
         '"together", "merge", "all", "chain" or "wrap"',
     ),
     (given(results="last"), "results is 'last'", '"wrap"'),
-    (given(results={"count"}), "results is {'count'}", "give a mapping"),
+    (given(results={"count"}), "results is {'count'}", 'give "first"'),
     (given(grace_secs=-1), "grace_secs is -1"),
     (lambda: ah.point("last"), "the argument of @point is 'last'"),  # type: ignore[arg-type]
     (lambda: ah.compose_functions([5]), "the function of a hook is 5; give a function"),
@@ -315,6 +315,11 @@ ARGUMENTS: list[Any] = [
         lambda: ah.compose_functions(do_nothing),  # type: ignore[call-overload]
         "functions is <function",
         "give a list of functions",
+    ),
+    (
+        lambda: ah.compose_functions([do_nothing], results="last"),  # type: ignore[call-overload]
+        "results is 'last'",
+        '"chain" or "wrap"',
     ),
     # options of a hook
     *[

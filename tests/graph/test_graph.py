@@ -103,6 +103,7 @@ def operation(fn: Any = lambda a, b: None, **options: Any) -> Callable[[ah.Graph
             for name in ("", None, 5)
         ],
         (lambda graph: graph.variable(b"x", 0), ("b'x' is not a name", "give a non-empty str")),
+        (operation(name=""), ("'' is not a name", "give a non-empty str")),
         (lambda _: ah.AsyncMonitoredSession(batch), ("'batch' is already the name of", "unique")),
         *[
             (add, (f"operation {fn.__name__!r}: parameter {parameter}", "give each input a named"))
@@ -115,10 +116,6 @@ def operation(fn: Any = lambda a, b: None, **options: Any) -> Callable[[ah.Graph
                 lambda graph, fn=fn: graph.operation(fn),
                 lambda _, fn=fn: ah.AsyncMonitoredSession(fn),
             )
-        ],
-        *[
-            (operation(fn), ("an operation is made of a function", repr(fn)))
-            for fn in (5, None, "train", OTHER)
         ],
         (
             operation(dict),
@@ -166,6 +163,20 @@ def test_what_cannot_be_added_is_refused(
             )
             for option in ("updates", "adds_to")
             for value in (5, ["v"], OTHER)
+        ],
+        *[
+            (
+                lambda fn=fn: operation(fn)(ah.Graph()),
+                ("the function of an operation is", repr(fn), "give a function"),
+            )
+            for fn in (5, None, "train", OTHER)
+        ],
+        *[
+            (
+                lambda add=add: add(add_to="v"),
+                ("an operation has no option 'add_to'", "did you mean 'adds_to'?"),
+            )
+            for add in (ah.Graph().operation, ah.Graph().train_op)
         ],
     ],
 )

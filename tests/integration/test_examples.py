@@ -102,7 +102,7 @@ PRINTED = {
     "agent_hooks.py": [
         r"\d+\.\d\d s with 4 hooks that wait 0\.05 s each, called concurrently",
         r"\d+\.\d\d s with the same hooks, awaited in turn",
-        r"log: Sender#5\.on_tool_start failed; continuing, as its on_error says: .*",
+        r'log: Sender#5\.on_tool_start failed; continuing because on_error is "log": .*',
         r"\d+\.\d\d s with one more that hangs, and has a time limit of 0\.1 s",
         "1[34] calls were sent",  # the limit of the one that hangs may be over before the call is
         "Which coat do I need\\?",

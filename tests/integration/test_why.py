@@ -188,7 +188,7 @@ def test_an_engine_that_is_away(hang: Hang, ask: Ask, tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-        away = rf"RedisEngine of digits \(away for {SECS}\)"
+        away = rf"RedisEngine of digits \(unreachable for {SECS}\)"
         ask(
             rf"'chief' \(step 1, in run 2 for {SECS}\).* at \S*{re.escape(line_of('run'))} waits"
             rf" for .*{SECS} <- .*{away}",

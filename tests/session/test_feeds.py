@@ -446,7 +446,7 @@ async def test_feeds_that_fail_after_a_stop_end_the_session_as_usual(
     (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
     assert record.exc_info is not None
     assert record.exc_info[1] is error
-    assert "which stops, ends as usual" in record.getMessage()
+    assert "while the session stops; it ends normally" in record.getMessage()
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

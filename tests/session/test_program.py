@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ import aiohooks as ah
 from aiohooks._core.clock import LoopClock, TimerHandle, set_current_clock, sleep
 from aiohooks.adapters.trackers import TrackerHook
 from aiohooks.adapters.trackers.tensorboard import TensorBoardTracker
+from aiohooks.errors import raise_unchanged
 from aiohooks.session import run as run_module
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
@@ -55,6 +57,34 @@ def test_run_takes_a_coroutine_function(make: Callable[[], Any], says: list[str]
     """
     with invalid(*says):
         ah.run(make())
+
+
+def test_run_refuses_a_function_without_a_coroutine() -> None:
+    """A plain function, such as one that lacks its `async`, is refused with its result."""
+    with invalid("main returned 7", "give a coroutine function"):
+        ah.run(lambda: 7)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(
+    ("error", "names"),
+    [
+        (ah.errors.CheckpointError("no room"), ["run", "main"]),
+        (ValueError("no room"), ["run", "main", "raise_unchanged"]),
+    ],
+)
+def test_a_traceback_begins_at_the_code_of_the_program(error: Exception, names: list[str]) -> None:
+    """The frames of the event loop are left out and, of an error of aiohooks, also the frames of
+    aiohooks that the program called.
+    """
+
+    async def main() -> None:
+        raise_unchanged(error)
+
+    with pytest.raises(type(error)) as raised:
+        ah.run(main)
+    frames = traceback.extract_tb(raised.value.__traceback__)
+    assert [frame.name for frame in frames if frame.name in names] == names
+    assert [frame.name for frame in frames][-len(names) :][1:] == names[1:]
 
 
 def test_run_runs_the_function() -> None:

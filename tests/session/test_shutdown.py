@@ -408,7 +408,7 @@ async def test_tasks_that_only_queues_could_wake_are_cancelled_early(
             await advance_clock(clock, 0.06)
         await ending
     assert all(task.cancelled() for task in tasks)
-    assert "cancelled early, as no other task is left that uses their queues" in caplog.text
+    assert "cancelled early, because no other task uses their queues" in caplog.text
 
 
 async def test_a_queue_that_the_program_uses_is_not_idle(clock: ManualClock) -> None:

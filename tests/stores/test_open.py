@@ -11,18 +11,19 @@ def test_invalid_urls_and_options_are_refused() -> None:
     """A URL of no kind of store is refused with a suggestion; an unknown option, by name."""
     for url, message in {
         "redos://h": "unknown kind of step store 'redos'; did you mean 'redis'",
-        "nothing": "'nothing' is not the beginning of",
-        "redis:/user:secret@h": "'redis' is not the beginning of a step store's URL; give one like",
-        "": "'' is not the beginning of",
+        "nothing": "'nothing' has no ://",
+        "redis:/user:secret@h": "'redis' has no ://; give the URL of a step store, such as",
+        "": "'' has no ://",
         "local://runs": "'local://runs' has no absolute path; give local:///directory",
         "ray://head:10001": "not of the form ray://namespace/run; .* to ray.init",
+        "memory://runs": "'memory://runs' has an address; give memory://",
     }.items():
         with pytest.raises(ah.errors.InvalidArgumentError, match=message):
             ah.open_step_store(url)
     for url, message in {
         "memory://": "a memory step store has no option 'hartbeat'; it takes none",
         "local://": ("a local step store has no option 'hartbeat'; known are: on_lost"),
-        "redis://h": "unexpected keyword argument 'hartbeat'; .* lease_secs, heartbeat and ",
+        "redis://h": "invalid for Redis: there is no option 'hartbeat'; .* lease_secs, heartbeat",
     }.items():
         with pytest.raises(ah.errors.InvalidArgumentError, match=message):
             ah.open_step_store(url, hartbeat=3)

@@ -81,12 +81,13 @@ _FILES = {
 
 
 class SessionService:
-    """An ASGI application that shows one session, and runs it if it is given the loop of steps.
+    """An ASGI application that shows a session, and runs it if you pass the loop of steps as `run`.
 
     `lifespan` enters the session, runs the loop and leaves the session, all in one background task.
-    The server serves requests from the start, also while the session opens, and continues when the
+    The server serves requests from the start, even while the session opens, and continues when the
     session fails, which `health` reports. When the server ends, or gets SIGINT or SIGTERM, the
-    session is asked to stop. Without `run` the session is entered elsewhere, and only shown.
+    session is asked to stop. Without `run` the service only shows a session that you enter
+    elsewhere.
 
     Below the path at which it is mounted there are `health`, `ready`, `progress`, `steps/{n}`, a
     page, and with `controls` also `stop` and `drain`.
@@ -103,23 +104,22 @@ class SessionService:
         drain_secs: float | None = None,
         controls: bool = False,
     ) -> None:
-        """Make the service of a session that is not entered yet. Nothing is started.
+        """Create the service of a session that is not entered yet. Nothing is started.
 
         Args:
             session: the session to show.
-            run: the loop of steps, a coroutine function that takes the session. When it returns the
-                session is left.
+            run: the loop of steps, a coroutine function that takes the session. When it returns,
+                the session ends.
             allowed_hosts: the host names of the service, besides `localhost` and addresses.
-            allow_remote: serve other machines as well; for services behind a proxy, or a middleware
-                of the application, that controls access.
+            allow_remote: whether to serve other machines as well. Use it behind a proxy, or a
+                middleware of your application, that controls access.
             grace_secs: how long the loop may continue after a stop. Then it is cancelled, and has
-                as long again.
-            drain_secs: how long the session may finish its current work, after a signal, the
-                server's end or `POST drain`, before it is stopped: `session.request_drain`. A
-                second signal stops it. None: no drain, except by `POST drain`, for which there is
-                no limit then.
-            controls: whether clients that may see the session may also stop and drain it, by
-                `POST stop` and `POST drain`, or by buttons of the page.
+                this time again to end.
+            drain_secs: how long the session may drain (`session.request_drain`) before it is
+                stopped, after a signal, the end of the server or `POST drain`. A second signal
+                stops it immediately. With None only `POST drain` drains, without a limit.
+            controls: whether clients that can see the session may also stop and drain it, with
+                `POST stop` and `POST drain` or the buttons of the page.
         """
         check_instance(session, AsyncMonitoredSession, "session")
         check_callable(run, "run", optional=True)

@@ -119,7 +119,7 @@ class LocalEngine(Engine):
             snapshot = await self._call(lambda database: database.register(self.link.process))
             self._reported_revision = snapshot.revision
         except SYSTEM_ERRORS as error:
-            raise self._explain(error) from error
+            raise self._explain(error) from None  # it includes the text of the error
         # If another process has deleted the run meanwhile, make a new one.
         if database.is_gone():
             return await self.connect()

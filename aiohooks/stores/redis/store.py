@@ -437,12 +437,14 @@ class RedisEngine(Engine):
             if is_tls:
                 connection.ssl_context.get()
         except (TypeError, ValueError, OSError, RedisError) as error:
+            _, is_unknown, option = str(error).partition("an unexpected keyword argument ")
+            problem = f"there is no option {option}" if is_unknown else error
             # Without the URL itself: there may be a password in it.
             raise InvalidArgumentError(
-                f"this URL or an option is not one for Redis: {error}; give redis://host:6379,"
-                " rediss:// for TLS, or unix:///path/to/socket, and files that exist; on_lost,"
-                " lease_secs, heartbeat and connect_timeout are keyword arguments, in store_options"
-                " of a launcher; other options are those of redis-py"
+                f"this URL or an option is invalid for Redis: {problem}; give redis://host:6379,"
+                " rediss:// for TLS, or unix:///path/to/socket, and files that exist; options are"
+                " those of redis-py and, outside of the URL, on_lost, lease_secs, heartbeat and"
+                " connect_timeout (store_options of a launcher)"
             ) from error
         place = [str(value) for name, value in connection.repr_pieces() if name != "db"]
         self._address = f"redis at {':'.join(place)}"
