@@ -372,10 +372,10 @@ class Writes:
         request = Write(
             batch[0].kind,
             sum(write.amount for write in batch),
-            waits.latest,
-            self.term,
-            engine.link.process,
-            self._seq,
+            floor=waits.latest,
+            term=self.term,
+            writer=engine.link.process,
+            seq=self._seq,
         )
 
         async def send() -> Answer | None:

@@ -285,7 +285,7 @@ class Members:
         if snapshot.revision < before.revision and not is_another_run:
             return
         waits.observe_run(snapshot)
-        waits.others = self._other_publishers
+        waits.other_publishers = self._other_publishers
         last_exit = snapshot.last_exit
         if last_exit is not None and (is_another_run or last_exit != before.last_exit):
             has_failed = last_exit.error or last_exit.lost

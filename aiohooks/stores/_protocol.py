@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import operator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, SupportsIndex
 
-from aiohooks._core.validate import check_secs
 from aiohooks.errors import (
     InvalidArgumentError,
     StoreClosedError,
@@ -51,18 +49,6 @@ def checked_step(value: SupportsIndex, what: str, least: int | None = 0) -> int:
                 return step
     bounds = f"from {least} to {MAX_STEP}" if least is not None else f"up to {MAX_STEP}"
     raise InvalidArgumentError(f"{what} {value!r}: give a whole number {bounds}")
-
-
-def checked_timeout(timeout: float | None) -> float | None:
-    """Return the seconds of a wait's timeout, or None for no limit.
-
-    Raises:
-        InvalidArgumentError: `timeout` is not a number, or negative.
-    """
-    if timeout == math.inf:
-        return None
-    check_secs(timeout, "timeout", optional=True)
-    return timeout
 
 
 # The state of a run, as an engine reports it.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from aiohooks._core.activity import Awaited, Parked, active, enter
 from aiohooks._core.clock import current_clock, monotonic_now, wake
 from aiohooks._core.scope import RunScope, current_run
-from aiohooks._core.validate import InitRequired
+from aiohooks._core.validate import InitRequired, check_secs
 from aiohooks._core.waits import (
     ANY_CHANGE,
     ThresholdWaiters,
@@ -46,7 +46,6 @@ from aiohooks.stores._protocol import (
     StoreStatistics,
     Term,
     checked_step,
-    checked_timeout,
     closed_error,
     logger,
 )
@@ -137,7 +136,7 @@ class WaitRegistry:
         # Waits.
         self.waiters: ThresholdWaiters[AiohooksError] = ThresholdWaiters(none=MAX_STEP + 1)
         """The waits for a step, and the waits for any change."""
-        self.tasks: dict[Waiter, tuple[asyncio.Task[Any] | None, int]] = {}
+        self.waiting_tasks: dict[Waiter, tuple[asyncio.Task[Any] | None, int]] = {}
         """The task and the step of each waiter, for reports."""
         self.waiting_since: float | None = None
         """The time since which at least one of them has been pending."""
@@ -152,7 +151,7 @@ class WaitRegistry:
         # Publishers.
         self.registered: dict[Publisher, None] = {}
         """The publishers of this process, in order of registration."""
-        self.others: tuple[Member, ...] = ()
+        self.other_publishers: tuple[Member, ...] = ()
         """The publishers of other processes."""
         self.last_exit: PublisherExit | None = None
         """The exit of the publisher that left last, in any process."""
@@ -189,7 +188,7 @@ class WaitRegistry:
         if secs == 0:
             raise self._timeout_error(threshold, 0.0)
         self.waiters.park(threshold, waiter)
-        self.tasks[waiter] = (asyncio.current_task(self._loop), awaited_step)
+        self.waiting_tasks[waiter] = (asyncio.current_task(self._loop), awaited_step)
         if raise_on_reset:
             self._reset_waiters[waiter] = None
         publishers: list[Publisher] = []
@@ -208,7 +207,7 @@ class WaitRegistry:
             result = await until_stop(waiter, run)
         finally:
             # Many waits may end at the same time, so each skips the cleanup that it does not need.
-            del self.tasks[waiter]
+            del self.waiting_tasks[waiter]
             if timer is not None:
                 timer.cancel()
             if publishers:
@@ -327,7 +326,7 @@ class WaitRegistry:
         # A report about another process may be old: a member whose step is reached by now will
         # continue, and does not count as waiting. Without a wait, `waits_for` is 0.
         step = self.latest.step
-        return all(member.waits_for > step for member in self.others)
+        return all(member.waits_for > step for member in self.other_publishers)
 
     def fail_unreachable(self) -> None:
         """End all waits with `unreachable_error`, if there is one."""
@@ -347,16 +346,19 @@ class WaitRegistry:
         self._update_threshold()
 
     def _time_out(self, step: int, waiter: Waiter, began: float) -> None:
+        """End a wait for `step` that has reached its limit."""
         wake(waiter, self._timeout_error(step, self._clock.now() - began))
 
     def _timeout_error(self, step: int, secs: float) -> StepTimeoutError:
+        """Return the error of a wait for `step` that has lasted for `secs`."""
         problem = f"step {step} of {self.run} was not reached"
         return step_timeout_error(
-            problem, wanted=step, seen=self.latest.step, secs=secs, publishers=self.names
+            problem, wanted=step, seen=self.latest.step, secs=secs, publishers=self.publisher_names
         )
 
     def not_ready_error(self, secs: float | None) -> SessionNotReadyError:
-        summary = publisher_summary(self.names)
+        """Return the error of a wait of `secs` for a chief that initializes the run."""
+        summary = publisher_summary(self.publisher_names)
         message = f"the chief of {self.run} has not initialised it within {secs:g} s, {summary}"
         return SessionNotReadyError(message)
 
@@ -385,10 +387,10 @@ class WaitRegistry:
     # Publishers.
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def publisher_names(self) -> tuple[str, ...]:
         """The names of the publishers: of this process, as registered, then of the others."""
         local_names = [publisher.name for publisher in self.registered]
-        return tuple(local_names + [member.name for member in self.others])
+        return tuple(local_names + [member.name for member in self.other_publishers])
 
     def _park_publishers(self, waiter: Waiter, step: int, innermost: RunScope) -> list[Publisher]:
         """Record a wait for `step` in the registered publishers that it blocks. Return these.
@@ -446,7 +448,10 @@ class StepStore(InitRequired, abc.ABC):
     """
 
     inline: ClassVar[bool] = False
-    """Whether `advance_nowait` is available, which advances without suspending."""
+    """Whether the step is in the memory of this process.
+
+    Then only waits suspend, and `advance_nowait` is available.
+    """
 
     def __init__(
         self,
@@ -544,14 +549,15 @@ class StepStore(InitRequired, abc.ABC):
             PublisherFailedError: no publisher is left, and the last one failed.
             StoreClosedError: the store was closed.
         """
-        timeout = checked_timeout(timeout)
+        check_secs(timeout, "timeout", optional=True)
         now = current_clock().now
         began = now()
         is_logged = False
         while True:
             self._check_loop()
             if not self.inline:
-                await self._before_wait(MAX_STEP)
+                # The highest step, so that the run is read again if this wait would fail.
+                await self._prepare_wait(MAX_STEP)
             if self._waits.snapshot.is_initialised:
                 return
             if not is_logged:
@@ -575,11 +581,11 @@ class StepStore(InitRequired, abc.ABC):
 
     # Overridden by a store for several processes. A store for one process has nothing to do here.
 
-    async def _before_wait(self, step: int) -> None:
-        """Called before a wait for `step`, unless the store is `inline`.
+    async def _prepare_wait(self, step: int) -> None:
+        """Called before a wait for `step`, unless the store is `inline`: connect to the engine.
 
-        It opens the store. If the wait would fail, it reads the run first: another process may have
-        changed it.
+        If no publisher that this process knows can reach the step, also read the run from the
+        engine, because another process may have registered one since.
         """
 
     def _on_publisher_changed(self, publisher: Publisher) -> None:
@@ -606,12 +612,10 @@ class StepStore(InitRequired, abc.ABC):
         timeout: float | None = None,
         on_reset: Literal["keep", "raise"] = "keep",
     ) -> int:
-        """Wait until the step is reached.
+        """Wait until the step is reached, or return immediately if it is reached already.
 
-        A wait for a step that is reached already, or is not above 0, never suspends.
-
-        Cancelling a wait leaves nothing behind. No wake-up can be lost, because waiters compare
-        numbers.
+        A store for several processes connects first, if it is not connected yet. Cancelling a wait
+        leaves nothing behind.
 
         Args:
             step: the step to wait for.
@@ -632,18 +636,21 @@ class StepStore(InitRequired, abc.ABC):
             StoreClosedError: the store was closed.
             StopRequestedError: the wait is in a run of a session, and a stop was requested.
         """
-        if type(step) is not int or step > MAX_STEP:  # most steps need no further check
+        # Sessions wait in each step, so the usual value, an int, skips the call of the check.
+        if type(step) is not int or step > MAX_STEP:
             step = checked_step(step, "wait for step", least=None)
-        secs = None if timeout is None else checked_timeout(timeout)
+        if timeout is not None:
+            check_secs(timeout, "timeout")
         if on_reset not in _ON_RESET:
             raise InvalidArgumentError(f'on_reset={on_reset!r}: give "keep" or "raise"')
         self._check_loop()
+        # A store in the memory of this process (`inline`) is always connected and up to date.
         if not self.inline:
-            await self._before_wait(step)
-        seen = self._waits.latest.step
-        if seen >= step:
-            return seen
-        return await self._waits.wait(step, secs, raise_on_reset=on_reset == "raise")
+            await self._prepare_wait(step)
+        latest_step = self._waits.latest.step
+        if latest_step >= step:
+            return latest_step
+        return await self._waits.wait(step, timeout, raise_on_reset=on_reset == "raise")
 
     def changes(self) -> Changes:
         """Return an iterator over the positions: the current one, then always the newest.
@@ -659,7 +666,7 @@ class StepStore(InitRequired, abc.ABC):
             step = self.latest.step
             if self.latest == seen:
                 step += 1
-            await self._before_wait(step)
+            await self._prepare_wait(step)
         # In a loop: a wait for any change also ends when the run is initialized, at the same step.
         while self.latest == seen:
             await self._waits.wait(ANY_CHANGE)
@@ -722,7 +729,7 @@ class StepStore(InitRequired, abc.ABC):
             waiting=waiting,
             wanted=waiters.lowest_above(ANY_CHANGE),
             watching=waiters.count - waiting,
-            publishers=waits.names,
+            publishers=waits.publisher_names,
             waiting_secs=waits.waiting_secs,
         )
 
@@ -730,10 +737,11 @@ class StepStore(InitRequired, abc.ABC):
         """Return an entry for each task that waits, for reports."""
         return [
             Parked(task, functools.partial(self.awaited_step, step))
-            for task, step in list(self._waits.tasks.values())
+            for task, step in list(self._waits.waiting_tasks.values())
         ]
 
     def _awaited_chief(self) -> Awaited:
+        """Describe a wait until the chief has initialized the run, for reports such as `why`."""
         return self.awaited_step(0)._replace(name=f"the chief of {self.run}", key=None)
 
     def awaited_step(self, step: int) -> Awaited:
@@ -745,10 +753,10 @@ class StepStore(InitRequired, abc.ABC):
         seen = self.latest.step
         waits = self._waits
         registered = [publisher for publisher in waits.registered if not publisher.waiting]
-        others = [member for member in waits.others if member.waits_for <= seen]
+        others = [member for member in waits.other_publishers if member.waits_for <= seen]
         if not registered and not others:
             registered = list(waits.registered)
-            others = list(waits.others)
+            others = list(waits.other_publishers)
 
         def publishers() -> list[Awaited]:
             awaited = [publisher.awaited() for publisher in registered]
@@ -774,7 +782,8 @@ class StepStore(InitRequired, abc.ABC):
         latest = waits.latest
         state = ", closed" if waits.closed else ""
         place = f"at step {latest.step} of epoch {latest.epoch}{state}"
-        return f"<{type(self).__name__} {self.run!r} {place}, {publisher_summary(waits.names)}>"
+        publishers = publisher_summary(waits.publisher_names)
+        return f"<{type(self).__name__} {self.run!r} {place}, {publishers}>"
 
     def _check_loop(self) -> None:
         """Raise an error unless the store is open and its event loop is running here.
@@ -801,6 +810,7 @@ class StepStore(InitRequired, abc.ABC):
             self._loop = loop
 
     def _not_leading_error(self) -> InvalidArgumentError:
+        """Return the error of `mark_initialised` outside of `lead`."""
         return InvalidArgumentError(
             f"{self!r}: only the chief can have initialised it; call this inside `async with"
             " lead()`"

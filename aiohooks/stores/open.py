@@ -35,7 +35,7 @@ def open_step_store(url: str | None = None, *, run: str | None = None, **options
 
     `memory://` is a new store for the tasks of one process, `local:///directory` is for the
     processes of one machine. For several machines, use `redis://host:6379` (`rediss://` with TLS,
-    `unix:///socket`) or `ray://namespace/run`. The extras `redis` and `ray` install their packages.
+    `unix:///socket`) or `ray://namespace`. The extras `redis` and `ray` install their packages.
 
     Args:
         url: the address, by default the value of the environment variable AIOHOOKS_STEP_STORE,
@@ -57,12 +57,9 @@ def open_step_store(url: str | None = None, *, run: str | None = None, **options
             )
     check_instance(url, str, "url")
     kind = _kind_of(url)
-    address, url_run = _address_of(kind, url)
-    if url_run and run and url_run != run:
-        raise InvalidArgumentError(f"run={run!r}, but the URL names {url_run!r}; give one of them")
+    address = _address_of(kind, url)
     if run is None:
         run = os.environ.get(RUN_VARIABLE) or "default"
-    run = url_run or run
     if kind == "memory":
         _check_options(kind, options, ())
         return MemoryStepStore(run=run)
@@ -89,29 +86,28 @@ def _kind_of(url: str) -> str:
     )
 
 
-def _address_of(kind: str, url: str) -> tuple[tuple[str, ...], str]:
-    """Return the arguments of the engine, and the name of the run: empty if the URL has none."""
+def _address_of(kind: str, url: str) -> tuple[str, ...]:
+    """Return the arguments of the engine: its address, or none for the default one."""
     rest = url.partition("://")[2]
     if kind == "memory" and rest:
         raise InvalidArgumentError(f"{url!r} has an address; give memory://")
     if kind == "memory" or (kind == "local" and not rest):
-        return (), ""
+        return ()
     if kind == "local":
         if not rest.startswith("/") or "\0" in rest:
             raise InvalidArgumentError(
                 f"{url!r} has no absolute path; give local:///directory, so that all processes use"
                 " the same one"
             )
-        return (rest,), ""
+        return (rest,)
     if kind == "ray":
-        namespace, _, run = rest.partition("/")
-        if ":" in namespace or "?" in rest:
+        if {*rest} & {*":/?"}:
             raise InvalidArgumentError(
-                f"{url!r} is not of the form ray://namespace/run; give the address of the cluster"
-                " to ray.init"
+                f"{url!r} is not of the form ray://namespace; give the address of the cluster to"
+                " ray.init, and the name of the run as run="
             )
-        return (namespace,), run.strip("/")
-    return (url,), ""
+        return (rest,)
+    return (url,)
 
 
 def _check_options(kind: str, options: dict[str, Any], valid: Sequence[str]) -> None:

@@ -163,7 +163,7 @@ class SharedStepStore(StepStore):
 
     # Waits.
 
-    async def _before_wait(self, step: int) -> None:
+    async def _prepare_wait(self, step: int) -> None:
         if not self._connection.is_open:
             await self._connection.wait()
         if self._writes.term:

@@ -12,7 +12,7 @@ from aiohooks._core.activity import Awaited, active
 from aiohooks._core.calls import Wait
 from aiohooks._core.clock import call_later, current_clock
 from aiohooks._core.reports import WaitLog
-from aiohooks._core.validate import check_callable, check_instance
+from aiohooks._core.validate import check_callable, check_instance, check_secs
 from aiohooks.errors import (
     AiohooksError,
     InvalidArgumentError,
@@ -21,7 +21,7 @@ from aiohooks.errors import (
     add_note,
 )
 from aiohooks.stores import Position, StepStore
-from aiohooks.stores._protocol import checked_step, checked_timeout
+from aiohooks.stores._protocol import checked_step
 from aiohooks.stores.base import step_timeout_error
 from aiohooks.stores.publishers import publisher_summary, shortened
 from aiohooks.version_gate.tickets import AdmissionLedger, Ticket, logger, versions_between
@@ -175,9 +175,9 @@ class VersionGate:
             StoreClosedError: the store of the versions was closed.
             InvalidArgumentError: an argument is invalid.
         """
-        secs = checked_timeout(timeout)
+        check_secs(timeout, "timeout", optional=True)
         check_callable(until, "until", optional=True)
-        return Admission(self._ledger, functools.partial(self._admit, secs, until))
+        return Admission(self._ledger, functools.partial(self._admit, timeout, until))
 
     def admit_nowait(self) -> Ticket | None:
         """Admit an item if there is room now. Return its ticket, or None.

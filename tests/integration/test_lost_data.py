@@ -195,7 +195,7 @@ async def test_an_actor_that_is_killed(cluster: str, tmp_path: Path) -> None:
     """Ray starts it again, without its memory."""
 
     def make_store() -> SharedStepStore:
-        store = shared_store("ray://aiohooks/lost", lease_secs=2.0)
+        store = shared_store("ray://aiohooks", run="lost", lease_secs=2.0)
         assert isinstance(store, SharedStepStore)
         return store
 

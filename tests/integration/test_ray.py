@@ -38,15 +38,15 @@ async def test_two_runs_and_a_forgotten_one(cluster: str) -> None:
     """Runs of one cluster never meet; a forgotten run is gone, and so is its actor."""
     async with (
         nothing_left(),
-        open_step_store("ray://aiohooks/one") as one,
-        open_step_store("ray://aiohooks/two") as two,
+        open_step_store("ray://aiohooks", run="one") as one,
+        open_step_store("ray://aiohooks", run="two") as two,
     ):
         await one.advance(7)
         assert (await two.value()).step == 0
         for store in (one, two):
             await store.forget()
         assert actor_of("one") is None
-        async with open_step_store("ray://aiohooks/one") as again:
+        async with open_step_store("ray://aiohooks", run="one") as again:
             assert (await again.value()).step == 0
             await again.forget()
 
