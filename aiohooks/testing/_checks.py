@@ -27,7 +27,7 @@ async def run_checks(
 
     Args:
         checks: the checks by name; their docstrings describe the laws.
-        only: the name of one; None: all are run.
+        only: the name of the only check to run, or None to run all.
         run: calls a check.
 
     Raises:
@@ -43,7 +43,7 @@ async def run_checks(
     for name in names:
         check = checks[name]
         try:
-            # Where a promise is broken, a wait often never ends.
+            # A broken promise often shows as a wait that never ends.
             async with asyncio.timeout(_LIMIT_SECS):
                 await run(check)
         except TimeoutError as error:

@@ -1,10 +1,9 @@
-"""The network of an explored program: connections without sockets, which the schedule slows down,
-loses and partitions.
+"""The simulated network of an explored program: connections without sockets.
 
-Under `"slow"`, messages take time, and a partition holds all of them for 30 s. Under `"failure"`, a
-connection is lost as one side writes: both sides get a `ConnectionResetError`, and what was under
-way is gone. A server is found by its port, whatever the host. Options for sockets and TLS are
-ignored.
+With the disturbance "slow", messages take time, and a partition holds all of them for 30 s. With
+"failure", a connection may be lost when one side writes: both sides get a `ConnectionResetError`,
+and bytes that have not arrived are gone. The port alone selects the server, on any host. Options
+for sockets and TLS are ignored.
 """
 
 from __future__ import annotations
@@ -27,18 +26,19 @@ _Choose = Callable[[str, Sequence[Any], Callable[[Any], str], str], Any]
 
 
 class Network:
-    """The servers, and the effects of the schedule on messages."""
+    """The servers of a program by port, and the disturbances of messages."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, choose: _Choose) -> None:
-        """Let the streams of `loop` use it; `choose` is that of the run."""
+        """Make the network of `loop`. `choose` is the method of the `ScheduleRun`."""
         self.loop = loop
         self.servers: dict[int, _Server] = {}
         self.has_lost_connection = False
-        """Whether the program may raise a `ConnectionError`, of the network or of a stream."""
+        """Whether a connection was lost: the program may raise a `ConnectionError` since."""
         self._choose = choose
         self._ports = itertools.count(49_152)
+        # The time at which the latest partition ends.
         self._healed_at = 0.0
-        # The functions for streams look these two up in the running loop.
+        # `asyncio.start_server` and `open_connection` call these two methods of the running loop.
         vars(loop).update(
             create_connection=self.create_connection,
             create_server=self.create_server,
@@ -51,10 +51,11 @@ class Network:
         port: int | None = None,
         **_: Any,
     ) -> _Server:
+        """Start a server. It replaces `loop.create_server`."""
         port = port or next(self._ports)
         if port in self.servers:
             raise OSError(errno.EADDRINUSE, f"port {port} is in use")
-        server = _Server(self, factory, host or "127.0.0.1", port)
+        server = _Server(self, factory, port)
         self.servers[port] = server
         return server
 
@@ -65,7 +66,8 @@ class Network:
         port: int = 0,
         **_: Any,
     ) -> tuple[_Transport, Any]:
-        # Clients of a partition wait as well, as those of a TCP connection do.
+        """Connect to a server. It replaces `loop.create_connection`."""
+        # During a partition, a client waits, as it would for a TCP connection.
         await sleep(self.arrival_time() - self.loop.time())
         server = self.servers.get(port)
         if server is None:
@@ -79,13 +81,14 @@ class Network:
         accepted = _Transport(self, server.factory(), server.address, own_address)
         client.peer = accepted
         accepted.peer = client
-        # The server's side first: its handler starts before the client returns, as with sockets.
+        # The server's side is first: its handler starts before the client continues, as with
+        # sockets.
         for transport in (accepted, client):
             transport.protocol.connection_made(transport)
         return client, client.protocol
 
     def arrival_time(self) -> float:
-        """Return when a message arrives that is sent now."""
+        """Return the time at which a message arrives that is sent now."""
         now = self.loop.time()
         is_partitioned = self._choose(
             "slow",
@@ -104,7 +107,7 @@ class Network:
         return max(now + delay, self._healed_at)
 
     def connection_error(self) -> ConnectionError | None:
-        """Return the error with which a connection is lost now, if it is."""
+        """Return the error of a connection that is lost now, or None if it is not lost."""
         is_lost = self._choose(
             "failure",
             (False, True),
@@ -118,18 +121,17 @@ class Network:
 
 
 class _Server(asyncio.AbstractServer):
-    """The result of `asyncio.start_server`."""
+    """A server, as `asyncio.start_server` returns it."""
 
     def __init__(
         self,
         network: Network,
         factory: _ProtocolFactory,
-        host: Any,
         port: int,
     ) -> None:
         self.factory = factory
-        self.address = (host, port)
-        # Programs read the port that was chosen by `server.sockets[0].getsockname()`.
+        self.address = ("127.0.0.1", port)
+        # A program that has given no port reads it by `server.sockets[0].getsockname()`.
         self.sockets = (self,)
         self._network = network
 
@@ -157,7 +159,8 @@ class _Server(asyncio.AbstractServer):
             self.close()
 
     async def wait_closed(self) -> None:
-        # It does not wait for connections, as on Python 3.11: their handlers are the program's.
+        # As on Python 3.11, this does not wait for the connections, whose handlers are tasks of the
+        # program.
         await asyncio.sleep(0)
 
 
@@ -177,7 +180,8 @@ class _Transport(asyncio.Transport):
         self.protocol = protocol
         self._network = network
         self._is_disconnected = False
-        self._under_way: deque[Callable[[], object]] = deque()
+        # The calls that deliver the messages which have not arrived yet.
+        self._deliveries: deque[Callable[[], object]] = deque()
         self._last_arrival = 0.0
 
     def is_closing(self) -> bool:
@@ -194,8 +198,7 @@ class _Transport(asyncio.Transport):
             self._send(functools.partial(self.peer._receive, bytes(data)))
             return
         for end in (self, self.peer):
-            # Also what was written before, and has not arrived, is gone.
-            end._under_way.clear()
+            end._deliveries.clear()
             end._disconnect(error)
 
     def write_eof(self) -> None:
@@ -210,28 +213,34 @@ class _Transport(asyncio.Transport):
         self.close()
 
     def _send(self, receive: Callable[[], object]) -> None:
-        self._under_way.append(receive)
+        """Call `receive`, a method of the peer, when the message arrives."""
+        self._deliveries.append(receive)
         # A connection keeps the order of its bytes, so none arrives before an earlier one.
         self._last_arrival = max(self._last_arrival, self._network.arrival_time())
         self._network.loop.call_at(self._last_arrival, self._deliver)
 
     def _deliver(self) -> None:
-        # Timers of the same time have no order, so the first message arrives, whichever fires.
-        if self._under_way:
-            receive = self._under_way.popleft()
+        """Deliver the next message, if the connection was not lost."""
+        # Each timer delivers the first message, as timers of the same time fire in any order.
+        if self._deliveries:
+            receive = self._deliveries.popleft()
             receive()
 
     def _receive(self, message: bytes) -> None:
+        """Called when a message of the peer arrives."""
         if self._is_disconnected:
             self.peer._disconnect(ConnectionResetError(errno.ECONNRESET, "the peer has closed"))
         else:
             self.protocol.data_received(message)
 
     def _receive_eof(self) -> None:
+        """Called when the peer has written its last message."""
+        # The protocol returns True to keep its own direction open.
         if not self._is_disconnected and not self.protocol.eof_received():
             self.close()
 
     def _disconnect(self, error: Exception | None) -> None:
+        """End this side of the connection, and notify its protocol."""
         if not self._is_disconnected:
             self._is_disconnected = True
             self._network.loop.call_soon(self.protocol.connection_lost, error)

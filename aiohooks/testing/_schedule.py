@@ -1,4 +1,8 @@
-"""The choices of a schedule: drawn from a seed, or explicit."""
+"""The choices that make a schedule: drawn from a seed, or explicit.
+
+A run of a program asks its schedule for a choice at each place where the program could be
+disturbed. A place is a kind of choice and its number, such as the third choice of the kind "slow".
+"""
 
 from __future__ import annotations
 
@@ -15,27 +19,27 @@ Place = tuple[str, int]
 class Priorities:
     """The order of tasks by PCT, probabilistic concurrency testing (Burckhardt et al., 2010).
 
-    Each task gets a random priority, and the task with the highest priority runs, of all that can.
-    At a few random decisions, the task that would run gets the lowest priority. So a task stands
-    still for long while others run, which random choices at each decision hardly ever do.
+    Each task gets a random priority. Of the tasks that can run, the one with the highest priority
+    runs. At a few random decisions, the task that would run gets the lowest priority instead. So a
+    task stands still for long while others run, which random choices hardly ever cause.
     """
 
     def __init__(self, generator: random.Random, changes: int, decisions: int) -> None:
-        """Change priorities so often, in a program of about so many decisions."""
+        """Lower `changes` priorities in a program that makes about as many `decisions` of order."""
         self._random = generator
-        # At most this many tasks are lowered, so that most of a run is in one order.
+        # The numbers of the decisions at which a priority is lowered.
         self._changes = generator.choices(range(1, decisions + 1), k=changes)
-        # A task that polls for another one would run alone. After this, the order is the loop's.
-        self._last = 2 * decisions + 20
+        # A task that polls for another task would run alone, and the program would never end. After
+        # this decision, tasks run in the order of the loop.
+        self._last_decision = 2 * decisions + 20
         self._count = 0
         self._priority: dict[int, float] = {}
 
     def choose(self, tasks: Sequence[object]) -> int:
         """Return the index of the task that runs."""
         self._count += 1
-        if self._count > self._last:
+        if self._count > self._last_decision:
             return 0
-
         # Numbers, because a reference would keep a task whose error was never retrieved.
         numbers = [hash(task) for task in tasks]
         for number in numbers:
@@ -59,8 +63,14 @@ class Schedule:
         noted: Collection[str] = (),
         priorities: Priorities | None = None,
     ) -> None:
-        """Make random choices, each kind at its rate, or take `choices`. Note the alternatives of
-        `noted` kinds. With `priorities`, these choose the order of tasks.
+        """Make random choices, or replay `choices` if there are any.
+
+        Args:
+            seed: the seed of the random choices.
+            rates: how often a random choice of each kind is not 0. The default is never.
+            choices: the choices to replay, by place. All others are 0.
+            noted: the kinds of choices whose `alternatives` are noted.
+            priorities: chooses the order of tasks in place of `rates`.
         """
         self._rates = rates or {}
         self._random = random.Random(seed)
@@ -69,30 +79,37 @@ class Schedule:
         self._priorities = priorities
         self.is_replay: bool = bool(choices)
         self.counts: Counter[str] = Counter()
-        """The number of choices, by key: a kind, perhaps with a name."""
+        """The number of choices by key, which is the kind, or the kind and a name."""
         self.taken: dict[Place, int] = {}
         """The choices other than 0."""
         self.alternatives: list[tuple[Place, int]] = []
-        """The noted choices of 0 after the last choice in `taken`, with their number of options."""
+        """The places after the last choice in `taken` at which a noted kind had other options than
+        0, with the number of options.
+        """
 
     def choose(self, kind: str, key: str, options: Sequence[object]) -> int:
-        """Return the index of an option. The key is the kind, perhaps with a name."""
+        """Return the index of the chosen option.
+
+        The key is the kind, or the kind and a name: choices with another key do not change the
+        numbers of these.
+        """
         self.counts[key] += 1
         place = key, self.counts[key]
         choice = self._choose(kind, place, options)
-
         if choice:
             self.taken[place] = choice
-            # Earlier ones are tried from the schedule that was without this choice.
+            # Alternatives before this choice belong to the schedule without this choice, which has
+            # noted them.
             self.alternatives.clear()
         elif len(options) > 1 and kind in self._noted:
             self.alternatives.append((place, len(options)))
         return choice
 
     def _choose(self, kind: str, place: Place, options: Sequence[object]) -> int:
+        """Return the index of an option: replayed, by priorities, or at the rate of the kind."""
         last = len(options) - 1
         if self.is_replay:
-            # A program that has changed may have fewer options by now.
+            # A program that has changed since may have fewer options here.
             return min(self._choices.get(place, 0), last)
         if kind == "order" and self._priorities is not None:
             return self._priorities.choose(options)
@@ -100,9 +117,3 @@ class Schedule:
         if rate and last and self._random.random() < rate:
             return self._random.randint(1, last)
         return 0
-
-    def take_back(self, key: str) -> Place:
-        """Forget the last choice of this key, which had no effect, and return its place."""
-        place = key, self.counts[key]
-        self.taken.pop(place, None)
-        return place

@@ -1,4 +1,4 @@
-"""A program under one schedule: what happens to it, and which promises it breaks."""
+"""A run of a program under one schedule: its disturbances, and the promises that it breaks."""
 
 from __future__ import annotations
 
@@ -22,35 +22,48 @@ from aiohooks.testing.leaks import describe_context
 T = TypeVar("T")
 Call = Callable[[], object]
 Program = Callable[..., Awaitable[Any]]
-_SPACES = re.compile(r"[\s@]+")
+# Characters that a name cannot have in the text of a replay: see `explore`.
+_SEPARATORS = re.compile(r"[\s@]+")
 _MOST_STEPS = 100_000
+"""After so many steps of its tasks, a program counts as endless."""
 _MOST_STEPS_TO_END = 1_000
+"""After so many steps, the loop gives up a cancelled task for now: see `_end_tasks`."""
 
 current_run: ContextVar[ScheduleRun | None] = ContextVar("aiohooks_explored_run", default=None)
 
 
 class ScheduleRun:
-    """A program under one schedule."""
+    """A run of a program under one schedule."""
 
     def __init__(self, schedule: Schedule) -> None:
+        """Run nothing yet: call `execute`."""
         self.schedule = schedule
         self.problems: list[str] = []
-        """The promises that were broken, and how."""
+        """Descriptions of the broken promises."""
         self.error: BaseException | None = None
         """The error of the program."""
         self.waits: list[str] = []
-        """Where tasks waited that had not ended."""
+        """Descriptions of the waits of tasks that had not ended with the program."""
         self.notes: dict[Place, str] = {}
         """Descriptions of the disturbances, in a replay."""
         self.steps = 0
+        """The number of steps of tasks until the program had ended."""
         self.events: list[tuple[Call, str]] = []
+        """The active events of `may_happen`, with their names."""
         self.checks: list[Call] = []
-        self._is_over = False  # nothing disturbs the program any more
+        """The active checks of `always`."""
+        # Whether the program has ended: nothing disturbs the remaining tasks.
+        self._is_over = False
         self._steps_to_end = 0
+        # The errors of `unreliable` functions, which the program may raise.
         self._injected: list[BaseException] = []
 
     def execute(self, program: Program, errors: list[str]) -> None:
-        """Run the program, and judge it. `errors` also receives the errors of finalizers."""
+        """Run the program, and set `problems`.
+
+        Errors that are reported to the loop are appended to `errors`, to which the caller has those
+        of finalizers appended.
+        """
         self._loop = ScheduleLoop(self)
         self._loop.set_exception_handler(
             lambda _, context: errors.append(describe_context(context))
@@ -72,16 +85,17 @@ class ScheduleRun:
                 self.error = error
             self._is_over = True
             self._judge()
-            lost = errors[:]
+            lost_errors = errors[:]
             self._end_tasks()
         finally:
-            # Their frames may hold what the garbage collection below has to find.
+            # These attributes may keep objects alive that the garbage collection below must find.
             del self._main, self._network, self.events, self.checks
             self._loop.close()
             gc.collect()
-        if not self.problems:  # else cancels of the remaining tasks may have caused errors
-            lost = errors[:]
-        self.problems += [f"an error was lost: {error}" for error in lost[:1]]
+        # If tasks were left, their cancellation above may have caused more errors.
+        if not self.problems:
+            lost_errors = errors[:]
+        self.problems += [f"an error was lost: {error}" for error in lost_errors[:1]]
         errors.clear()
 
     # Disturbances
@@ -101,14 +115,16 @@ class ScheduleRun:
         return options[choice]
 
     def injected(self, error: Exception) -> Exception:
-        """Note an error that the program may raise."""
+        """Note an error of an `unreliable` function, and return it: the program may raise it."""
         self._injected.append(error)
         return error
 
     def before_step(self) -> None:
+        """Count the step, and let time pass before it."""
         if self._is_over:
             self._steps_to_end += 1
-            if self._steps_to_end % _MOST_STEPS_TO_END == 0:  # a task does not end when cancelled
+            # A task that does not end when it is cancelled must not keep the loop running.
+            if self._steps_to_end % _MOST_STEPS_TO_END == 0:
                 self._loop.stop()
             return
         self.steps += 1
@@ -135,18 +151,19 @@ class ScheduleRun:
             self._may_happen("event", event, name)
 
     def _may_happen(self, kind: str, event: Call, name: str = "") -> None:
+        """Call the event if the schedule says that it happens here."""
         happens = self.choose(
             kind,
             (False, True),
             lambda _: f"{name or kind}, {self._place()}",
             name,
         )
-        if happens and event() is False:
-            place = self.schedule.take_back(_key(kind, name))
-            self.notes.pop(place, None)
+        if happens:
+            event()
 
     def next_task(self, tasks: list[Task]) -> Task:
-        first = tasks[0]  # in the order of the loop
+        """Return the task that runs next, of tasks in the order of the loop."""
+        first = tasks[0]
         if len(tasks) == 1 or self._is_over:
             return first
         return self.choose(
@@ -156,22 +173,25 @@ class ScheduleRun:
         )
 
     def _place(self) -> str:
+        """Describe for a note where the program waits now."""
         return f"as the program waits at {_line(self._main)}"
 
     # The end
 
     def _stop(self) -> None:
+        """Stop the loop: the program has ended, or a promise is broken."""
         self._is_over = True
         self._loop.stop()
 
     def _ended(self, _: object) -> None:
-        # The loop finishes its turn, as that of `asyncio.run` does: steps that are scheduled run.
+        """Called when the task of the program has ended."""
+        # `asyncio.run` stops its loop in the same way: tasks that are scheduled make a last step.
         if not self._is_over:
             self._stop()
 
     def _judge(self) -> None:
-        """Add the broken promises, the most specific first."""
-        happened = {kind for kind, _ in self.schedule.taken}
+        """Add the broken promises to `problems`, the most specific first."""
+        kinds = {kind for kind, _ in self.schedule.taken}
         tasks = asyncio.all_tasks(self._loop)
         if self.error is not None:
             is_exit = isinstance(self.error, SystemExit)
@@ -180,7 +200,7 @@ class ScheduleRun:
         elif not self._main.done():
             self.problems.append(self._describe_endless())
         else:
-            self._judge_end(happened)
+            self._judge_end(kinds)
             if tasks:
                 names = sorted(map(_name, tasks))
                 self.problems.append(f"tasks are left: {', '.join(names)}")
@@ -192,24 +212,25 @@ class ScheduleRun:
         )
 
     def _describe_endless(self) -> str:
+        """Describe why the program has not ended."""
         if self._loop.stuck_because:
             return f"a deadlock: {self._loop.stuck_because}"
         return f"it does not end: after {_MOST_STEPS:,} steps of tasks the program still runs"
 
-    def _judge_end(self, happened: Collection[str]) -> None:
-        """Compare the end of the program with what happened to it."""
+    def _judge_end(self, kinds: Collection[str]) -> None:
+        """Add a problem if the end of the program does not fit the kinds of disturbances."""
         if self._main.cancelled():
-            if "cancel" not in happened:
+            if "cancel" not in kinds:
                 self.problems.append(
                     "a cancel was invented: the program ended with CancelledError, and nothing had"
                     " cancelled it"
                 )
             return
         error = self._main.exception()
-        if self._is_expected(error, happened):
+        if self._is_expected(error, kinds):
             return
         self.error = error
-        if "cancel" not in happened:
+        if "cancel" not in kinds:
             self.problems.append(f"an error: {safe_repr(error)}")
             return
         ending = f"raised {safe_repr(error)}"
@@ -219,10 +240,15 @@ class ScheduleRun:
             f"a cancel was lost: the program {ending}, and should have ended with CancelledError"
         )
 
-    def _is_expected(self, error: BaseException | None, happened: Collection[str]) -> bool:
+    def _is_expected(self, error: BaseException | None, kinds: Collection[str]) -> bool:
+        """Return whether a program may end with this error, None for a result.
+
+        It may if the error, or a cause of it, was injected or is that of a lost connection, and in
+        a group, if this is so for each error.
+        """
         if error is None:
-            return "cancel" not in happened
-        if isinstance(error, TimeoutError) and "slow" in happened and "cancel" not in happened:
+            return "cancel" not in kinds
+        if isinstance(error, TimeoutError) and "slow" in kinds and "cancel" not in kinds:
             return True
         causes: list[BaseException] = []
         while error is not None and error not in causes:
@@ -232,7 +258,7 @@ class ScheduleRun:
                 return True
             if isinstance(error, BaseExceptionGroup):
                 errors = flattened([error])  # pyright: ignore[reportUnknownArgumentType]
-                return all(self._is_expected(inner, happened) for inner in errors)
+                return all(self._is_expected(inner, kinds) for inner in errors)
             causes.append(error)
             error = error.__cause__ or error.__context__
         return False
@@ -240,7 +266,8 @@ class ScheduleRun:
     def _end_tasks(self) -> None:
         """Cancel the remaining tasks, so that they do not disturb the next run."""
         loop = self._loop
-        # A task may start others, or ignore a cancel; what is left then is dropped with the loop.
+        # A cancelled task may start other tasks, or ignore the cancel. Tasks that are left after
+        # these attempts are dropped with the loop.
         for _ in range(10):
             tasks = asyncio.all_tasks(loop)
             if not tasks:
@@ -260,22 +287,26 @@ class ScheduleRun:
 
 
 async def _call(program: Program) -> Any:
+    """Await a program, which may return any awaitable: a task needs a coroutine."""
     return await program()
 
 
 def _key(kind: str, name: str) -> str:
-    return f"{kind}:{_SPACES.sub('_', name)}" if name else kind
+    """Return the key of a choice. The text of a replay has it, so it must be one word."""
+    return f"{kind}:{_SEPARATORS.sub('_', name)}" if name else kind
 
 
 def _name(task: Task) -> str:
+    """Return the name of a task, the same in each run."""
     name = task.get_name()
-    # The number of a task depends on what ran before this exploration.
+    # asyncio numbers the tasks of a process, also those of earlier runs.
     if name.startswith("Task-"):
         name = getattr(task.get_coro(), "__qualname__", name).rpartition(".")[2]
     return name
 
 
 def _task_place(task: Task) -> str:
+    """Describe a task by its name, and by its line if it waits in the user's code."""
     if all(map(is_library, task_wait(task).frames)):
         return _name(task)
     return f"{_name(task)} at {_line(task)}"

@@ -33,6 +33,7 @@ class ManualClock:
         self._now = now
         self._timers: list[_Timer] = []
         self._count = 0
+        # One function for each block that has been entered, which restores the clock before it.
         self._restore: list[Callable[[], None]] = []
 
     def now(self) -> float:

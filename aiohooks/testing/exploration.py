@@ -1,13 +1,10 @@
-"""Exploring a program: it runs again and again, each time with other disturbances, on a virtual
-clock.
+"""Exploring a program: runs on a virtual clock, each with other disturbances.
 
-explore       runs a coroutine function under many schedules, and raises at the first that breaks a
-              promise
-unreliable    a function whose calls may be slow, fail, or lose their answer while a program is
-              explored
-choose        one of several values: the first, or another where the schedule says so
-may_happen    a function that may be called at any wait
-always        a check that must hold at every wait
+explore       run a coroutine function under many schedules, and raise at the first broken promise
+unreliable    make a function whose calls may be slow, fail, or lose their answer
+choose        return one of several values: the first, or another if the schedule says so
+may_happen    let a function be called at any wait
+always        check an invariant at every wait
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ from aiohooks.testing.leaks import collected_from_finalizers
 P = ParamSpec("P")
 T = TypeVar("T")
 Disturbance = Literal["order", "slow", "failure", "choice", "cancel", "event"]
-"""What disturbs a program. See `explore`."""
+"""A kind of disturbance. See `explore`."""
 DISTURBANCES: tuple[Disturbance, ...] = get_args(Disturbance)
 _RATES = {
     "order": (0.0, 0.1, 0.4, 0.8),
@@ -53,13 +50,17 @@ _RATES = {
     "failure": (0.0, 0.1, 0.5),
     "choice": (0.1, 0.5, 0.8),
 }
-"""How often these happen where they can; a seed chooses one rate for each kind. A cancel or an
-event may come at every wait, and happens about once.
+"""How often a disturbance happens at a place for its kind. A seed draws a rate for each kind.
+
+The rates of cancels and events depend on the program: see `_random_schedule`.
 """
 _PRIORITIES_RATE = 0.5
-"""How many of the schedules order tasks by priorities, and not at a rate."""
+"""The part of the schedules that order tasks by priorities, and not at a rate."""
 _MOST_CHANGES = 3
+"""How often such a schedule changes a priority at most."""
 _MOST_SHRINKING = 400
+"""How many runs may be made to find a smaller set of disturbances with the same problem."""
+# A disturbance in the text of a replay, such as `order@12=1`: the key, the number and the choice.
 _REPLAYED = re.compile(r"([^@\s]+)@(\d+)=(\d+)")
 
 
@@ -75,12 +76,12 @@ class ExplorationError(AssertionError):
 
 
 class Explored(NamedTuple):
-    """The result of `explore`: the number of `schedules`, of `steps` of tasks in them, and of
-    `disturbances` by kind.
+    """The result of `explore`: the number of `schedules`, and of `disturbances` by key.
+
+    A key is the kind of a disturbance, or the kind and a name.
     """
 
     schedules: int
-    steps: int
     disturbances: Mapping[str, int]
 
 
@@ -167,7 +168,7 @@ async def explore(
                 explorer.explore_seeds(numbers)
 
     await _call_outside_of_loop(explore_schedules)
-    return Explored(explorer.schedules, explorer.steps, explorer.disturbances)
+    return Explored(explorer.schedules, explorer.disturbances)
 
 
 def unreliable(
@@ -215,10 +216,14 @@ def unreliable(
 
 
 _Failure = tuple[Callable[[], Exception], bool] | None
-"""How a call fails: with which error, and whether it was made before."""
+"""The failure of a call: a function that returns its error, and whether the call is made before.
+
+None is a call that succeeds.
+"""
 
 
 def _describe_failure(failure: _Failure) -> str:
+    """Describe a failure for a note."""
     if failure is None:
         return ""
     make_error, is_late = failure
@@ -255,16 +260,15 @@ def may_happen(event: Call, name: str = "") -> AbstractContextManager[None]:
     Example: `with may_happen(server.drop_connections): ...`.
 
     Args:
-        event: a function that makes it happen. It must not fail. If it returns False, the event was
-            impossible.
-        name: for messages, by default that of the function.
+        event: a function that lets it happen. It must not fail.
+        name: the name of the event in messages, by default that of the function.
     """
     run = current_run.get()
     if run is None:
         return contextlib.nullcontext()
     if not name:
         name = getattr(event, "__name__", "event")
-    return _member(run.events, (event, name))
+    return _appended(run.events, (event, name))
 
 
 def always(check: Call) -> AbstractContextManager[None]:
@@ -276,11 +280,12 @@ def always(check: Call) -> AbstractContextManager[None]:
     run = current_run.get()
     if run is None:
         return contextlib.nullcontext()
-    return _member(run.checks, check)
+    return _appended(run.checks, check)
 
 
 @contextlib.contextmanager
-def _member(items: list[T], item: T) -> Generator[None]:
+def _appended(items: list[T], item: T) -> Generator[None]:
+    """Have an item in the list for the block."""
     items.append(item)
     try:
         yield
@@ -289,13 +294,13 @@ def _member(items: list[T], item: T) -> Generator[None]:
 
 
 class _Explorer:
-    """The runs of a program."""
+    """Runs a program under one schedule after another, and counts."""
 
     def __init__(self, program: Program, kinds: Iterable[str]) -> None:
+        """Run nothing yet. `kinds` are the kinds of disturbances."""
         self.errors: list[str] = []
-        """Errors that were reported to the loop or by finalizers in the current run."""
+        """The errors of the current run that were reported to the loop or by finalizers."""
         self.schedules = 0
-        self.steps = 0
         self.disturbances: Counter[str] = Counter()
         self._program = program
         self._kinds = frozenset(kinds)
@@ -310,24 +315,29 @@ class _Explorer:
             self.explore(schedule, f"seed {seed}")
 
     def _random_schedule(self, seed: int, steps: int, decisions: int) -> Schedule:
-        """Return the schedule of a seed, for a program that takes about so many steps of tasks, and
-        decisions about their order.
+        """Return the schedule of a seed.
+
+        The program takes about as many `steps` of tasks and `decisions` about their order as its
+        first run did.
         """
         generator = random.Random(seed)
         rates = {kind: generator.choice(rates) for kind, rates in _RATES.items()}
         for kind in ("cancel", "event"):
-            # It may happen at every step, and should happen about once, or not at all.
+            # There is a place for it at every step, and it should happen about once, or not at all.
             rates[kind] = generator.choice((0, 0, 0.5, 1, 2)) / steps
         rates = {kind: rate for kind, rate in rates.items() if kind in self._kinds}
         priorities = None
-        # Neither is best for all bugs, so half of the schedules use each.
+        # Some bugs are found sooner with priorities, and others with random changes of the order.
         if "order" in rates and generator.random() < _PRIORITIES_RATE:
             changes = generator.randint(0, _MOST_CHANGES)
             priorities = Priorities(generator, changes, decisions)
         return Schedule(seed, rates, priorities=priorities)
 
     def explore_all(self, most: int) -> None:
-        """Explore all schedules with so many disturbances at most, fewer disturbances first."""
+        """Explore all schedules with at most this number of disturbances, those with fewer first.
+
+        A schedule is extended by each choice that it could have made after its last disturbance.
+        """
         run = self.explore(Schedule(noted=self._kinds), "the first run")
         schedules = [run.schedule]
         for _ in range(most):
@@ -340,21 +350,20 @@ class _Explorer:
                             Schedule(choices=choices, noted=self._kinds),
                             f"schedule {self.schedules}",
                         )
-                        # A choice has no place if an earlier one has changed what the program does.
+                        # An earlier disturbance may have led the program past the place of another.
                         was_possible = len(run.schedule.taken) == len(choices)
                         if was_possible:
                             longer.append(run.schedule)
             schedules = longer
 
     def explore(self, schedule: Schedule, name: str) -> ScheduleRun:
-        """Run the program.
+        """Run the program under a schedule, whose name is for the message.
 
         Raises:
             ExplorationError: a promise was broken.
         """
         run = self._run(schedule)
         self.schedules += 1
-        self.steps += run.steps
         self.disturbances.update(kind for kind, _ in run.schedule.taken)
         if run.problems:
             run = self._shrunk(run)
@@ -362,12 +371,15 @@ class _Explorer:
         return run
 
     def _run(self, schedule: Schedule) -> ScheduleRun:
+        """Run the program once, without counting."""
         run = ScheduleRun(schedule)
         run.execute(self._program, self.errors)
         return run
 
     def _report(self, run: ScheduleRun, how: str) -> None:
-        again = self._run(Schedule(choices=run.schedule.taken))  # for its notes
+        """Raise the error for a run with problems. `how` says in which schedule it was found."""
+        # Only a replay has notes about its disturbances.
+        again = self._run(Schedule(choices=run.schedule.taken))
         taken = sorted(run.schedule.taken.items())
         choices = [f"{key}@{number}={choice}" for (key, number), choice in taken]
         replay = " ".join(choices)
@@ -380,7 +392,7 @@ class _Explorer:
             for frame in traceback.extract_tb(error.__traceback__)[-1:]:
                 lines.append(f"  raised in {frame.name} ({frame.filename}:{frame.lineno})")
         lines += [f"  {wait}" for wait in run.waits]
-        if _kind(again) != _kind(run):
+        if _problem_kind(again) != _problem_kind(run):
             lines.append(
                 "  it did not come again with the same disturbances: something else than these"
                 " decides what happens"
@@ -392,7 +404,7 @@ class _Explorer:
         """Return a run with the same problem, and as few disturbances as were found."""
         tries = 0
         size = max(len(run.schedule.taken) // 2, 1)
-        while run.schedule.taken and size and tries < _MOST_SHRINKING:
+        while size and tries < _MOST_SHRINKING:
             places = [*run.schedule.taken]
             # Leave out half of the disturbances, then quarters, and finally single ones.
             for start in range(0, len(places), size):
@@ -402,7 +414,7 @@ class _Explorer:
                 tries += 1
                 smaller = self._run(Schedule(choices=choices))
                 is_smaller = len(smaller.schedule.taken) < len(places)
-                if is_smaller and _kind(smaller) == _kind(run):
+                if is_smaller and _problem_kind(smaller) == _problem_kind(run):
                     run = smaller
                     break
             else:
@@ -410,12 +422,14 @@ class _Explorer:
         return run
 
 
-def _kind(run: ScheduleRun) -> tuple[str, type | None]:
+def _problem_kind(run: ScheduleRun) -> tuple[str, type | None]:
+    """Return a value that is equal for runs with the same problem: its promise, and the error."""
     problem = run.problems[0] if run.problems else ""
     return problem.partition(":")[0], type(run.error)
 
 
 def _parsed(replay: str) -> dict[Place, int]:
+    """Return the choices in the `replay` of an `ExplorationError`, by place."""
     check_instance(replay, str, "replay")
     choices: dict[Place, int] = {}
     for text in replay.split():
@@ -429,7 +443,7 @@ def _parsed(replay: str) -> dict[Place, int]:
 
 
 def _check_replayed(replayed: Mapping[Place, int], run: ScheduleRun) -> None:
-    """Raise if none of the disturbances could be repeated, as nothing was tested then."""
+    """Raise if none of the disturbances could be repeated: the replay has shown nothing then."""
     if replayed and not run.schedule.taken:
         places = ", ".join(f"{key}@{number}" for key, number in replayed)
         raise InvalidArgumentError(

@@ -1,6 +1,4 @@
-"""The conformance suite of session hooks, for their authors: the life of a hook in real sessions,
-however these end.
-"""
+"""The conformance suite of session hooks, for their authors: real sessions, and all their ends."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from aiohooks.testing.hooks import FaultInjectionHook, RecordingHook
 from aiohooks.testing.leaks import no_leaks
 
 _Faults = Mapping[tuple[str, int], BaseException | Callable[[], Any]]
-"""What another hook raises or calls, by method and number of the call."""
+"""The errors that another hook raises, or functions that it calls, by method and call number."""
 _NO_FAULTS: _Faults = {}
 
 
@@ -42,7 +40,6 @@ class _Case(NamedTuple):
     make: Callable[[], Any]
     make_source: Callable[[], Source]
     fetches: Any
-    feed_dict: Mapping[Any, Any] | None
 
     async def use(
         self,
@@ -52,18 +49,20 @@ class _Case(NamedTuple):
         suspend: bool = True,
         runs: int = 3,
     ) -> None:
-        """Use the hook in a session, between others, which suspend or not."""
+        """Use the hook in a session of some runs, between other hooks.
+
+        `suspend` is whether the methods of the recording hooks around it suspend.
+        """
         before = RecordingHook("before", suspend=suspend)
         after = RecordingHook("after", suspend=suspend)
         hooks = [before, hook, FaultInjectionHook(faults), *others, after]
-        made = AsyncMonitoredSession(
-            self.make_source(), hooks, recovery=RecoveryPolicy(backoff=Backoff(initial_secs=0))
-        )
-        async with made as session:
+        recovery = RecoveryPolicy(backoff=Backoff(initial_secs=0))
+        async with AsyncMonitoredSession(self.make_source(), hooks, recovery=recovery) as session:
             for _ in range(runs):
-                if session.should_stop():  # the hook may stop it
+                # The hook itself may request a stop.
+                if session.should_stop():
                     break
-                await session.run(self.fetches, self.feed_dict)
+                await session.run(self.fetches)
 
 
 async def ends_cleanly(case: _Case) -> None:
@@ -136,7 +135,7 @@ async def restores_its_state(case: _Case) -> None:
     """
     if not is_stateful(registration_of(case.make()).hook):
         return
-    # A time in the state stays the same on this clock.
+    # The hook may keep a time in its state. It stays the same on this clock.
     with tempfile.TemporaryDirectory(prefix="aiohooks-check-") as folder, ManualClock():
 
         def make_source() -> ChiefSessionCreator:
@@ -148,7 +147,7 @@ async def restores_its_state(case: _Case) -> None:
         saved = copy.deepcopy(registration_of(hook).hook.state_dict())
         other = case.make()
 
-        def look() -> None:
+        def compare_states() -> None:
             state = registration_of(other).hook.state_dict()
             if not is_same(saved, state):
                 raise AssertionError(
@@ -156,7 +155,7 @@ async def restores_its_state(case: _Case) -> None:
                     " checkpoint"
                 )
 
-        await saving.use(other, {("after_create_session", 1): look}, runs=0)
+        await saving.use(other, {("after_create_session", 1): compare_states}, runs=0)
 
 
 _Check = Callable[[_Case], Awaitable[None]]
@@ -178,7 +177,6 @@ async def check_hook(
     *,
     make_source: Callable[[], Source] = lambda: _step,
     fetches: Any = (),
-    feed_dict: Mapping[Any, Any] | None = None,
 ) -> None:
     """Run the conformance suite on a session hook, or one of its checks. A hook must not leak
     anything.
@@ -193,16 +191,15 @@ async def check_hook(
         make: returns a new hook, or a registration of one; called for each session.
         check: a name from `hook_checks`, by default all.
         make_source: returns a step or a graph, for each session; by default a step whose result is
-            `{"loss": 1.0}`.
+            `{"loss": 1.0}`. Give the placeholders of a graph defaults.
         fetches: the fetches of each run, in addition to the hook's own.
-        feed_dict: the feeds of each run.
 
     Raises:
         InvalidArgumentError: there is no check of that name.
         AssertionError: a check failed. The message or a note names it.
         BaseException: an error of the hook, with a note that names the check.
     """
-    case = _Case(make, make_source, fetches, feed_dict)
+    case = _Case(make, make_source, fetches)
 
     async def run(check: _Check) -> None:
         async with no_leaks():

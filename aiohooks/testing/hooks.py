@@ -51,6 +51,7 @@ class RecordingHook(SessionRunHook):
         self._suspend = suspend
 
     async def _record_call(self, phase: str) -> None:
+        """Record a call of the method `phase`, and suspend if the hook is to."""
         self.record.append((self.name, phase))
         if self._suspend:
             await asyncio.sleep(0)
@@ -79,6 +80,8 @@ class RecordingHook(SessionRunHook):
 
 
 def _recording_method(phase: str) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Return the method `phase` of a `RecordingHook`, which only records its calls."""
+
     async def method(self: RecordingHook, *_: object) -> None:
         await self._record_call(phase)  # pyright: ignore[reportPrivateUsage]
 
@@ -125,6 +128,7 @@ class FaultInjectionHook(RecordingHook):
         self._counts: dict[str, int] = dict.fromkeys(HOOK_METHODS, 0)
 
     async def _record_call(self, phase: str) -> None:
+        """Record the call, and inject the fault of this call, if any."""
         await super()._record_call(phase)
         self._counts[phase] += 1
         fault = self._faults.get((phase, self._counts[phase]))

@@ -1,11 +1,10 @@
-"""Checks that a block of asynchronous code cleans up: tasks, files, threads, waiters, unreported
-errors.
+"""A check that a block of asynchronous code cleans up.
 
 `async with no_leaks():` compares the state after the block with the state before it and lists every
 difference. Leaks are:
 
-- a task that is not done when the block is left, not even a tick later: whoever starts a task
-  awaits it; the report names the line of the user's code in which it waits;
+- a task that is not done when the block is left: whoever starts a task must await it; the report
+  names the line of the user's code in which it waits;
 - a cancellation of the current task that the block swallowed or took back (`cancelling()` has
   changed);
 - an open file, socket or pipe, but no shared library (where `/proc/self/fd` exists);
@@ -71,6 +70,7 @@ class no_leaks:
     """
 
     def __init__(self) -> None:
+        """Check nothing yet. An object can check several blocks, one after another."""
         self.leaks: tuple[str, ...] = ()
         """The leaks that were found, one line each, set after the block."""
         self._before: _State
@@ -79,7 +79,7 @@ class no_leaks:
 
     async def __aenter__(self) -> Self:
         gc.collect()  # garbage of earlier code must not count as the block's
-        self._errors.clear()  # of an earlier block: examples of Hypothesis use one check again
+        self._errors.clear()  # of an earlier block
         self._collect_errors()
         self._before = _State()
         return self
@@ -93,7 +93,7 @@ class no_leaks:
         pending_cancel: asyncio.CancelledError | None = None
         try:
             leaks = _immediate_leaks(self._before)
-            # A cancel in these ticks is for the caller, and must not hide a leak.
+            # A cancel that comes now is raised below: it must not hide a leak.
             for _ in range(_TICKS):
                 try:
                     await asyncio.sleep(0)
@@ -118,6 +118,7 @@ class no_leaks:
             raise error
 
     def _collect_errors(self) -> None:
+        """Append the errors that are reported to the loop or by finalizers to `_errors`."""
         loop = asyncio.get_running_loop()
         self._restore.callback(loop.set_exception_handler, loop.get_exception_handler())
         loop.set_exception_handler(
@@ -127,9 +128,10 @@ class no_leaks:
 
 
 class _State:
-    """What exists at one moment in the process and its loop."""
+    """The tasks, files, threads and signal handlers that exist at one moment."""
 
     def __init__(self) -> None:
+        """Read the current state."""
         self.tasks = asyncio.all_tasks()
         self.cancelling = current_task().cancelling()
         self.files = open_files()
@@ -152,13 +154,11 @@ def _delayed_leaks(before: _State) -> list[str]:
     leaks: list[str] = []
     deadline = time.monotonic() + _THREAD_WAIT_SECS
     for thread in threading.enumerate():
-        is_new = thread not in before.threads
-        # An old worker that is busy runs an abandoned function.
-        if not is_new and not thread.name.startswith(WORKER_NAMES):
+        # A worker from before the block that does not become idle runs an abandoned function.
+        if thread in before.threads and not thread.name.startswith(WORKER_NAMES):
             continue
         if not _becomes_idle(thread, deadline):
-            activity = "still runs" if is_new else "still runs an abandoned function"
-            leaks.append(f"thread {thread.name!r} {activity}")
+            leaks.append(f"thread {thread.name!r} still runs")
     # Files come after threads: a thread may close one at its end.
     leaks += [
         f"file descriptor {number} open on {target}"
@@ -192,6 +192,7 @@ def open_files() -> dict[int, str]:
 
 
 def _signal_handlers() -> dict[int, Any]:
+    """Return the handlers of all signals, by number."""
     return {int(number): signal.getsignal(number) for number in signal.valid_signals()}
 
 
@@ -227,7 +228,10 @@ def describe_task(task: asyncio.Task[Any]) -> str:
 
 @contextlib.contextmanager
 def collected_from_finalizers(errors: list[str]) -> Generator[None]:
-    """Collect the errors of finalizers, and coroutines and resources that these find forgotten."""
+    """Append descriptions of the errors of finalizers in the block to `errors`.
+
+    These include coroutines that were never awaited, and resources that were never closed.
+    """
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: errors.append(describe_unraisable(unraisable))
     try:

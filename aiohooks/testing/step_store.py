@@ -31,26 +31,22 @@ Wait = asyncio.Task[int]
 
 
 class Run:
-    """The stores of one run."""
+    """The stores of one run, which the checks open."""
 
     pair: tuple[StepStore, StepStore]
-    """The stores of the two processes that are imitated."""
+    """Two open stores, as two processes would have them."""
 
     def __init__(self, make: MakeStore) -> None:
         self.make_store: MakeStore = make
         self.stores: list[StepStore] = []
         self._name = f"check-{secrets.token_hex(4)}"
 
-    def make(self) -> StepStore:
-        """Return another store, which is not open yet."""
+    async def open(self) -> StepStore:
+        """Return another store, which is open. `aclose` closes it."""
         store = self.make_store(self._name)
         if store not in self.stores:
             self.stores.append(store)
-        return store
-
-    async def open(self) -> StepStore:
-        """Open another store."""
-        return await self.make().__aenter__()
+        return await store.__aenter__()
 
     async def aclose(self) -> None:
         """Delete the run, and close its stores."""
@@ -64,7 +60,7 @@ class Run:
 
 
 async def parked(store: StepStore, wait: Coroutine[Any, Any, int]) -> Wait:
-    """Return a task that waits in the store."""
+    """Return a task for the wait, once it waits in the store or has ended."""
     before = store.statistics().waiting
     task = asyncio.ensure_future(wait)
     while store.statistics().waiting == before and not task.done():  # noqa: ASYNC110 - no event

@@ -307,15 +307,18 @@ async def test_outside_of_an_exploration_nothing_is_chosen_and_nothing_happens()
         await asyncio.sleep(0)
 
 
-async def test_events_that_could_not_happen_are_no_disturbances() -> None:
-    """Those that return False; and each has the name of its function, or its own."""
+async def test_events_are_counted_by_name() -> None:
+    """An event has the name of its function, or its own."""
+
+    def drop() -> None:
+        pass
 
     async def program() -> None:
-        with may_happen(lambda: False, "never"), may_happen(lambda: None, "some times"):
+        with may_happen(drop), may_happen(lambda: None, "some times"):
             await asyncio.sleep(0)
 
     explored = await explore(program, seeds=50, disturb=["event"])
-    assert {*explored.disturbances} == {"event:some_times"}
+    assert {*explored.disturbances} == {"event:drop", "event:some_times"}
 
 
 async def test_a_cancelled_scope_of_anyio_waits_for_its_cleanup() -> None:

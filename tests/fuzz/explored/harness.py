@@ -150,19 +150,18 @@ class Probe:
         operation's.
         """
 
-        def cancel() -> bool:
+        def cancel() -> None:
             one = "" if label is None else label()
             is_waited_for = one.startswith(NOT_CANCELLED) or task.get_name().startswith(
                 USER + NOT_CANCELLED
             )
             if not self.running or is_waited_for or not task.cancel():
-                return False
+                return
             self.events += 1
             if label is not None:
                 # A task of the user's own may be in the middle of anything; it is the one that was
                 # cancelled.
                 self.children.append(USER if task.get_name().startswith(USER) else one)
-            return True
 
         with may_happen(cancel, f"cancel of {'the operation' if label is None else label()}"):
             yield
@@ -295,7 +294,6 @@ class Result(NamedTuple):
 
     name: str
     schedules: int
-    steps: int
     cancels: int
     events: int
     problem: str
@@ -349,7 +347,7 @@ async def explored(name: str, program: Program, **options: Any) -> Result:
         with making(program.tasks):
             done = await explore(program.run, **{"disturb": program.disturb, **options})
     except exploration.ExplorationError as error:
-        return Result(name, 0, 0, 0, 0, f"{name}: {error}")
+        return Result(name, 0, 0, 0, f"{name}: {error}")
     more = len(open_files()) - len(files)
     problem = f"{more} more file descriptors" if more > 0 else ""
     for one in set(threading.enumerate()) - threads:
@@ -360,7 +358,6 @@ async def explored(name: str, program: Program, **options: Any) -> Result:
     return Result(
         name,
         done.schedules,
-        done.steps,
         happened.get("cancel", 0),
         events,
         problem and f"{name}: {problem}",
