@@ -35,7 +35,7 @@ example:
 
 exit codes:
   0    all tasks have returned
-  1    a task has failed, or the step store or the cluster is unavailable
+  1    a task has failed, or the step store is unavailable
   2    the arguments are invalid: nothing was started
   130  ended by Ctrl-C: every process got SIGTERM and the grace period
   143  ended by SIGTERM, in the same way
@@ -130,20 +130,9 @@ def _add_run_command(commands: Any) -> None:
         help="besides the chief (default: 3)",
     )
     add(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="processes of this machine, or tasks on a Ray cluster (default: local)",
-    )
-    add(
         "--store",
         metavar="URL",
         help="the step store of the processes (default: one of this machine, for this run only)",
-    )
-    add(
-        "--address",
-        metavar="HOST:PORT",
-        help="of a Ray cluster, `auto` for that of this machine (default: one for this run only)",
     )
     add(
         "--run",

@@ -118,9 +118,13 @@ async def train_in_processes(options: argparse.Namespace) -> tuple[int, int, flo
     with tempfile.TemporaryDirectory() as directory:  # on several machines: a shared one
         # The launcher restarts a process that dies; when it ends one, the sessions stop cleanly.
         if options.engine == "ray":
-            from aiohooks.distributed import ray
+            import ray
 
-            results = await ray.run(
+            from aiohooks.distributed.ray import run
+
+            # With room for all tasks. For an existing cluster, give its address.
+            ray.init(address="local", num_cpus=options.workers, include_dashboard=False)
+            results = await run(
                 work,
                 num_workers=options.workers - 1,
                 args=(directory, options),

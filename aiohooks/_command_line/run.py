@@ -19,16 +19,11 @@ from aiohooks.stores import open_step_store
 
 Main = Callable[..., Coroutine[Any, Any, Any]]
 
-# The `address` argument of `ray.run` for each `--address` that has another meaning there.
-_RAY_ADDRESSES = {None: "local", "auto": None}
-
 
 def run_function(
     function: str,
     *,
-    engine: str,
     store: str | None,
-    address: str | None,
     run: str | None,
     **options: Any,
 ) -> int:
@@ -36,44 +31,27 @@ def run_function(
 
     Args:
         function: `module:function`.
-        engine: `"local"` or `"ray"`.
-        store: the URL of the step store of local processes.
-        address: the address of a Ray cluster; `"auto"` for the cluster of this machine, None for a
-            new cluster.
+        store: the URL of the step store.
         run: the name of the run.
-        options: more arguments of the launchers, such as `num_workers`.
+        options: more arguments of `run_processes`, such as `num_workers`.
 
     Returns:
         The exit code: 0, or 1 if a task has failed.
 
     Raises:
         InvalidArgumentError: an argument is invalid. Nothing was started.
-        StoreUnavailableError: the step store or the cluster is unavailable.
+        StoreUnavailableError: the step store is unavailable.
         SystemExit: SIGTERM was received (143), or the module could not be imported (1).
     """
-    if engine == "ray" and store is not None:
-        raise InvalidArgumentError(
-            "--store is for --engine local; on Ray the step store is on the cluster"
-        )
     if store is not None and store.startswith("ray:"):
         raise InvalidArgumentError(
-            "--store ray:// is for processes of a Ray cluster; give --engine ray instead"
+            "--store ray:// is for processes of a Ray cluster; call ray.init and"
+            " aiohooks.distributed.ray.run in a program"
         )
-    if engine == "local" and address is not None:
-        raise InvalidArgumentError(f"--address {address} is for --engine ray")
     main = load_function(function)
-    # Ray adds the directory of the program to the import path of its processes. The directory of
-    # this package would be wrong, because its modules would hide others of the same names.
-    sys.argv[0] = sys.modules[main.__module__].__file__ or sys.argv[0]
 
     async def launch() -> list[Any]:
-        """Run the tasks on Ray or in local processes, and return their results."""
-        if engine == "ray":
-            # Import this only here, because it needs the extra `ray`.
-            from aiohooks.distributed import ray
-
-            cluster = _RAY_ADDRESSES.get(address, address)
-            return await ray.run(main, address=cluster, run=run, **options)
+        """Run the tasks in processes, and return their results."""
         if store is not None:
             # This raises the error of an unavailable store or a damaged run only once. Otherwise
             # every process would raise it.

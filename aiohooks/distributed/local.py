@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import io
 import multiprocessing
 import os
 import pickle  # noqa: TID251 - for its error alone
-import shutil
 import signal
+import socket
 import struct
-import tempfile
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from multiprocessing import connection
+from collections.abc import Callable, Coroutine, Mapping
 from multiprocessing.context import SpawnProcess
-from multiprocessing.process import BaseProcess, parent_process
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
 from aiohooks._core.calls import limited
 from aiohooks._core.cancel import shielded, to_thread
-from aiohooks._core.clock import wake
+from aiohooks._core.fork import call_after_fork
 from aiohooks.distributed.task import (
     TaskResult,
     TaskSpec,
@@ -108,8 +104,7 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
         main: see `run_tasks`.
         num_workers: see `run_tasks`.
         args: see `run_tasks`.
-        store: the URL of the step store. The default is a local store in a new directory, which is
-            removed afterwards.
+        store: the URL of the step store, by default `local://`.
         run: the name of the run. The default is a new name, and the run is deleted afterwards.
         checkpoint_dir: see `run_tasks`.
         max_restarts: how often each task may be restarted.
@@ -138,34 +133,32 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
             f"store={store!r} is for one process; leave it out, or give local:///directory"
         )
     spec = dataclasses.replace(spec, url="local://" if store is None else store)
-    # Open a store before any process starts, so that an invalid option is reported only once.
-    observer = spec.open_store()
-
-    async def run_all() -> list[T]:
-        """Run the processes with the given store, or with a local store in a new directory."""
-        if store is not None:
-            return await launch(_run_in_process, spec, observer, forgets=run is None)
-        async with _new_directory(stop_grace_secs) as path:
-            local_spec = dataclasses.replace(spec, url=f"local://{path}")
-            return await launch(_run_in_process, local_spec, local_spec.open_store(), forgets=False)
-
-    return await until_sigterm(run_all(), f"the launcher of the run {spec.run}")
-
-
-@contextlib.asynccontextmanager
-async def _new_directory(grace_secs: float) -> AsyncGenerator[str]:
-    """Make a temporary directory, and remove it after the block."""
-    path = await to_thread(lambda: tempfile.mkdtemp(prefix="aiohooks-"), grace_secs=grace_secs)
-    try:
-        yield path
-    finally:
-        await to_thread(lambda: shutil.rmtree(path, ignore_errors=True), grace_secs=grace_secs)
+    # Opening a store before any process starts reports an invalid option once. A run without a name
+    # has got a random name, which nothing will continue.
+    running = launch(_run_in_process, spec, spec.open_store(), forgets=run is None)
+    return await until_sigterm(running, f"the launcher of the run {spec.run}")
 
 
 _spawn = multiprocessing.get_context("spawn")
 # `start` and `join` of multiprocessing also reap other processes that have ended. If two threads
 # did so at the same time, one of them would miss the exit code of its process.
 _start_lock = threading.Lock()
+
+
+class _Connection:
+    """The connection of the launcher to a process, to which it sends nothing.
+
+    Each of the two notices the end of the other, which closes the connection.
+    """
+
+    def __init__(self) -> None:
+        """Connect two sockets. `other_end` is for the process."""
+        self.own_end, self.other_end = socket.socketpair()
+        call_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Close the own end in a forked child, which may outlive the launcher."""
+        os.close(self.own_end.detach())
 
 
 async def _run_in_process(spec: TaskSpec) -> Any:
@@ -177,26 +170,29 @@ async def _run_in_process(spec: TaskSpec) -> Any:
         TaskDiedError: the process ended without a result.
     """
     grace_secs = spec.stop_grace_secs
-    receiver, sender = _spawn.Pipe(duplex=False)
+    ends = _Connection()
     process = _spawn.Process(
-        target=_process_main, args=(sender, spec), name=f"aiohooks {spec.name}"
+        target=_process_main, args=(ends.other_end, spec), name=f"aiohooks {spec.name}"
     )
-    try:
-        with sender:
+    with ends.other_end:
+        reader, writer = await asyncio.open_unix_connection(sock=ends.own_end)
+        try:
             await to_thread(_start_process, process, grace_secs=grace_secs)
-        data = await _receive_result(receiver.fileno(), process)
-    except BaseException:
-        if process.pid is not None:
-            process.terminate()
-        raise
-    finally:
-        # A process may be blocked in writing to the pipe. It can end only after the pipe is closed.
-        receiver.close()
-        # `_end_process` closes the process object, which has no PID then.
-        pid = process.pid
-        code = await shielded(
-            _end_process(process, grace_secs), grace_secs=2 * grace_secs + 1, what=process.name
-        )
+            ends.other_end.close()  # now only the process has it
+            data = await _receive_result(reader)
+        except BaseException:
+            if process.pid is not None:
+                process.terminate()
+            raise
+        finally:
+            # `_end_process` closes the process object, which has no PID then.
+            pid = process.pid
+            code = await shielded(
+                _end_process(process, reader, grace_secs),
+                grace_secs=2 * grace_secs + 1,
+                what=process.name,
+            )
+            writer.close()
     if data is None:
         raise TaskDiedError(
             f"the {spec.name} (process {pid}, attempt {spec.attempt}) {_describe_exit(code)}",
@@ -224,46 +220,27 @@ def _start_process(process: SpawnProcess) -> None:
 _LENGTH = struct.Struct("!Q")
 
 
-async def _receive_result(pipe: int, process: SpawnProcess) -> bytes | None:
-    """Return the pickled result of a process, or None if the process ends without a result.
-
-    Processes that it has forked may hold the pipe open. Therefore this function also watches for
-    the end of the process itself.
-    """
-    os.set_blocking(pipe, False)
-    received = bytearray()
-    # Whether no more data can come.
-    ended = False
-    with _open_process(process.pid, process.sentinel) as process_file:
-        while True:
-            try:
-                while part := os.read(pipe, 1 << 20):
-                    received += part
-                ended = True
-            except BlockingIOError:
-                pass
-            size = len(received) - _LENGTH.size
-            if size >= 0 and size >= _LENGTH.unpack_from(received)[0]:
-                return bytes(received[_LENGTH.size :])
-            if ended:
-                return None
-            await _wait_readable(pipe, process_file)
-            # Look before the next read, which then gets everything that an ended process has
-            # written.
-            ended = bool(connection.wait([process_file.fileno()], 0))
+async def _receive_result(reader: asyncio.StreamReader) -> bytes | None:
+    """Return the pickled result of a process, or None if the process ends without a result."""
+    try:
+        (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        return await reader.readexactly(size)
+    except asyncio.IncompleteReadError:
+        return None
 
 
-async def _end_process(process: SpawnProcess, grace_secs: float) -> int | None:
+async def _end_process(
+    process: SpawnProcess, reader: asyncio.StreamReader, grace_secs: float
+) -> int | None:
     """Wait until a process has ended, and return its exit code. Kill it after the grace period."""
     pid = process.pid
     if pid is None:  # the process could not be started
         return None
-    with _open_process(pid, process.sentinel) as process_file:
-        try:
-            await limited(_wait_readable(process_file), grace_secs, process.name)
-        except TimeoutError:
-            process.kill()
-            await _wait_readable(process_file)
+    try:
+        # To the end of the connection. A process that was terminated may still send a result.
+        await limited(reader.read(), grace_secs, process.name)
+    except TimeoutError:
+        process.kill()
     with _start_lock:
         process.join()
     code = process.exitcode
@@ -273,35 +250,6 @@ async def _end_process(process: SpawnProcess, grace_secs: float) -> int | None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
     return code
-
-
-def _open_process(pid: int | None, sentinel: int) -> io.FileIO:
-    """Open a process as a file that is readable once the process has ended."""
-    if hasattr(os, "pidfd_open") and pid is not None:
-        try:
-            return io.FileIO(os.pidfd_open(pid))
-        except ProcessLookupError:
-            # The process has ended, and its exit code was read. Return a file that is readable now.
-            reader, writer = os.pipe()
-            os.close(writer)
-            return io.FileIO(reader)
-        except OSError:  # an old kernel, or a sandbox
-            pass
-    # The sentinel is the last choice: it is a pipe, which processes forked by this one hold open.
-    return io.FileIO(os.dup(sentinel))
-
-
-async def _wait_readable(*files: int | io.FileIO) -> None:
-    """Wait until one of the files has data or is at its end."""
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-    for file in files:
-        loop.add_reader(file, wake, readable)
-    try:
-        await readable
-    finally:
-        for file in files:
-            loop.remove_reader(file)
 
 
 def _describe_exit(code: int | None) -> str:
@@ -316,45 +264,42 @@ def _describe_exit(code: int | None) -> str:
 # In the new process.
 
 
-def _process_main(sender: connection.Connection[Any, Any], spec: TaskSpec) -> None:
+def _process_main(launcher: socket.socket, spec: TaskSpec) -> None:
     """Run a task in this process, and send its result to the launcher."""
     # Without a process group of its own, this process would get Ctrl-C twice: from the terminal and
     # from the launcher.
     os.setpgrp()
-    launcher = parent_process()
-    assert launcher is not None, "multiprocessing has started this process"
+    # Processes that this one starts must not keep the connection open after its end.
+    launcher.set_inheritable(False)
+    os.register_at_fork(after_in_child=launcher.close)
     threading.Thread(
         target=_end_with_launcher,
         args=(launcher, spec.stop_grace_secs),
         name="aiohooks: parent's end",
         daemon=True,
     ).start()
-    _send_result(sender, run_task(spec))
+    _send_result(launcher, run_task(spec))
 
 
-def _send_result(sender: connection.Connection[Any, Any], result: TaskResult) -> None:
-    """Send a result, or an error if it cannot be pickled, and close the pipe."""
+def _send_result(launcher: socket.socket, result: TaskResult) -> None:
+    """Send a result, or an error if it cannot be pickled."""
     try:
         data = ForkingPickler.dumps(result)
     except Exception as error:
         unsent = TypeError(f"the result of main cannot be sent to another process: {error}")
         data = ForkingPickler.dumps(TaskResult(None, unsent, traceback.format_exc()))
     # Release the view of the data here. An error refers to this frame, and Python 3.13 warns when
-    # it collects both together with a view. The pipe is broken if the launcher has ended.
-    with (
-        data,
-        contextlib.suppress(BrokenPipeError),
-        open(sender.fileno(), "wb", closefd=False) as pipe,
-    ):
-        pipe.write(_LENGTH.pack(len(data)))
-        pipe.write(data)
-    sender.close()
+    # it collects both together with a view. Sending fails if the launcher has ended.
+    with data, contextlib.suppress(ConnectionError):
+        launcher.sendall(_LENGTH.pack(len(data)))
+        launcher.sendall(data)
 
 
-def _end_with_launcher(launcher: BaseProcess, grace_secs: float) -> None:
+def _end_with_launcher(launcher: socket.socket, grace_secs: float) -> None:
     """End this process after its launcher, which may be killed before it can end its processes."""
-    with _open_process(launcher.pid, launcher.sentinel) as process_file:
-        connection.wait([process_file.fileno()])
+    # The launcher sends nothing, so this waits for the end of the connection.
+    with contextlib.suppress(ConnectionError):
+        launcher.recv(1)
     # A handler, such as that of a session, may end the task normally.
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         os.kill(os.getpid(), signal.SIGTERM)

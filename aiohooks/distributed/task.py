@@ -81,6 +81,9 @@ def task_name(task_id: int) -> str:
     return f"worker {task_id}" if task_id else "chief"
 
 
+_BACKOFF = Backoff(initial_secs=0.5, max_secs=30.0)
+"""The pauses before restarts of a task."""
+
 # Arguments of the launchers.
 
 
@@ -99,7 +102,6 @@ class TaskSpec:
     checkpoint_dir: Path | None
     store_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     max_restarts: int = 0
-    backoff: Backoff = Backoff(initial_secs=0.5, max_secs=30.0)
     stop_grace_secs: float = 2.5
     url: str = ""
     task_id: int = 0
@@ -195,10 +197,9 @@ class TaskResult(NamedTuple):
 
 
 def run_task(spec: TaskSpec) -> TaskResult:
-    """Run a task in a new event loop of this process."""
-    variables = {URL_VARIABLE: spec.url, RUN_VARIABLE: spec.run}
-    previous = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+    """Run a task in a new event loop of this process, which runs no other task later."""
+    os.environ[URL_VARIABLE] = spec.url
+    os.environ[RUN_VARIABLE] = spec.run
     try:
         return TaskResult(run(_call_main, spec))
     except SystemExit as request:
@@ -208,13 +209,6 @@ def run_task(spec: TaskSpec) -> TaskResult:
         return TaskResult(None)
     except Exception as error:
         return TaskResult(None, _picklable(error), traceback.format_exc())
-    finally:
-        # A process of Ray runs other tasks later, which must not find this run.
-        for name, value in previous.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 async def _call_main(spec: TaskSpec) -> Any:
@@ -336,7 +330,7 @@ async def supervise(
                 if results and is_clean_end(error):
                     return results[0]
                 raise
-            pause = spec.backoff.pause_secs(attempt)
+            pause = _BACKOFF.pause_secs(attempt)
             logger.warning("%s; restarting it in %.1f s, attempt %d", reason, pause, attempt + 1)
             await sleep(pause)
             attempt += 1

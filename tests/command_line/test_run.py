@@ -183,8 +183,8 @@ def has_ended(pid: int) -> bool:
 def test_a_signal_stops_the_tasks(
     jobs: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ) -> None:
-    """Each session finishes its step and ends; the exit code is the signal's, and no process and no
-    directory is left.
+    """Each session finishes its step and ends; the exit code is the signal's, and no process and no run is
+    left.
     """
     temporary = jobs / "temporary"
     temporary.mkdir()
@@ -198,7 +198,7 @@ def test_a_signal_stops_the_tasks(
     )
     assert "Traceback" not in err
     assert all(has_ended(pid) for pid in pids)
-    assert os.listdir(temporary) == []
+    assert [*temporary.glob("aiohooks-*/run-*")] == []
 
 
 def test_a_task_that_ignores_the_signal(jobs: Path) -> None:

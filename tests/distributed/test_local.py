@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import multiprocessing
 import os
 import signal
+import socket
 import sys
 import types
 from collections.abc import AsyncIterator
@@ -33,6 +32,12 @@ from tests.support.waiting import cancel_and_wait, parked, ticks
 def _tracker() -> None:
     # A process of Python's own that starts with the first child and stays as long as this process.
     resource_tracker.ensure_running()
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restart tasks immediately."""
+    monkeypatch.setattr("aiohooks.distributed.task._BACKOFF", Backoff(initial_secs=0))
 
 
 async def test_tasks_of_one_loop() -> None:
@@ -112,7 +117,6 @@ async def test_a_worker_that_ends_while_the_chief_is_dead(successor: str, result
         return attempt
 
     spec = with_process_options(make_spec(_no_task, (), 1, None, None), 1, 1.0, None)
-    spec = dataclasses.replace(spec, backoff=Backoff(initial_secs=0))
     async with MemoryStepStore() as store:
         found = await supervise(
             lambda spec: worker(spec.attempt) if spec.task_id else chief(spec.attempt),
@@ -183,8 +187,9 @@ def marked(test: Any) -> Any:
 @pytest.mark.slow
 async def test_processes(tmp_path: Path) -> None:
     """Each task has its own process and store, and its result is returned."""
+    store = f"local://{tmp_path}"
     found = await run_processes(
-        distributed_tasks.about, num_workers=2, run="three", checkpoint_dir=tmp_path
+        distributed_tasks.about, num_workers=2, store=store, run="three", checkpoint_dir=tmp_path
     )
     assert [one["task_id"] for one in found] == [0, 1, 2]
     assert len({one["pid"] for one in found} | {os.getpid()}) == 4
@@ -329,6 +334,7 @@ async def launched(tmp_path: Path) -> AsyncIterator[tuple[Popen[bytes], list[int
     script.write_text(LAUNCHER)
     (tmp_path / "temporary").mkdir()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
+    env.pop("XDG_RUNTIME_DIR", None)
     async with pids_of(tmp_path / "pipe", 2) as pids_written:
         command = [sys.executable, str(script), str(tmp_path / "pipe")]
         options: dict[str, Any] = {"env": env, "stdin": PIPE, "stdout": PIPE}
@@ -345,11 +351,12 @@ async def launched(tmp_path: Path) -> AsyncIterator[tuple[Popen[bytes], list[int
 @needs_pidfd
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGKILL of one that has forked", "SIGTERM"])
 async def test_the_processes_end_with_their_launcher(tmp_path: Path, end: str) -> None:
-    """However it ends, also where a process that it has forked holds its pipes; a launcher that is
-    not killed removes the directory of its run.
+    """However it ends, also where a process that it has forked has its open files; a launcher that
+    is not killed deletes its run.
     """
+    runs = tmp_path / "temporary" / f"aiohooks-{os.getuid()}"
     async with launched(tmp_path) as (launcher, pids):
-        assert os.listdir(tmp_path / "temporary") != []
+        assert len([*runs.glob("run-*")]) == 1
         if "forked" in end:
             assert launcher.stdin is not None
             assert launcher.stdout is not None
@@ -361,7 +368,7 @@ async def test_the_processes_end_with_their_launcher(tmp_path: Path, end: str) -
             await wait_ended(pid)
         if end == "SIGTERM":
             assert await asyncio.to_thread(launcher.wait) == 128 + signal.SIGTERM
-            assert os.listdir(tmp_path / "temporary") == []
+            assert [*runs.glob("run-*")] == []
 
 
 @pytest.mark.parametrize(
@@ -384,26 +391,19 @@ def test_the_cause_of_a_death(code: int | None, text: str) -> None:
     [(["whole"], b"whole"), (["in ", "two"], b"in two"), (["half"], None), ([], None)],
 )
 async def test_a_result_is_whole_or_none(parts: list[str], result: bytes | None) -> None:
-    """It has the length that was announced, also if the pipe is still open; at the end of the pipe
-    what is less is none.
+    """It has the length that was announced, also if the connection is still open; at its end what
+    is less is none.
     """
-    here: Any = types.SimpleNamespace(pid=os.getpid(), sentinel=0)
-    reader, writer = os.pipe()
-    receiving = asyncio.ensure_future(local._receive_result(reader, here))
-    try:
+    reader = asyncio.StreamReader()
+    receiving = asyncio.ensure_future(local._receive_result(reader))
+    if parts:
+        reader.feed_data(local._LENGTH.pack(5 if parts == ["half"] else len("".join(parts))))
+    for part in parts:
         await ticks(3)
-        if parts:
-            os.write(writer, local._LENGTH.pack(5 if parts == ["half"] else len("".join(parts))))
-        for part in parts:
-            await ticks(3)
-            os.write(writer, part.encode())
-        if result is None:
-            os.close(writer)
-        assert await receiving == result
-    finally:
-        os.close(reader)
-        if result is not None:
-            os.close(writer)
+        reader.feed_data(part.encode())
+    if result is None:
+        reader.feed_eof()
+    assert await receiving == result
 
 
 def test_the_view_of_what_is_sent_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,9 +419,18 @@ def test_the_view_of_what_is_sent_is_released(monkeypatch: pytest.MonkeyPatch) -
             return views[-1]
 
     monkeypatch.setattr(local, "ForkingPickler", Pickler)
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    with receiver:
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
         local._send_result(sender, TaskResult(7))
-        assert os.read(receiver.fileno(), 100).endswith(b"a result")
+        assert receiver.recv(100).endswith(b"a result")
     with pytest.raises(ValueError, match="released"):
         len(views[0])
+
+
+@marked
+async def test_a_helper_does_not_hide_a_death() -> None:
+    """A process that dies is noticed although processes that it has forked or started are left."""
+    with pytest.raises(ExceptionGroup) as caught:
+        await run_processes(distributed_tasks.dies_with_helpers, num_workers=0, max_restarts=0)
+    (error,) = caught.value.exceptions
+    assert "was killed by SIGKILL" in str(error)

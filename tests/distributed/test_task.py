@@ -51,9 +51,14 @@ async def _end(task: Task, how: Any) -> Any:
     return how, task.name, os.environ["AIOHOOKS_STEP_STORE"], os.environ["AIOHOOKS_RUN"]
 
 
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restart tasks immediately."""
+    monkeypatch.setattr("aiohooks.distributed.task._BACKOFF", Backoff(initial_secs=0))
+
+
 def spec_of(how: Any = 7, stop_grace_secs: float = 1.0) -> TaskSpec:
     spec = make_spec(_end, (how,), 1, "r", None)
-    spec = dataclasses.replace(spec, backoff=Backoff(initial_secs=0))
     return with_process_options(spec, 1, stop_grace_secs, None)
 
 
@@ -63,27 +68,22 @@ def run(how: Any) -> Any:
     return unwrap_result(run_task(spec), spec)
 
 
-@pytest.mark.parametrize(
-    "before", [{}, {"AIOHOOKS_RUN": "other", "AIOHOOKS_STEP_STORE": "local:///other"}]
-)
-def test_a_task_in_its_process(monkeypatch: pytest.MonkeyPatch, before: dict[str, str]) -> None:
-    """It returns what `main` returns; the run is in the environment meanwhile. An end with code 0
-    is one without a value.
-    """
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore the variables that a task sets in its process."""
     for name in ("AIOHOOKS_RUN", "AIOHOOKS_STEP_STORE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in before.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, "of another run")
+
+
+def test_a_task_in_its_process() -> None:
+    """It returns what `main` returns; the run is in the environment. An end with code 0 is one
+    without a value.
+    """
     assert run(7) == (7, "worker 1", "memory://", "r")
     assert run(SystemExit(0)) is None
     assert run(SystemExit(None)) is None
     with pytest.raises(SystemExit):
         run(SystemExit(3))
-    assert {
-        name: value
-        for name, value in os.environ.items()
-        if name in ("AIOHOOKS_RUN", "AIOHOOKS_STEP_STORE")
-    } == before
 
 
 def test_an_error_in_its_process() -> None:

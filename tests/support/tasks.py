@@ -8,6 +8,7 @@ import dataclasses
 import math
 import os
 import signal
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,23 @@ async def finds_the_run(task: Task) -> str:
         assert store.run == task.store.run
         assert isinstance(store, SharedStepStore)
         return type(store._engine).__name__
+
+
+async def signals_the_launcher(task: Task, pid: int) -> None:
+    """Send SIGTERM to the launcher, and wait to be ended."""
+    os.kill(pid, signal.SIGTERM)
+    await asyncio.get_running_loop().create_future()
+
+
+async def dies_with_helpers(task: Task) -> None:
+    """Leave a forked process and a started program behind, and be killed."""
+    with warnings.catch_warnings(action="ignore"):  # Python warns that this process has threads
+        child = os.fork()
+    if child == 0:
+        while True:
+            signal.pause()
+    os.posix_spawn("/bin/sleep", ["sleep", "3600"], {})  # noqa: ASYNC221 - not awaited
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def staggered(task: Task, last: int, kills: Sequence[int] = ()) -> tuple[int, int]:

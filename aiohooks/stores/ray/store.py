@@ -99,7 +99,7 @@ class RayEngine(Engine):
 
     def _get_or_create_actor(self) -> Any:
         """Return the actor of the run. If there is none, create it on this node. Blocks."""
-        _check_membership()
+        check_membership()
         this_node = _ray.get_runtime_context().get_node_id()
         # `soft`: on another node if this one has no room, or dies.
         near = NodeAffinitySchedulingStrategy(this_node, soft=True)
@@ -111,7 +111,7 @@ class RayEngine(Engine):
 
     def _existing_actor(self) -> Any:
         """Return the actor of the run, or None if there is none. Blocks."""
-        _check_membership()
+        check_membership()
         try:
             return _ray.get_actor(self._name, namespace=self._namespace)
         except ValueError:
@@ -239,7 +239,7 @@ class RayEngine(Engine):
         return StoreUnavailableError(f"the actor {self._name!r} does not answer: {lines[0]}")
 
 
-def _check_membership() -> None:
+def check_membership() -> None:
     """Raise an error unless this process is connected to a cluster: Ray would start one."""
     if not _ray.is_initialized():
         raise StoreRefusedError(
