@@ -105,7 +105,8 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
         num_workers: see `run_tasks`.
         args: see `run_tasks`.
         store: the URL of the step store, by default `local://`.
-        run: the name of the run. The default is a new name, and the run is deleted afterwards.
+        run: the name of the run, which is kept and continued by the next launcher of this name. The
+            default is a new name, and the run is deleted afterwards.
         checkpoint_dir: see `run_tasks`.
         max_restarts: how often each task may be restarted.
         stop_grace_secs: how long a process may take to end after SIGTERM.

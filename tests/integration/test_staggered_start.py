@@ -34,7 +34,8 @@ async def test_staggered_start(kind: str, kills: Sequence[int], tmp_path: Path) 
         "run": "staggered",
     }
     if kind == "local":
-        check_staggered(await run_processes(staggered, **options), kills)
+        store = f"local://{tmp_path}"
+        check_staggered(await run_processes(staggered, store=store, **options), kills)
         return
     with running(kind, tmp_path) as server:
         check_staggered(await run_processes(staggered, store=server.url, **options), kills)
