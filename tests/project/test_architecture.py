@@ -21,7 +21,6 @@ from tests.support.source import (
     defined_names,
     imports,
     modules,
-    python_files,
     tree,
 )
 from tests.support.versions import CORE, requirements
@@ -289,39 +288,6 @@ def test_extras_are_what_modules_import() -> None:
     imported = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in EXTRAS}
     # pytest loads the plugin itself, and torch is imported only where the program has imported it.
     assert in_extras - {"anyio"} == imported - {"pytest", "torch"}
-
-
-def test_every_module_says_what_it_is_for() -> None:
-    """Each module of the library and the examples opens with a docstring."""
-    silent = [
-        str(path.relative_to(ROOT))
-        for path in python_files(PACKAGE, "examples")
-        if not ast.get_docstring(tree(path))
-    ]
-    assert not silent
-
-
-def test_the_stores_reach_no_session() -> None:
-    """The step stores reach nothing but what is above them in the order: they can be used without
-    any session.
-    """
-    reached: set[str] = set()
-    ahead = [module for module in modules() if package(module) == "stores"]
-    while ahead:
-        module = ahead.pop()
-        if module not in reached:
-            reached.add(module)
-            ahead += [
-                one.module
-                for one in imports(module)
-                if one.module in modules() and one.kind != "types"
-            ]
-    assert {package(module) for module in reached} <= {
-        "errors",
-        "_why",
-        "_core",
-        "stores",
-    }
 
 
 # Refuses what is neither standard library nor anyio's own need, so a missing extra is what it would

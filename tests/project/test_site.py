@@ -62,16 +62,6 @@ def test_every_public_name_has_one_entry_with_a_docstring() -> None:
     ] == []
 
 
-def test_every_public_name_is_on_a_page() -> None:
-    """A page that a person wrote says where each public class and function is met."""
-    words = {
-        word
-        for page in DOCS.rglob("*.md")
-        for word in re.findall(r"\w+", page.read_text(encoding="utf-8"))
-    }
-    assert {path.rpartition(".")[2] for things in entries().values() for path in things} <= words
-
-
 def test_the_attributes_of_a_session_are_described() -> None:
     """Each public attribute of a raw session is followed by a docstring."""
     described = {name for owner, name, _ in attribute_docstrings() if owner == "Session"}
