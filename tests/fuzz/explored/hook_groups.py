@@ -1,5 +1,5 @@
-"""Scenarios of hook groups: each kind of method, entering and leaving, background calls, logged
-failures, time limits.
+"""Scenarios of hook groups that the random programs do not have: each kind of method, generators
+that wrap, hooks that are disabled, a group that changes, background calls that are compared.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import aiohooks as ah
-from tests.fuzz.explored.fixture import Body, Broken, Fixture, Worse, fails, scenario, soon
+from tests.fuzz.explored.fixture import Broken, Fixture, Worse, fails, scenario, soon
 from tests.support.waiting import forever
 
 Next = Callable[[int], Awaitable[int]]
@@ -71,12 +71,6 @@ class Member:
             await self._perform("after")
 
 
-class Limited(Member):
-    """A hook that wraps nothing, so that it may have a time limit."""
-
-    around: Any = Calls.around
-
-
 class Context(Member):
     """A hook that is entered and left: `closed` follows every `begun`."""
 
@@ -135,45 +129,10 @@ async def each_kind(fixture: Fixture) -> None:
     assert await call(fixture, lambda: hooks.every(1)) == [2, 2, 2]
 
 
-@scenario("a hook group with orders", hooks=0)
-async def orders(fixture: Fixture) -> None:
-    hooks = ah.compose(
-        Calls,
-        [
-            ah.configure(one, order=number // 2)
-            for number, one in enumerate(members(fixture, count=4))
-        ],
-    )
-    await call(fixture, lambda: hooks.call(1))
-
-
 @scenario("a hook group with wrapping generators", hooks=0)
 async def generators(fixture: Fixture) -> None:
     hooks = ah.compose(Calls, [Around(fixture, "a0"), *members(fixture), Around(fixture, "a1")])
     await call(fixture, lambda: hooks.call(1))
-
-
-@scenario("a hook group that is entered and left", hooks=0)
-async def entered(fixture: Fixture) -> None:
-    async with ah.HookGroup(Calls, members(fixture, Context)) as group:
-        await call(fixture, lambda: group.hooks.call(1))
-        await fixture.pause("between", 1)
-        await call(fixture, lambda: group.hooks.call(2))
-
-
-def _fails_in(method: str, made: type[Member]) -> Body:
-    async def body(fixture: Fixture) -> None:
-        fixture.actions[f"m1.{method}"] = fails(Broken)
-        async with ah.HookGroup(Calls, members(fixture, made)) as group:
-            await call(fixture, lambda: group.hooks.call(1))
-
-    return body
-
-
-for _method, _made in (("call", Member), ("enter", Context), ("call", Context), ("leave", Context)):
-    scenario(f"error in {_method} of a group of {_made.__name__}", hooks=0, expect=Broken)(
-        _fails_in(_method, _made)
-    )
 
 
 @scenario("errors in two calls of a hook group", hooks=0, expect=(ExceptionGroup, Broken, Worse))
@@ -198,15 +157,6 @@ async def logged(fixture: Fixture) -> None:
     hooks = ah.compose(Calls, members(fixture, on_error="log", disable_after=2))
     for number in range(4):
         await call(fixture, lambda number=number: hooks.call(number))  # type: ignore[misc]
-
-
-@scenario(
-    "time limits in a hook group", hooks=0, expect=(ah.errors.HookTimeoutError, ExceptionGroup)
-)
-async def time_limits(fixture: Fixture) -> None:
-    for number in (0, 1):
-        fixture.actions[f"m{number}.call"] = forever
-    await call(fixture, lambda: ah.compose(Calls, members(fixture, Limited, timeout=5)).call(1))
 
 
 # -- background calls
@@ -306,26 +256,6 @@ async def own_group(fixture: Fixture) -> None:
     fixture.actions["m0.call"] = again
     group = ah.HookGroup(Calls, members(fixture))
     await group.hooks.call(1)
-
-
-@scenario("a group inside a group", hooks=0)
-async def nested(fixture: Fixture) -> None:
-    inner = ah.HookGroup(Calls, members(fixture, Context, 2))
-    async with (
-        inner,
-        ah.HookGroup(
-            Calls, [inner.hooks, Member(fixture, "outer"), Around(fixture, "a0")]
-        ) as group,
-    ):
-        await call(fixture, lambda: group.hooks.call(1))
-
-
-@scenario("a group inside a group fails", hooks=0, expect=Broken)
-async def nested_failure(fixture: Fixture) -> None:
-    fixture.actions["m1.call"] = fails(Broken)
-    inner = ah.HookGroup(Calls, members(fixture, Context, 2))
-    async with inner, ah.HookGroup(Calls, [inner.hooks, Member(fixture, "outer")]) as group:
-        await call(fixture, lambda: group.hooks.call(1))
 
 
 @scenario("two tasks call a hook group that changes", hooks=0, parallel=True)

@@ -226,25 +226,17 @@ async def run(program: Callable[[Fixture], Awaitable[None]]) -> None:
 # -- the programs
 
 
-def graph_of(step: Callable[..., Any] | None = None, *, thread: bool = False) -> ah.Graph:
+def graph_of(step: Callable[..., Any] | None = None) -> ah.Graph:
     """Return a graph with a variable that counts the steps."""
     graph = ah.Graph()
     graph.variable("total", 0)
 
-    if thread:
-
-        @graph.train_op(adds_to="total", name="train")
-        @ah.in_thread
-        def train_in_thread() -> int:
-            return 1
-    else:
-
-        @graph.train_op(adds_to="total")
-        async def train() -> int:
-            await ticks(2)
-            if step is not None:
-                await step()
-            return 1
+    @graph.train_op(adds_to="total")
+    async def train() -> int:
+        await ticks(2)
+        if step is not None:
+            await step()
+        return 1
 
     return graph
 
@@ -258,17 +250,6 @@ async def until_stopped(session: ah.AsyncMonitoredSession) -> None:
 async def plain(fixture: Fixture) -> None:
     """Three hooks, four steps."""
     await fixture.run(graph_of(), until_stopped, ah.StopAtStepHook(last_step=LAST_STEP), count=3)
-
-
-async def unstopped(fixture: Fixture) -> None:
-    """Three hooks, and an end without a stop."""
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        for _ in range(3):
-            if not session.should_stop():
-                await session.run("train")
-
-    await fixture.run(graph_of(), body, count=3)
 
 
 async def saving(fixture: Fixture) -> None:
@@ -318,30 +299,6 @@ async def waiting(fixture: Fixture) -> None:
     await fixture.run(graph_of(), body, waiter, count=1, global_step=ah.MemoryStepStore())
 
 
-async def producing(fixture: Fixture) -> None:
-    """A background task feeds the steps through a queue."""
-    batches: asyncio.Queue[int] = asyncio.Queue(maxsize=1)
-
-    async def step(batch: int) -> dict[str, int]:
-        await ticks(1)
-        return {"loss": batch}
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        async def produce() -> None:
-            for batch in range(3):
-                await session.until(batches.put(batch))
-            await session.until(batches.join())
-            session.request_stop("all used")
-
-        session.start_soon(produce)
-        while not session.should_stop():
-            batch = await session.until(batches.get())
-            await session.run("loss", {"batch": batch})
-            batches.task_done()
-
-    await fixture.run(step, body)
-
-
 async def draining(fixture: Fixture) -> None:
     """Elements are taken ahead; the first signal lets them be used, and the second one is a
     stop.
@@ -386,11 +343,6 @@ async def together(fixture: Fixture) -> None:
             raise entry.left
 
 
-async def threads(fixture: Fixture) -> None:
-    """An operation in a worker thread."""
-    await fixture.run(graph_of(thread=True), until_stopped, ah.StopAtStepHook(last_step=2), count=1)
-
-
 async def in_a_task(fixture: Fixture) -> None:
     """A session whose steps run in another task than its own, and that is closed by `aclose`."""
 
@@ -408,14 +360,11 @@ async def in_a_task(fixture: Fixture) -> None:
 
 SCENARIOS = (
     plain,
-    unstopped,
     saving,
     recovering,
     waiting,
-    producing,
     draining,
     together,
-    threads,
     in_a_task,
 )
 

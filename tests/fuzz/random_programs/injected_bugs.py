@@ -78,22 +78,6 @@ async def run_swallows_a_cancel(run: Method, *args: Any) -> Any:
         return None
 
 
-@bug(ah.AsyncMonitoredSession, "run", "cancel lost")
-async def error_wins_over_a_cancel(run: Method, *args: Any) -> Any:
-    try:
-        return await run(*args)
-    except asyncio.CancelledError as error:
-        raise ah.OutOfRangeError from error
-
-
-@bug(ah.AsyncMonitoredSession, "run", "cancel invented")
-async def error_becomes_a_cancel(run: Method, *args: Any) -> Any:
-    try:
-        return await run(*args)
-    except Exception as error:
-        raise asyncio.CancelledError from error
-
-
 @bug(ah.AsyncMonitoredSession, "run", "cancel count")
 async def count_is_reset(run: Method, *args: Any) -> Any:
     try:
@@ -109,12 +93,6 @@ async def own_cancel_is_left(run: Method, self: Any, *args: Any) -> Any:
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
     return await run(self, *args)
-
-
-@bug(ah.AsyncMonitoredSession, "run", "error lost")
-async def error_is_swallowed(run: Method, *args: Any) -> Any:
-    with contextlib.suppress(Exception):
-        return await run(*args)
 
 
 @bug(ah.AsyncMonitoredSession, "run", "error replaced")
