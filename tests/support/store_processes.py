@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
-import gc
 import itertools
 import json
 import os
@@ -187,10 +186,8 @@ async def reply_to(
 
 # The process.
 
-Mix = Literal["raises", "resets", "advances", "reads"]
-"""Which writes there are beside reads and waits: advances, with those of the name; none at all with
-"reads".
-"""
+Mix = Literal["raises", "resets", "advances"]
+"""Which writes there are beside reads and waits: advances, with those of the name."""
 EPOCH_STEPS = 10**9
 """The steps of each epoch of the mix "resets": an advance returns only a step, and that then says
 its epoch.
@@ -308,9 +305,9 @@ class Worker:
 
         def draw() -> tuple[Kind, int]:
             latest, kind = self.store.latest, chance.random()
-            if kind < 0.25 or (mix == "reads" and kind < 0.6):
+            if kind < 0.25:
                 return "read", 0
-            if kind < 0.5 or mix == "reads":
+            if kind < 0.5:
                 return "wait", latest.step + chance.randint(0, 3)
             if kind < 0.55 and mix == "raises":
                 return "raise", latest.step + chance.randint(0, 4)
@@ -381,27 +378,6 @@ class Worker:
     async def silence(self) -> float:
         """Return the longest time that this process has not run."""
         return self.longest_silence
-
-    async def usage(self) -> dict[str, int]:
-        """Return what this process uses, once nothing of the store is pending."""
-        while self.store._connection.tasks.running:
-            await asyncio.wait(tuple(self.store._connection.tasks.running))
-        gc.collect()
-        process = Path("/proc/self")
-        watches = 0
-        for info in (process / "fdinfo").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the descriptor of the directory itself
-                watches += info.read_text().count("inotify wd:")
-        kilobytes = (
-            int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
-        )
-        files = len(os.listdir(process / "fd"))
-        return {
-            "kilobytes": kilobytes,
-            "files": files,
-            "watches": watches,
-            "tasks": len(asyncio.all_tasks()),
-        }
 
     # Of the local store.
 
