@@ -16,7 +16,6 @@ from tests.fuzz.explored.fixture import (
     advance_slowly,
     await_to_the_end,
     fails,
-    graph_of_a_step,
     scenario,
     soon,
     two_steps,
@@ -178,26 +177,3 @@ async def changes(fixture: Fixture) -> None:
                 break
 
     await fixture.run_together(watcher=watcher, helper=lambda: advance_slowly(fixture, 3))
-
-
-@scenario("chief and worker share variables and step", hooks=1, parallel=True)
-async def chief_and_worker(fixture: Fixture) -> None:
-    graph = graph_of_a_step()
-
-    async def chief() -> None:
-        await fixture.pause("chief", 2)
-        async with fixture.open(name="chief") as session:
-            for _ in range(3):
-                await fixture.run(session)
-
-    async def worker() -> None:
-        creator = ah.WorkerSessionCreator(
-            graph, global_step=fixture.store, variables=fixture.variables
-        )
-        session = ah.AsyncMonitoredSession(
-            creator, hooks=[ah.hooks.GlobalStepWaiterHook(2)], name="worker"
-        )
-        async with session:
-            await session.run("train")
-
-    await fixture.run_together(helper_chief=chief, worker=worker)
