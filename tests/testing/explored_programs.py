@@ -176,26 +176,10 @@ async def a_loop_without_an_end() -> None:
         await asyncio.sleep(0)
 
 
-@defect("it does not end")
-async def a_loop_that_swallows_its_cancels() -> None:
-    for _ in iter(int, 1):
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)
-
-
 @defect("a deadlock")
 async def a_timer_that_wakes_no_task() -> None:
     def again() -> None:
         asyncio.get_running_loop().call_later(1, again)
-
-    again()
-    await asyncio.Event().wait()
-
-
-@defect("a deadlock")
-async def a_timer_that_is_due_again_and_again() -> None:
-    def again() -> None:
-        asyncio.get_running_loop().call_later(0, again)
 
     again()
     await asyncio.Event().wait()
@@ -274,32 +258,6 @@ async def a_value_used_before_a_slow_start() -> None:
         tasks.create_task(use())
 
 
-@defect("an error: AssertionError", *ONLY_ORDER, most=20)
-async def a_cache_filled_with_an_old_value() -> None:
-    cache: dict[str, int] = {}
-    version = 0
-
-    async def write() -> None:
-        nonlocal version
-        for _ in range(3):
-            version += 1
-            await asyncio.sleep(0)
-            cache["version"] = version
-            await asyncio.sleep(0)
-
-    async def read() -> None:
-        found = version
-        await turns(2)
-        if "version" not in cache:
-            await asyncio.sleep(0)
-            cache["version"] = found
-
-    async with asyncio.TaskGroup() as tasks:
-        for act in (write, read, read):
-            tasks.create_task(act())
-    assert cache["version"] == version
-
-
 @defect("a deadlock", *ONLY_ORDER, most=20)
 async def three_philosophers() -> None:
     forks = [asyncio.Lock() for _ in range(3)]
@@ -314,35 +272,6 @@ async def three_philosophers() -> None:
     async with asyncio.TaskGroup() as tasks:
         for number in range(3):
             tasks.create_task(eat(forks[number], forks[(number + 1) % 3], 5 * number))
-
-
-@defect("an error: AssertionError", *ONLY_ORDER, most=20)
-async def a_head_that_is_the_same_again() -> None:
-    head = "a"
-    freed = False
-    popped_freed = False
-
-    async def pop() -> None:
-        nonlocal popped_freed
-        expected = head
-        await turns(4)
-        if head == expected:
-            popped_freed = freed
-
-    async def replace() -> None:
-        nonlocal head, freed
-        await turns(3)
-        head = "b"
-        freed = True
-        await turns(3)
-        head = "a"
-        await turns(3)
-        freed = False
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(pop())
-        tasks.create_task(replace())
-    assert not popped_freed
 
 
 @defect("an error: AssertionError", *ONLY_ORDER, most=60)
@@ -442,17 +371,6 @@ async def a_queue_with_a_time_limit() -> None:
 
 
 @correct()
-async def cancelled_child() -> None:
-    """Cancel a task, and wait for its end."""
-    child = asyncio.create_task(asyncio.sleep(9))
-    try:
-        await asyncio.sleep(0.1)
-    finally:
-        child.cancel()
-        await asyncio.gather(child, return_exceptions=True)
-
-
-@correct()
 async def a_lock_in_a_task_group() -> None:
     """Take turns."""
     lock = asyncio.Lock()
@@ -490,19 +408,6 @@ async def a_connection() -> None:
 async def clients_that_pay_again() -> None:
     """Use a network that loses connections."""
     await Bank(remembers=True).serve(2)
-
-
-@correct()
-async def results_as_they_are_completed() -> None:
-    """Take the results of several tasks."""
-    tasks = [asyncio.create_task(asyncio.sleep(secs, secs)) for secs in (0.2, 0.1)]
-    try:
-        results = [await result for result in asyncio.as_completed(tasks)]
-        assert sorted(results) == [0.1, 0.2]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @correct()
