@@ -86,10 +86,6 @@ HANGS = {
         r"CheckpointSaverHook.after_run at step 1, S <- .*save of the checkpoint of step 0 in .*"
         r" LINE"
     ),
-    "version": (
-        r"Gate.before_run at .*, LINE, S <- room in the version gate of weights .* <- step 1 of"
-        r" weights \(.*no publisher"
-    ),
     "recovery": (
         r"in recovery 1 from Unavail.*, recovery at LINE waits for the pause of 600 s before"
         r" recovery 1 .*is away'\)\), S"

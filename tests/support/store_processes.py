@@ -30,9 +30,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, Self
 
 from aiohooks.errors import (
@@ -43,8 +41,6 @@ from aiohooks.errors import (
     WrongLoopError,
 )
 from aiohooks.stores import Position, Publisher, open_step_store
-from aiohooks.stores.local import _database, _processes
-from aiohooks.stores.local import store as local_store
 from tests.conformance.report import installed_loops, loop_factory
 from tests.support.source import ROOT
 from tests.support.step_laws import Kind, Operation
@@ -411,40 +407,6 @@ class Worker:
         # A setting of the kernel, and no file of a disk.
         Path("/proc/sys/user/max_inotify_instances").write_text("0")  # noqa: ASYNC240
 
-    async def die_at_call(self, number: int) -> None:
-        """Die by SIGKILL at a system call of the local store: for an even number before it, else
-        after it.
-        """
-        left = [number]
-
-        def counted(call: Any) -> Any:
-            def calling(*args: Any, **kwargs: Any) -> Any:
-                left[0] -= 2
-                if left[0] == -2:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                result = call(*args, **kwargs)
-                if left[0] == -1:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return result
-
-            return calling
-
-        class Connection(sqlite3.Connection):
-            execute = counted(sqlite3.Connection.execute)
-
-        _database.sqlite3.connect = partial(sqlite3.connect, factory=Connection)  # type: ignore
-        for module, name in itertools.product(
-            (_database, _processes, local_store), ("os", "fcntl")
-        ):
-            real = getattr(module, name, None)
-            if isinstance(real, ModuleType):
-                counting = {
-                    call: counted(getattr(real, call))
-                    for call in _SYSTEM_CALLS
-                    if hasattr(real, call)
-                }
-                setattr(module, name, SimpleNamespace(**{**vars(real), **counting}))
-
     # Orders.
 
     async def serve(self) -> None:
@@ -472,20 +434,6 @@ class Worker:
             say(id=number, error=type(error).__name__, text=str(error))
         else:
             say(id=number, result=result)
-
-
-_SYSTEM_CALLS = (
-    "open",
-    "close",
-    "read",
-    "pread",
-    "pwrite",
-    "write",
-    "fstat",
-    "listdir",
-    "mknod",
-    "lockf",
-)
 
 
 async def main(address: str) -> None:
