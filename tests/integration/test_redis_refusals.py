@@ -264,6 +264,17 @@ async def test_the_rights_of_the_page(kind: str, tmp_path: Path) -> None:
             assert "user and password in the URL" in await refused(store_of(server, user))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_user_with_the_right_to_one_run(kind: str, tmp_path: Path) -> None:
+    """Another run's keys are refused."""
+    with with_users(
+        kind, tmp_path, lambda users: users.replace("~aiohooks:*", "~aiohooks:{digits}*")
+    ) as server:
+        async with store_of(server, "aiohooks:secret", "digits") as store:
+            assert await store.advance() == 1
+        assert "ACL SETUSER" in await refused(store_of(server, "aiohooks:secret", "letters"))
+
+
 @pytest.mark.parametrize("missing", ["evalsha", "eval", "xread", "xadd", "hmget", "hset"])
 async def test_each_right_is_needed(tmp_path: Path, missing: str) -> None:
     """Without it the store is refused: while connecting, or at the first request that needs the

@@ -18,7 +18,6 @@ from tests.support.source import (
     PACKAGE,
     ROOT,
     Import,
-    defined_names,
     imports,
     modules,
     tree,
@@ -231,25 +230,6 @@ def test_nothing_inside_imports_the_front_door_or_the_testing_helpers() -> None:
         if package(one.module) in ("__init__", "testing")
         and package(one.importer) not in ("__init__", "testing", "_command_line", "__main__")
     ]
-    assert not wrong, lines(wrong)
-
-
-def test_names_come_from_the_module_that_defines_them() -> None:
-    """A name is imported from where it is made, or through the front door of a folder from outside
-    of that folder.
-    """
-    wrong: list[Import] = []
-    for one in inside("top", "inner", "types"):
-        if one.name is None or one.name in defined_names(one.module):
-            continue
-        is_front_door = modules()[one.module].name == "__init__.py"
-        handed_on = {
-            each.name for each in imports(one.module) if each.kind != "inner"
-        }  # a lazy one imports under TYPE_CHECKING
-        if not (
-            is_front_door and one.name in handed_on and package(one.importer) != package(one.module)
-        ):
-            wrong.append(one)
     assert not wrong, lines(wrong)
 
 
