@@ -13,9 +13,8 @@ interval where training waits for the disk, two where it continues in a write.
               ahead, evaluations beside the training), which continues in a write; all that it
               tracks is compared, and the records of all steps
 
-The points are events, not times: the n-th committed step, the n-th line of output, or the n-th
-change in the checkpoint directory (a file made, written, closed, renamed, removed), which is inside
-a save as a rule.
+The points are events, not times: the n-th committed step, or the n-th change in the checkpoint
+directory (a file made, written, closed, renamed, removed), which is inside a save as a rule.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ INTERVAL = 50
 INTERVALS_PER_KILL = 3
 """How many intervals are trained for each kill; no kill point is later than that."""
 
-Kind = Literal["step", "line", "file"]
+Kind = Literal["step", "file"]
 
 
 class KillPoint(NamedTuple):
@@ -66,14 +65,8 @@ class KillPoint(NamedTuple):
 def kill_points(kills: int, seed: int) -> list[KillPoint]:
     """Return random points; every second one is a change of the directory."""
     order = random.Random(seed)
-    latest: dict[Kind, int] = {
-        "step": INTERVAL * 5 // 2,
-        "line": 4,
-        "file": 45,
-    }  # a save makes about 15
-    kinds: list[Kind] = [
-        order.choice(("step", "step", "line")) if number % 2 else "file" for number in range(kills)
-    ]
+    latest: dict[Kind, int] = {"step": INTERVAL * 5 // 2, "file": 45}  # a save makes about 15
+    kinds: list[Kind] = ["step" if number % 2 else "file" for number in range(kills)]
     return [KillPoint(kind, order.randint(1, latest[kind])) for kind in kinds]
 
 
@@ -164,7 +157,7 @@ class TrainingProcess:
         for fd in (steps_fd, output_fd):
             os.close(fd)
         self._records = self._text = b""
-        self._seen: dict[Kind, int] = {"step": 0, "line": 0, "file": 0}
+        self._seen: dict[Kind, int] = {"step": 0, "file": 0}
 
     def run_until(self, kill_point: KillPoint | None) -> ProcessRun:
         """Kill it at a point, or let it run to its end."""
@@ -198,7 +191,6 @@ class TrainingProcess:
             self._seen["step"] = sum(not restored for restored, _ in self._steps())
         else:
             self._text += data
-            self._seen["line"] = self._text.count(b"\n")
         return bool(data)
 
     def _steps(self) -> Iterator[tuple[bool, int]]:
