@@ -55,6 +55,24 @@ TICK_SECS = 0.02
 # The parent's side.
 
 
+class SlownessWatch:
+    """Measures for how long the process that it is in does not run."""
+
+    def __init__(self) -> None:
+        self._gaps: list[tuple[float, float]] = []
+
+    async def watch(self) -> None:
+        while True:
+            before = time.monotonic()
+            await elapse(TICK_SECS)
+            self._gaps.append((before, time.monotonic() - before))
+
+    def longest_since(self, began: float) -> float:
+        """Return the longest time in seconds since `began`."""
+        self._gaps = self._gaps[-int(HANG_SECS * 10 / TICK_SECS) :]
+        return max((gap for before, gap in self._gaps if before >= began), default=0.0)
+
+
 class StuckError(AssertionError):
     """A reply has not come in time."""
 
@@ -220,13 +238,13 @@ class Worker:
         self.term = 0
         self.leading = contextlib.AsyncExitStack()
         self.publishers: dict[str, Publisher] = {}
-        self.longest_silence = 0.0
+        self.slowness = SlownessWatch()
 
     async def ready(self) -> None:
         """Do nothing: the answer says that the process has started."""
 
     async def open(self, url: str, run: str, **options: Any) -> None:
-        self.term, self.longest_silence = 0, 0.0
+        self.term = 0
         self.publishers.clear()
         self.store = await self.stack.enter_async_context(open_step_store(url, run=run, **options))
 
@@ -361,19 +379,13 @@ class Worker:
 
     async def watch_silence(self) -> None:
         """Measure from now on for how long this process does not run."""
-        self.longest_silence = 0.0
-        tick = asyncio.ensure_future(self._tick())
-        self.stack.callback(tick.cancel)
-
-    async def _tick(self) -> None:
-        while True:
-            before = time.monotonic()
-            await elapse(TICK_SECS)
-            self.longest_silence = max(self.longest_silence, time.monotonic() - before)
+        self.slowness = SlownessWatch()
+        watching = asyncio.ensure_future(self.slowness.watch())
+        self.stack.callback(watching.cancel)
 
     async def silence(self) -> float:
         """Return the longest time that this process has not run."""
-        return self.longest_silence
+        return self.slowness.longest_since(0.0)
 
     # Of the local store.
 

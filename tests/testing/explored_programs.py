@@ -258,6 +258,32 @@ async def a_value_used_before_a_slow_start() -> None:
         tasks.create_task(use())
 
 
+@defect("an error: AssertionError", *ONLY_ORDER, most=20)
+async def a_cache_filled_with_an_old_value() -> None:
+    cache: dict[str, int] = {}
+    version = 0
+
+    async def write() -> None:
+        nonlocal version
+        for _ in range(3):
+            version += 1
+            await asyncio.sleep(0)
+            cache["version"] = version
+            await asyncio.sleep(0)
+
+    async def read() -> None:
+        found = version
+        await turns(2)
+        if "version" not in cache:
+            await asyncio.sleep(0)
+            cache["version"] = found
+
+    async with asyncio.TaskGroup() as tasks:
+        for act in (write, read, read):
+            tasks.create_task(act())
+    assert cache["version"] == version
+
+
 @defect("a deadlock", *ONLY_ORDER, most=20)
 async def three_philosophers() -> None:
     forks = [asyncio.Lock() for _ in range(3)]
@@ -272,6 +298,35 @@ async def three_philosophers() -> None:
     async with asyncio.TaskGroup() as tasks:
         for number in range(3):
             tasks.create_task(eat(forks[number], forks[(number + 1) % 3], 5 * number))
+
+
+@defect("an error: AssertionError", *ONLY_ORDER, most=20)
+async def a_head_that_is_the_same_again() -> None:
+    head = "a"
+    freed = False
+    popped_freed = False
+
+    async def pop() -> None:
+        nonlocal popped_freed
+        expected = head
+        await turns(4)
+        if head == expected:
+            popped_freed = freed
+
+    async def replace() -> None:
+        nonlocal head, freed
+        await turns(3)
+        head = "b"
+        freed = True
+        await turns(3)
+        head = "a"
+        await turns(3)
+        freed = False
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(pop())
+        tasks.create_task(replace())
+    assert not popped_freed
 
 
 @defect("an error: AssertionError", *ONLY_ORDER, most=60)

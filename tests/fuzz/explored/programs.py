@@ -42,12 +42,12 @@ PROGRAMS["random groups"] = Program(
 BUGS: dict[str, Bug] = {
     name: Bug(program_of(one), finding) for name, (one, finding) in FAULTY.items()
 }
-for _name, (*_replaced, _finding) in signals.BUGS.items():
-    BUGS[_name] = Bug(Program(partial(signals.run_with_bug, *_replaced), _SIGNALS), _finding)
+for _name, _bug in signals.BUGS.items():
+    _, _finding = _bug.found_by
+    BUGS[_name] = Bug(Program(partial(signals.run_with_bug, _bug), _SIGNALS), _finding)
 for _name, _bug in injected_bugs.BUGS.items():
-    BUGS[f"random: {_name}"] = Bug(
-        Program(partial(injected_bugs.run_with, _bug), _RANDOM, TrackedTask, times=50), _bug.law
-    )
+    _program = Program(partial(injected_bugs.run_with, _bug), _RANDOM, TrackedTask, times=50)
+    BUGS[f"random: {_name}"] = Bug(_program, _bug.found_by)
 
 
 async def explored_program(

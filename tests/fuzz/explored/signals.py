@@ -22,7 +22,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks.session.signals import Escalation, LoopSignals, StopOnSignal, _Wakeup
 from aiohooks.testing import choose, may_happen
-from tests.fuzz._harness import Method, replaced, scratch
+from tests.fuzz._harness import Bug, Method, scratch
 from tests.support.hooks import EveryPhaseHook
 from tests.support.waiting import ticks
 
@@ -381,37 +381,24 @@ def _nothing(original: Method, *args: Any) -> None:
     """Do nothing instead."""
 
 
-BUGS: dict[str, tuple[Any, str, Method, Callable[[Fixture], Awaitable[None]], str]] = {
-    "signal_does_not_stop": (StopOnSignal, "advance", _nothing, plain, "stopped because: "),
-    "stop_without_its_reason": (
-        StopOnSignal,
-        "advance",
-        _without_reason,
-        waiting,
-        "stopped because: stopped",
+BUGS: dict[str, Bug] = {
+    "signal_does_not_stop": Bug(StopOnSignal, "advance", _nothing, (plain, "stopped because: ")),
+    "stop_without_its_reason": Bug(
+        StopOnSignal, "advance", _without_reason, (waiting, "stopped because: stopped")
     ),
-    "second_signal_is_ignored": (
-        LoopSignals,
-        "_cancel_sessions",
-        _nothing,
-        plain,
-        "ended with None",
+    "second_signal_is_ignored": Bug(
+        LoopSignals, "_cancel_sessions", _nothing, (plain, "ended with None")
     ),
-    "handlers_stay_installed": (
-        LoopSignals,
-        "_restore",
-        _nothing,
-        plain,
-        "the handler of SIGINT is",
+    "handlers_stay_installed": Bug(
+        LoopSignals, "_restore", _nothing, (plain, "the handler of SIGINT is")
     ),
-    "wakeup_stays_installed": (_Wakeup, "close", _nothing, plain, "the wakeup fd is"),
+    "wakeup_stays_installed": Bug(_Wakeup, "close", _nothing, (plain, "the wakeup fd is")),
 }
-"""By name: what is replaced by what, in which program, and what must be found."""
+"""Each with the program, and what must be found in it."""
 
 
-async def run_with_bug(
-    owner: Any, name: str, replacement: Method, program: Callable[[Fixture], Awaitable[None]]
-) -> None:
-    """Run a program while the library has a bug."""
-    with replaced(owner, name, replacement):
+async def run_with_bug(bug: Bug) -> None:
+    """Run its program while the library has a bug."""
+    program, _ = bug.found_by
+    with bug.injected():
         await run(program)

@@ -11,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import functools
 from typing import Any
 
 import aiohooks as ah
@@ -27,26 +25,13 @@ from aiohooks.graph.variables import Values
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook_set import HookSet
 from aiohooks.session.lifecycle import Lifecycle
-from tests.fuzz._harness import Method, replaced
+from tests.fuzz._harness import Bug, Method, bug_in
 from tests.fuzz.random_programs import model
 from tests.support.waiting import forever
 
-
-@dataclass(frozen=True)
-class Bug:
-    """A method of the library, what replaces it, and the law that is broken then."""
-
-    owner: type
-    name: str
-    replacement: Method
-    law: str
-
-    def injected(self) -> AbstractContextManager[None]:
-        """Have the bug in the library."""
-        return replaced(self.owner, self.name, self.replacement)
-
-
 BUGS: dict[str, Bug] = {}
+"""Each with the law that is broken."""
+bug = functools.partial(bug_in, BUGS)
 
 
 async def run_with(bug: Bug) -> None:
@@ -57,17 +42,6 @@ async def run_with(bug: Bug) -> None:
 
 def _in_the_library(statement: str) -> None:
     exec(statement, {"__name__": "aiohooks.bug", "task": asyncio.current_task()})
-
-
-def bug(owner: type, name: str, law: str) -> Callable[[Method], None]:
-    """Register a replacement of `owner.name`: a function that gets the original method, and then
-    its arguments.
-    """
-
-    def add(fn: Method) -> None:
-        BUGS[fn.__name__] = Bug(owner, name, fn, law)
-
-    return add
 
 
 @bug(ah.AsyncMonitoredSession, "run", "cancel lost")

@@ -44,12 +44,11 @@ from tests.fuzz.store_faults.trials import (
     CallTrial,
     LeadTrial,
     Problem,
-    SlownessWatch,
     Trial,
     ViolationError,
 )
 from tests.support.step_laws import Operation
-from tests.support.store_processes import StuckError
+from tests.support.store_processes import SlownessWatch, StuckError
 
 
 @dataclass

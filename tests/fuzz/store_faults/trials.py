@@ -25,7 +25,14 @@ from tests.support.step_laws import (
     find_second_leader,
     find_violation,
 )
-from tests.support.store_processes import TICK_SECS, Mix, StuckError, WorkerProcess, reply_to
+from tests.support.store_processes import (
+    TICK_SECS,
+    Mix,
+    SlownessWatch,
+    StuckError,
+    WorkerProcess,
+    reply_to,
+)
 from tests.support.waiting import HANG_SECS, elapse
 
 FAR = 10_000_000
@@ -45,24 +52,6 @@ class ViolationError(AssertionError):
     def __init__(self, kind: Problem, text: str) -> None:
         super().__init__(f"{kind}: {text}")
         self.kind: Problem = kind
-
-
-class SlownessWatch:
-    """Measures for how long this process, which has the proxies of all trials, does not run."""
-
-    def __init__(self) -> None:
-        self._gaps: list[tuple[float, float]] = []
-
-    async def watch(self) -> None:
-        while True:
-            before = time.monotonic()
-            await elapse(TICK_SECS)
-            self._gaps.append((before, time.monotonic() - before))
-
-    def longest_since(self, began: float) -> float:
-        """Return the longest time in seconds since `began`."""
-        self._gaps = self._gaps[-int(HANG_SECS * 10 / TICK_SECS) :]
-        return max((gap for before, gap in self._gaps if before >= began), default=0.0)
 
 
 class Trial:
