@@ -472,7 +472,7 @@ BUGS: dict[str, Bug] = {
 }
 
 
-def finds(name: str, most: int = 60) -> int | None:
+def finds(name: str, most: int = 300) -> int | None:
     """Return the number of the first training that finds a bug."""
     with BUGS[name].injected():
         return next(
