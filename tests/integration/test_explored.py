@@ -22,7 +22,7 @@ SEEDS = 10
 
 @pytest.mark.slow
 def test_programs_keep_their_laws_however_they_are_disturbed() -> None:
-    """Cancelled anywhere, in any place, in any order: a program is cancelled and leaks nothing."""
+    """Cancelled anywhere, in any order: a program is cancelled and leaks nothing."""
     found = list(results(PROGRAMS, SEEDS, jobs=2))
     assert not [one.problem for one in found if one.problem]
     assert all(one.schedules == SEEDS * PROGRAMS[one.name].times + 1 for one in found)
