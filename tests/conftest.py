@@ -3,8 +3,7 @@
 What needs a package or a program that is missing is left out, and the run ends with what that was.
 
 Options:
-    --quick: a sample of the tests, on asyncio alone: see `sampled`. Failures are printed when they
-        happen.
+    --quick: a sample of the tests, on asyncio alone: see `sampled`.
     --of-the-day DATE: slow tests, and tests on uvloop, each on every third day, with two cases.
     --nothing-missing: what would be left out fails.
     --not-passed-in=FOLDER: not those tests that passed in the last run in this folder.
@@ -134,48 +133,9 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Print failures when they happen, if this process prints, which no worker of xdist does."""
-    reporter = session.config.pluginmanager.getplugin("terminalreporter")
-    if session.config.getoption("--quick") and reporter is not None:
-        session.config.pluginmanager.register(ImmediateFailures(reporter))
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the tests of the repository with --quick."""
     return True if collection_path == PROJECT and config.getoption("--quick") else None
-
-
-class ImmediateFailures:
-    """Prints each failure when it happens, so that a run that is killed has shown it; the end of
-    the run lists the names.
-    """
-
-    def __init__(self, reporter: pytest.TerminalReporter) -> None:
-        self._reporter = reporter
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._print_failure(report)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self._print_failure(report)
-
-    def _print_failure(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        if not report.failed:
-            return
-        self._reporter.write_line("")
-        self._reporter.section(f"FAILED {report.nodeid}", "_")
-        self._reporter.write_line(report.longreprtext)
-        for title, text in report.sections:
-            self._reporter.section(title, "-")
-            self._reporter.write_line(text)
-        self._reporter.flush()
-
-    def pytest_sessionfinish(self) -> None:
-        """Let pytest not print the failures again."""
-        self._reporter.config.option.tbstyle = "no"
 
 
 @pytest.hookimpl(optionalhook=True)

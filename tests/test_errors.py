@@ -12,7 +12,7 @@ import errno
 import inspect
 import multiprocessing
 import pickle
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,10 +21,9 @@ import pytest
 import aiohooks as ah
 from aiohooks import errors
 from aiohooks.errors import add_note, add_origin, copy_error, flattened, notes_of, printable
-from aiohooks.session.hook import HOOK_METHODS
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import outcome, run_once
-from tests.support.waiting import forever, parked, raises_after, suspend
+from tests.support.sessions import run_once
+from tests.support.waiting import forever, parked, raises_after
 
 PUBLIC = [cls for cls in map(vars(errors).__getitem__, errors.__all__) if isinstance(cls, type)]
 VALUES: dict[str, Any] = {
@@ -256,57 +255,7 @@ def test_flattened_groups_leave_their_notes_to_their_members() -> None:
     ]
 
 
-PLACES = [
-    *HOOK_METHODS,
-    "operation",
-    "body",
-    "step function",
-    "background, in until",
-    "background, in a run",
-    "feeds",
-]
 REFUSING: Any = [FrozenError, OddNotesError, DeafError]
-
-
-@pytest.mark.every_python
-@pytest.mark.parametrize("alone", [True, False], ids=["alone", "beside others"])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("make", REFUSING)
-async def test_an_error_that_refuses_notes_comes_out_of_a_session_as_itself(
-    make: Callable[[], Exception], place: str, alone: bool
-) -> None:
-    """Wherever it is raised, it ends the session and reaches the caller as the same object."""
-    error = make()
-    act = raises_after(1, error)
-    wait = act if place == "operation" else suspend
-
-    async def step() -> None:
-        await (forever() if place == "background, in a run" else wait())
-
-    async def feeds() -> AsyncIterator[None]:
-        await act()
-        yield
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        if place.startswith("background"):
-            session.start_soon(act)
-        if place == "background, in until":
-            await session.until(forever())
-        elif place == "step function":
-            await session.run_step_fn(act)
-        elif place == "feeds":
-            await anext(session.steps(feeds=feeds()))
-        elif place != "body":
-            await session.run("step")
-
-    phase = place if place in HOOK_METHODS else "begin"
-    hooks = [
-        PhaseHook(phase, suspend),
-        PhaseHook(phase, act if phase == place else suspend),
-        PhaseHook(phase, suspend),
-    ]
-    session = ah.AsyncMonitoredSession(step, hooks[1:2] if alone else hooks)
-    assert await outcome(session, use, error if place == "body" else None) is error
 
 
 @pytest.mark.every_python

@@ -55,18 +55,6 @@ def main(argv: list[str] | None = None) -> int:
         metavar="MS",
         help="how long a lane runs in one round",
     )
-    parser.add_argument(
-        "--parked", type=int, default=defaults.parked, help="waiters that an advance passes by"
-    )
-    parser.add_argument(
-        "--woken", type=int, default=defaults.woken, help="waiters woken at one step"
-    )
-    parser.add_argument(
-        "--checkpoint-mb",
-        type=float,
-        default=defaults.checkpoint_bytes / 1e6,
-        help="size of a checkpoint",
-    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
     parser.add_argument(
         "--page",
@@ -85,9 +73,6 @@ def main(argv: list[str] | None = None) -> int:
         defaults,
         rounds=options.rounds,
         slice_secs=options.slice / 1e3,
-        parked=options.parked,
-        woken=options.woken,
-        checkpoint_bytes=int(options.checkpoint_mb * 1e6),
     )
     names = [name for given in options.rows for name in GROUPS.get(given, [given])]
     loops = installed_loops() if options.loop == "both" else [options.loop]

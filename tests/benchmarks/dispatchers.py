@@ -2,7 +2,6 @@
 one run.
 
     python -m tests.benchmarks.dispatchers
-    python -m tests.benchmarks.dispatchers --markdown
     python -m tests.benchmarks.dispatchers --page docs/design/benchmarks.md
 
 Each one calls the same hooks through its own package. The times are medians of rounds in which all
@@ -200,18 +199,8 @@ DISPATCHERS = (
 # -- what is looked at
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """What was seen of one dispatcher."""
-
-    name: str
-    overlap: str
-    variables: str
-    error: str
-    sibling: str
-    timeout: str
-    quick_us: float
-    suspending_us: float
+Line = tuple[str, ...]
+"""What was seen of one dispatcher: a cell for each of `HEADINGS`."""
 
 
 async def overlap(connect: Connect) -> str:
@@ -356,7 +345,7 @@ async def look(counts: Counts) -> tuple[list[Line], list[str]]:
         quick = await cost(there, _silent, counts)
         suspending = await cost(there, lambda: _waiting(0), counts)
     return [
-        Line(name, *cells, quick[name] * 1e6, suspending[name] * 1e6)
+        (name, *cells, f"{quick[name] * 1e6:.1f} us", f"{suspending[name] * 1e6:.0f} us")
         for name, cells in seen.items()
     ], list(missing)
 
@@ -385,12 +374,7 @@ HEADINGS = (
 
 def table(lines: Sequence[Line], markdown: bool) -> str:
     """Format the table, for a terminal or a page."""
-    rows = [HEADINGS]
-    for one in lines:
-        costs = f"{one.quick_us:.1f} us", f"{one.suspending_us:.0f} us"
-        rows.append(
-            (one.name, one.overlap, one.variables, one.error, one.sibling, one.timeout, *costs)
-        )
+    rows = [HEADINGS, *lines]
     if markdown:
         first, *rest = (f"| {' | '.join(row)} |" for row in rows)
         return "\n".join([first, f"|{' --- |' * 6}{' ---: |' * 2}", *rest])
@@ -421,12 +405,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--rounds", type=int, default=Counts().rounds, help="how often each cost is measured"
     )
-    parser.add_argument("--markdown", action="store_true", help="print a table for a page")
     parser.add_argument("--page", type=Path, metavar="PAGE", help="put the table into a page")
     options = parser.parse_args(argv)
     with asyncio.Runner(loop_factory=loop_factory(options.loop)) as runner:
         lines, missing = runner.run(look(replace(Counts(), rounds=options.rounds)))
-    text = table(lines, options.markdown or options.page is not None)
+    text = table(lines, options.page is not None)
     if options.page is not None:
         replace_figures(options.page, SECTION, f"{versions(options.loop)}\n\n{text}")
     else:

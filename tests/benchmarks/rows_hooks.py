@@ -176,14 +176,14 @@ async def hooked_run(counts: Counts) -> AsyncIterator[Setup]:
                 ),
             },
             [
-                _figure(
+                Figure(
                     "5 hooks, both phases, each fetches its own value / gather and the graph by"
                     " hand",
                     0.25,
                     "one each",
                     "one each by hand",
                 ),
-                _figure(
+                Figure(
                     "the same, all fetch the same value", 0.25, "one for all", "one for all by hand"
                 ),
             ],
@@ -199,7 +199,7 @@ async def silent_hooks(counts: Counts) -> AsyncIterator[Setup]:
                 "silent": repeated(await opened(stack, [SilentHook() for _ in range(HOOKS)])),
                 "none": repeated(await opened(stack, [])),
             },
-            [_figure("5 silent hooks / no hooks", 1.05, "silent", "none")],
+            [Figure("5 silent hooks / no hooks", 1.05, "silent", "none")],
         )
 
 
@@ -221,7 +221,7 @@ async def no_effects(counts: Counts) -> AsyncIterator[Setup]:
                 "no-op": repeated(await opened(stack, [NoOpHook() for _ in range(HOOKS + 1)])),
             },
             [
-                _figure(
+                Figure(
                     "5 no-op hooks and an EffectsHook without effects / 6 no-op hooks",
                     1.2,
                     "effects",
@@ -253,7 +253,7 @@ async def asked_why(counts: Counts) -> AsyncIterator[Setup]:
         yield Setup(
             {"can be asked": can_be_asked, "cannot": warm},
             [
-                _figure(
+                Figure(
                     "5 no-op hooks in a process that can be asked why it waits / in one that"
                     " cannot",
                     1.01,
@@ -315,14 +315,14 @@ async def suspending_hooks(counts: Counts) -> AsyncIterator[Setup]:
                 "phases by hand": repeated(partial(_gathered_phases, quiet, context, values)),
             },
             [
-                _figure(
+                Figure(
                     "5 hooks suspend in both phases / gather and the graph by hand",
                     0.95,
                     "run",
                     "run by hand",
                 ),
-                _figure("the same, each fetches its own value", 0.95, "asking", "asking by hand"),
-                _figure("the two phases alone / two gathers", 0.95, "phases", "phases by hand"),
+                Figure("the same, each fetches its own value", 0.95, "asking", "asking by hand"),
+                Figure("the two phases alone / two gathers", 0.95, "phases", "phases by hand"),
             ],
         )
 
@@ -370,7 +370,3 @@ async def waiting_hooks(counts: Counts) -> AsyncIterator[Setup]:
             most_times=1,
             most_rounds=100,
         )
-
-
-def _figure(work: str, bar: float, ours: str, theirs: str) -> Figure:
-    return Figure(work, bar, ours, theirs)

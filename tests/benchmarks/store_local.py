@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -86,8 +85,3 @@ ENGINE = Engine(
     together_bar=None,  # it never suspends, and there is no link whose round trips could be shared
     alone_bar=3.0,
 )
-
-if __name__ == "__main__":
-    from tests.benchmarks.__main__ import main
-
-    sys.exit(main(["--rows", "local", *sys.argv[1:]]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ from tests.support.ray_cluster import membership, ray_cluster
 import ray
 import ray.util
 
-from tests.benchmarks.store_engine import Engine
+from tests.benchmarks.store_engine import Engine, Waits
 
 NAMESPACE = "bench"
 
@@ -56,20 +55,16 @@ class Bare:
 
     def __init__(self) -> None:
         self._step = 0
-        self._waits: dict[asyncio.Future[None], int] = {}
+        self._waits = Waits()
 
     async def advance(self) -> int:
         self._step += 1
-        for wait in [wait for wait, step in self._waits.items() if step <= self._step]:
-            del self._waits[wait]
-            wait.set_result(None)
+        self._waits.wake(self._step)
         return self._step
 
     async def wait_for(self, step: int) -> None:
         if step > self._step:
-            wait: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waits[wait] = step
-            await wait
+            await self._waits.park(step)
 
 
 class Calls:
@@ -110,8 +105,3 @@ ENGINE = Engine(
     settled_secs=0.05,
     joined=joined,
 )
-
-if __name__ == "__main__":
-    from tests.benchmarks.__main__ import main
-
-    sys.exit(main(["--rows", "ray", *sys.argv[1:]]))

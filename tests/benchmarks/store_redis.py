@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -80,8 +79,3 @@ ENGINE = Engine(
     one_call="one XADD",
     settled_secs=0.01,
 )
-
-if __name__ == "__main__":
-    from tests.benchmarks.__main__ import main
-
-    sys.exit(main(["--rows", "redis", *sys.argv[1:]]))

@@ -69,11 +69,10 @@ class Mode(enum.StrEnum):
     """
 
 
-def load(path: Path = TRACES, limit: int | None = None) -> list[Record]:
-    """Load the records of a file, at most `limit` of them."""
+def load(path: Path = TRACES) -> list[Record]:
+    """Load the records of a file."""
     with path.open(encoding="utf-8") as lines:
-        records: list[Record] = [json.loads(line) for line in lines if line.strip()]
-    return records[:limit]
+        return [json.loads(line) for line in lines if line.strip()]
 
 
 def rounds(record: Record) -> dict[tuple[str, str, int], int]:

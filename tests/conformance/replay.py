@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import functools
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from tests.conformance.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
 
 TICK_LIMIT = 5_000
 """Ticks of the loop that one scenario may take; the longest takes a few hundred. Nothing is bound
@@ -56,13 +55,10 @@ class Outcome:
 class Replay:
     """What the hooks, the sessions and the body of one replay share."""
 
-    def __init__(self, record: Record, mode: Mode, *, assigns: bool = False) -> None:
-        """Prepare the graph and hooks; with `assigns`, sessions are the chief's own, whose methods
-        are assigned to the object.
-        """
+    def __init__(self, record: Record, mode: Mode) -> None:
+        """Prepare the graph and hooks."""
         self.scenario = record["scenario"]
         self.mode = mode
-        self.assigns = assigns
         self.actions: Actions = actions(record, mode)
         self.suspending = mode in (Mode.SUSPENDING, Mode.FREE)
         self.outcome = Outcome()
@@ -246,18 +242,11 @@ class ScriptedCreator:
         replay.outcome.trace.append(["session", "create", n])
         await replay.pause()
         options: dict[str, Any] = {"global_step": replay.steps, "variables": replay.variables}
-        if not replay.assigns:
-            return ScriptedSession(replay, n, options)
-        session = await ah.ChiefSessionCreator(replay.graph, **options).create_session()
-        run = functools.partial(scripted_run, replay, session.run)
-        close = functools.partial(scripted_close, replay, n, session.aclose)
-        session.run = run  # type: ignore[method-assign]
-        session.aclose = close  # type: ignore[method-assign]
-        return session
+        return ScriptedSession(replay, n, options)
 
 
 class ScriptedSession(ah.Session):
-    """A raw session whose calls are those of `scripted_run` and `scripted_close`."""
+    """A raw session that records its runs and counts its end."""
 
     def __init__(self, replay: Replay, n: int, options: dict[str, Any]) -> None:
         super().__init__(replay.graph, **options)
@@ -265,29 +254,22 @@ class ScriptedSession(ah.Session):
         self.n = n
 
     async def run(self, *args: Any, **kwargs: Any) -> Any:
-        return await scripted_run(self.replay, super().run, *args, **kwargs)
+        """Record the run; then raise what the scenario says of this one, counted over all sessions,
+        or run.
+        """
+        replay = self.replay
+        n = replay.count("session", "run")
+        replay.outcome.trace.append(["session", "run", n])
+        await replay.pause()
+        if n in replay.run_errors:
+            raise replay.error(replay.run_errors[n])
+        return await super().run(*args, **kwargs)
 
     async def aclose(self) -> None:
-        await scripted_close(self.replay, self.n, super().aclose)
-
-
-async def scripted_run(replay: Replay, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Record the run; then raise what the scenario says of this one, counted over all sessions, or
-    run.
-    """
-    n = replay.count("session", "run")
-    replay.outcome.trace.append(["session", "run", n])
-    await replay.pause()
-    if n in replay.run_errors:
-        raise replay.error(replay.run_errors[n])
-    return await run(*args, **kwargs)
-
-
-async def scripted_close(replay: Replay, n: int, aclose: Callable[[], Any]) -> None:
-    """Count the end of the n-th session; it is not part of the trace."""
-    replay.closed_sessions[n] += 1
-    await replay.pause()
-    await aclose()
+        """Count the end; it is not part of the trace."""
+        self.replay.closed_sessions[self.n] += 1
+        await self.replay.pause()
+        await super().aclose()
 
 
 def make_graph() -> ah.Graph:
@@ -345,9 +327,9 @@ async def within_ticks(coro: Coroutine[Any, Any, None], limit: int) -> str | Non
     return f"hangs after {limit} ticks: {names}"
 
 
-async def replay_record(record: Record, mode: Mode, *, assigns: bool = False) -> Outcome:
+async def replay_record(record: Record, mode: Mode) -> Outcome:
     """Replay one scenario in the running loop."""
-    replay = Replay(record, mode, assigns=assigns)
+    replay = Replay(record, mode)
     hanging = await within_ticks(replay.run_scenario(), TICK_LIMIT)
     if hanging is None:
         replay.check_ends()

@@ -13,7 +13,6 @@ from fastmcp.server.middleware import Middleware
 from mcp import MCPError
 
 import aiohooks as ah
-from aiohooks.errors import InvalidHookError
 
 pytestmark = pytest.mark.every_python
 user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
@@ -61,19 +60,6 @@ async def test_middlewares_are_nested_and_calls_run_beside_each_other() -> None:
     assert order == ["out", "out", "in", "in"]
 
 
-async def test_checks_of_access_overlap() -> None:
-    """`check_resource_access` returns nothing: all checks are active at the same time."""
-
-    class Check(Middleware):
-        async def check_resource_access(self, context: Any) -> None:
-            await barrier.wait()
-
-    barrier = asyncio.Barrier(2)
-    async with client(ah.compose(Middleware, [Check(), Check()])) as caller:
-        (content,) = await caller.read_resource("data://stations")
-    assert content.text == "Bergen"
-
-
 async def test_a_check_is_not_bypassed() -> None:
     """A middleware that wraps the reading does not keep another one's check from being called."""
     denied = AuthorizationError("not yours")
@@ -94,16 +80,3 @@ async def test_a_check_is_not_bypassed() -> None:
         with pytest.raises(MCPError):
             await caller.read_resource("data://stations")
     assert errors == [denied]
-
-
-def test_middlewares_need_a_way_to_be_joined() -> None:
-    """Two middlewares called beside each other would run the tool twice: without `results=` they
-    are refused.
-    """
-
-    class Log(Middleware):
-        async def on_message(self, context: Any, call_next: Any) -> Any:
-            return await call_next(context)
-
-    with pytest.raises(InvalidHookError, match=r"on_message.*results="):
-        ah.compose(Middleware, [Log(), Log()])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 from agents import (
     Agent,
-    AgentHooks,
     Model,
     ModelResponse,
     RunConfig,
@@ -25,7 +23,6 @@ from openai.types.responses import (
 )
 
 import aiohooks as ah
-from aiohooks.errors import InvalidHookError
 
 pytestmark = pytest.mark.every_python
 
@@ -67,42 +64,16 @@ async def weather(city: str) -> str:
     return f"rain in {city}"
 
 
-async def run(
-    run_hooks: RunHooks[Any] | None = None, agent_hooks: AgentHooks[Any] | None = None
-) -> str:
+async def run(run_hooks: RunHooks[Any]) -> str:
     """Run an agent that makes two tool calls at the same time, and return its answer."""
     model = ScriptedModel(
         [tool_call("weather", city="Bergen"), tool_call("weather", city="Rome")], [sentence("done")]
     )
-    agent = Agent[Any](name="forecaster", model=model, tools=[weather], hooks=agent_hooks)
+    agent = Agent[Any](name="forecaster", model=model, tools=[weather])
     done = await Runner.run(
         agent, "the weather?", hooks=run_hooks, run_config=RunConfig(tracing_disabled=True)
     )
     return str(done.final_output)
-
-
-class Meet(RunHooks[Any]):
-    """Waits at the start of each tool call until as many calls as the barrier wants are there."""
-
-    def __init__(self, barrier: asyncio.Barrier) -> None:
-        self.barrier = barrier
-
-    async def on_tool_start(self, *_: Any) -> None:
-        await self.barrier.wait()
-
-
-async def test_agent_hooks_overlap_with_run_hooks() -> None:
-    """An agent's own hooks are composed likewise; a hook need not derive from the framework's
-    class.
-    """
-
-    class MeetAgent:
-        async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
-            await barrier.wait()
-
-    barrier = asyncio.Barrier(8)
-    run_hooks = ah.compose(RunHooks, [Meet(barrier), Meet(barrier)])
-    assert await run(run_hooks, ah.compose(AgentHooks, [MeetAgent(), MeetAgent()])) == "done"
 
 
 async def test_a_handoff_is_passed_by_keyword() -> None:
@@ -118,15 +89,3 @@ async def test_a_handoff_is_passed_by_keyword() -> None:
     hooks = ah.compose(RunHooks, [Handoffs(), Handoffs()])
     await Runner.run(first, "help", hooks=hooks, run_config=RunConfig(tracing_disabled=True))
     assert seen == ["first to expert"] * 2
-
-
-def test_a_hook_with_none_of_the_methods_is_refused() -> None:
-    """A hook that would never be called is refused, with the methods that there are."""
-
-    class Greeting:
-        async def on_start(self, *_: Any) -> None: ...
-
-    with pytest.raises(
-        InvalidHookError, match=r"Greeting.*has none of the methods of RunHooksBase.*on_agent_start"
-    ):
-        ah.compose(RunHooks, [Greeting()])

@@ -42,25 +42,6 @@ async def run(capability: Capability) -> str:
     return (await agent.run("the weather?")).output
 
 
-async def test_hooks_that_return_nothing_overlap_and_their_variables_are_seen() -> None:
-    """`before_run` of both hooks is active at the same time; what one sets, the tools see."""
-
-    class Identify(Capability):
-        async def before_run(self, ctx: Any) -> None:
-            await barrier.wait()
-            user.set("ada")
-
-    class Audit:
-        async def before_run(self, ctx: Any) -> None:
-            await barrier.wait()
-
-    barrier = asyncio.Barrier(2)
-    assert (
-        await run(ah.compose(Capability, [Audit(), Identify()]))
-        == "rain in Bergen for ada, rain in Rome for ada"
-    )
-
-
 async def test_wrapped_tool_calls_run_beside_each_other() -> None:
     """With `"wrap"` the hooks are nested, the first one outside; both tool calls are inside at the
     same time.
@@ -99,35 +80,6 @@ async def test_a_value_is_passed_from_hook_to_hook() -> None:
     assert "Lima" in await run(
         ah.compose(Capability, hooks, results={"before_tool_execute": "chain"})
     )
-
-
-def test_only_methods_of_the_hooks_are_overridden() -> None:
-    """pydantic-ai asks which methods a capability overrides: the composite overrides what its hooks
-    implement.
-    """
-
-    class Audit(Capability):
-        async def before_run(self, ctx: Any) -> None: ...
-
-    kind = type(ah.compose(Capability, [Audit(), Audit()]))
-    assert {
-        name
-        for name in dir(AbstractCapability)
-        if getattr(kind, name) is not getattr(AbstractCapability, name)
-    } >= {"before_run"}
-    assert kind.wrap_model_request is AbstractCapability.wrap_model_request
-
-
-def test_several_answers_without_a_way_to_join_them_are_refused() -> None:
-    """Of several instructions the composite could give one: refused, with what to do."""
-
-    class Polite(Capability):
-        def get_instructions(self) -> str:
-            return "Be polite."
-
-    assert ah.compose(Capability, [Polite()]).get_instructions() == "Be polite."
-    with pytest.raises(InvalidHookError, match=r"get_instructions"):
-        ah.compose(Capability, [Polite(), Polite()])
 
 
 def test_a_hook_that_would_take_the_groups_place_is_refused() -> None:

@@ -12,13 +12,11 @@ import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 import aiohooks as ah
-from aiohooks.errors import InvalidHookError
 
 pytestmark = pytest.mark.every_python
 user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
@@ -78,30 +76,3 @@ async def test_dispatch_is_nested_and_requests_run_beside_each_other() -> None:
         ("/x for no one", "ba"),
         ("/y for no one", "ba"),
     ]
-
-
-async def test_checks_overlap_and_set_variables() -> None:
-    """`on_request` of two hooks and two requests: four calls at the same time; the page sees what a
-    hook has set.
-    """
-
-    class Identify:
-        async def on_request(self, request: Request) -> None:
-            await barrier.wait()
-            user.set(request.url.path)
-
-    class Audit:
-        async def on_request(self, request: Request) -> None:
-            await barrier.wait()
-
-    barrier = asyncio.Barrier(4)
-    answers = await get(ah.compose(HTTPHooks, [Audit(), Identify()]), "/x", "/y")
-    assert [answer.text for answer in answers] == ["/x for /x", "/y for /y"]
-
-
-def test_a_pure_asgi_middleware_is_refused() -> None:
-    """A class with nothing but `__call__` holds its application: there is no method to call several
-    of.
-    """
-    with pytest.raises(InvalidHookError, match="GZipMiddleware"):
-        ah.compose(GZipMiddleware, [GZipMiddleware(Starlette())])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import logging
 import os
 import tempfile
@@ -58,3 +59,31 @@ def replaced(owner: type | types.ModuleType, name: str, replacement: Method) -> 
         owner, name, lambda *args, **options: replacement(original, *args, **options)
     ):
         yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Bug:
+    """A function of the library that is replaced, and what finds that."""
+
+    owner: type | types.ModuleType
+    name: str
+    replacement: Method
+    found_by: Any = None
+    """The law that is broken then, or the program that breaks it."""
+
+    def injected(self) -> contextlib.AbstractContextManager[None]:
+        """Have the bug in the library for a block."""
+        return replaced(self.owner, self.name, self.replacement)
+
+
+def bug_in(
+    bugs: dict[str, Bug], owner: type | types.ModuleType, name: str, found_by: Any = None
+) -> Callable[[Method], None]:
+    """Add a replacement of `owner.name` to `bugs`: a function that gets the original one, and then
+    its arguments.
+    """
+
+    def add(replacement: Method) -> None:
+        bugs[replacement.__name__] = Bug(owner, name, replacement, found_by)
+
+    return add

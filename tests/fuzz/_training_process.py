@@ -32,9 +32,7 @@ few.
 """
 
 
-def start(
-    steps_fd: int, output_fd: int, example: str, options: Sequence[str], *, background: bool
-) -> ForkServerProcess:
+def start(steps_fd: int, output_fd: int, example: str, options: Sequence[str]) -> ForkServerProcess:
     """Start a process that runs an example with these options.
 
     Args:
@@ -42,8 +40,6 @@ def start(
         output_fd: its standard output and error output.
         example: the name of its file.
         options: of the example.
-        background: whether its checkpoints are written in the background, although the example
-            waits for them.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a server with threads cannot fork
     context = multiprocessing.get_context("forkserver")
@@ -53,14 +49,13 @@ def start(
         DupFd(output_fd),
         str(ROOT / "examples" / example),
         [*options],
-        background,
     )
     process = context.Process(target=_train, args=arguments, daemon=True)
     process.start()
     return process
 
 
-def _train(steps: Any, output: Any, example: str, options: list[str], background: bool) -> None:
+def _train(steps: Any, output: Any, example: str, options: list[str]) -> None:
     fd = steps.detach()
     os.dup2(output.detach(), 1)
     os.dup2(1, 2)
@@ -79,17 +74,9 @@ def _train(steps: Any, output: Any, example: str, options: list[str], background
             os.write(fd, RECORD.pack(True, step))
             return position
 
-    class InBackground(ah.CheckpointSaverHook):
-        """Saves in the background."""
-
-        def __init__(self, *args: Any, **given: Any) -> None:
-            super().__init__(*args, **{**given, "background": True})
-
     changed: Any = ah
     changed.MemoryStepStore = ReportingStore
     where_it_is_made: Any = creators
     where_it_is_made.MemoryStepStore = ReportingStore
-    if background:
-        changed.CheckpointSaverHook = InBackground
     sys.argv = [example, *options]
     runpy.run_path(example, run_name="__main__")

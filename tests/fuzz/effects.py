@@ -25,7 +25,7 @@ import signal
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.checkpoint import KeepNewest
 from aiohooks.hooks.effects import EffectsHook
-from tests.fuzz._harness import command, log_disabled, replaced, scratch
+from tests.fuzz._harness import Bug, command, log_disabled, scratch
 
 KINDS = ("publish", "charge", "notify")
 MOST_KILLS = 6
@@ -458,31 +458,23 @@ def _name_by_process(original: Any, self: Any, state: Any) -> None:
     self._run = f"r{os.getpid()}"
 
 
-BUGS: dict[str, tuple[type, str, Any]] = {
-    "delivered at the commit": (EffectsHook, "_move_to_outbox", _release_when_moved),
-    "a save releases what came after it": (EffectsHook, "_release", _release_all),
-    "the outbox is not saved": (EffectsHook, "state_dict", _forget_pending),
-    "undone effects stay": (EffectsHook, "load_state_dict", _keep_undone),
-    "a failed attempt leaves its effects": (EffectsHook, "_move_to_outbox", _take_all),
-    "a committed run loses its effects": (EffectsHook, "_lacks_room", _drop_failed),
-    "a failed delivery is not repeated": (EffectsHook, "__init__", _ignore_failures),
-    "a recovery delivers again": (EffectsHook, "load_state_dict", _load_all),
-    "all have one numbering": (EffectsHook, "record", _same_recorder),
-    "keys depend on the process": (EffectsHook, "load_state_dict", _name_by_process),
+BUGS: dict[str, Bug] = {
+    "delivered at the commit": Bug(EffectsHook, "_move_to_outbox", _release_when_moved),
+    "a save releases what came after it": Bug(EffectsHook, "_release", _release_all),
+    "the outbox is not saved": Bug(EffectsHook, "state_dict", _forget_pending),
+    "undone effects stay": Bug(EffectsHook, "load_state_dict", _keep_undone),
+    "a failed attempt leaves its effects": Bug(EffectsHook, "_move_to_outbox", _take_all),
+    "a committed run loses its effects": Bug(EffectsHook, "_lacks_room", _drop_failed),
+    "a failed delivery is not repeated": Bug(EffectsHook, "__init__", _ignore_failures),
+    "a recovery delivers again": Bug(EffectsHook, "load_state_dict", _load_all),
+    "all have one numbering": Bug(EffectsHook, "record", _same_recorder),
+    "keys depend on the process": Bug(EffectsHook, "load_state_dict", _name_by_process),
 }
 
 
-@contextlib.contextmanager
-def bug(name: str) -> Generator[None]:
-    """Put a bug into the library for the block."""
-    owner, method, replacement = BUGS[name]
-    with replaced(owner, method, replacement):
-        yield
-
-
-def finds(name: str, most: int = 60) -> int | None:
+def finds(name: str, most: int = 300) -> int | None:
     """Return the number of the first training that finds a bug."""
-    with bug(name):
+    with BUGS[name].injected():
         return next(
             (
                 number

@@ -7,15 +7,14 @@ runs to its end. What it has learned must equal that of an uninterrupted run to 
 each restart must continue from a step that is not farther back than promised: one checkpoint
 interval where training waits for the disk, two where it continues in a write.
 
-    waiting, background   examples/train_digits.py with one worker, which waits for the disk by
-                          itself; the weights are compared
-    torch                 examples/train_torch.py (AdamW, a scheduler, dropout, bfloat16, shuffled
-                          batches taken ahead, evaluations beside the training); all that it tracks
-                          is compared, and the records of all steps
+    waiting   examples/train_digits.py with one worker, which waits for the disk; the weights are
+              compared
+    torch     examples/train_torch.py (AdamW, a scheduler, dropout, bfloat16, shuffled batches taken
+              ahead, evaluations beside the training), which continues in a write; all that it
+              tracks is compared, and the records of all steps
 
-The points are events, not times: the n-th committed step, the n-th line of output, or the n-th
-change in the checkpoint directory (a file made, written, closed, renamed, removed), which is inside
-a save as a rule.
+The points are events, not times: the n-th committed step, or the n-th change in the checkpoint
+directory (a file made, written, closed, renamed, removed), which is inside a save as a rule.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ from tests.fuzz._training_process import RECORD, start
 from tests.support.record_files import without_time
 from tests.support.waiting import HANG_SECS
 
-MODES = ("waiting", "background", "torch")
+MODES = ("waiting", "torch")
 INTERVAL = 50
 """Steps between checkpoints."""
 INTERVALS_PER_KILL = 3
 """How many intervals are trained for each kill; no kill point is later than that."""
 
-Kind = Literal["step", "line", "file"]
+Kind = Literal["step", "file"]
 
 
 class KillPoint(NamedTuple):
@@ -66,14 +65,8 @@ class KillPoint(NamedTuple):
 def kill_points(kills: int, seed: int) -> list[KillPoint]:
     """Return random points; every second one is a change of the directory."""
     order = random.Random(seed)
-    latest: dict[Kind, int] = {
-        "step": INTERVAL * 5 // 2,
-        "line": 4,
-        "file": 45,
-    }  # a save makes about 15
-    kinds: list[Kind] = [
-        order.choice(("step", "step", "line")) if number % 2 else "file" for number in range(kills)
-    ]
+    latest: dict[Kind, int] = {"step": INTERVAL * 5 // 2, "file": 45}  # a save makes about 15
+    kinds: list[Kind] = ["step" if number % 2 else "file" for number in range(kills)]
     return [KillPoint(kind, order.randint(1, latest[kind])) for kind in kinds]
 
 
@@ -143,15 +136,13 @@ def training(mode: str, directory: Path, steps: int) -> TrainingProcess:
             "train_digits.py",
         )
     options += ["--steps", steps, "--checkpoint-dir", directory]
-    return TrainingProcess(directory, example, options, background=mode == "background")
+    return TrainingProcess(directory, example, options)
 
 
 class TrainingProcess:
     """An example with a checkpoint directory, as a process."""
 
-    def __init__(
-        self, directory: Path, example: str, options: Sequence[object], *, background: bool
-    ) -> None:
+    def __init__(self, directory: Path, example: str, options: Sequence[object]) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
         self._watch = DirectoryWatch(directory)
@@ -162,13 +153,11 @@ class TrainingProcess:
         self._output_fd, output_fd = os.pipe()
         for fd in (self._steps_fd, self._output_fd):
             os.set_blocking(fd, False)
-        self._process = start(
-            steps_fd, output_fd, example, [str(each) for each in options], background=background
-        )
+        self._process = start(steps_fd, output_fd, example, [str(each) for each in options])
         for fd in (steps_fd, output_fd):
             os.close(fd)
         self._records = self._text = b""
-        self._seen: dict[Kind, int] = {"step": 0, "line": 0, "file": 0}
+        self._seen: dict[Kind, int] = {"step": 0, "file": 0}
 
     def run_until(self, kill_point: KillPoint | None) -> ProcessRun:
         """Kill it at a point, or let it run to its end."""
@@ -202,7 +191,6 @@ class TrainingProcess:
             self._seen["step"] = sum(not restored for restored, _ in self._steps())
         else:
             self._text += data
-            self._seen["line"] = self._text.count(b"\n")
         return bool(data)
 
     def _steps(self) -> Iterator[tuple[bool, int]]:

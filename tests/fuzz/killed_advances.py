@@ -1,11 +1,11 @@
-"""Kill a process at each line of the stores that an advance runs through.
+"""Kill a process at each line of the stores that its life runs through.
 
     python -m tests.fuzz.killed_advances --engine local
 
-The process acknowledges an advance, and is killed in the next one: at the first line, then at the
-second, until the advance survives. Each time the step has every acknowledged advance, and at most
-the interrupted one besides; and a wait of another process ends, with the step or with the error of
-its dead publisher.
+The process opens its store, publishes, advances, leads and closes, and acknowledges each advance.
+It is killed at the first line of this, then at the second, until it survives. Each time the step
+has every acknowledged advance, and at most the interrupted one besides; a wait of another process
+ends, with the step or with the error of its dead publisher; and another process may lead.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from aiohooks.errors import PublisherFailedError
+from aiohooks.errors import PublisherFailedError, PublisherFinishedError
 from aiohooks.stores import open_step_store
 from tests.fuzz._harness import command, log_disabled
 from tests.support.store_servers import PROGRAMS, running
 from tests.support.waiting import HANG_SECS
 
 RUN = "killed"
-WAITED_ADVANCES = 2
-"""How many advances the other process waits for; a process that is killed makes 1 or 2."""
+ADVANCES = 3
+"""How many advances a process makes that is not killed; others wait for as many."""
 
 
 class LineKiller:
@@ -51,29 +51,31 @@ class LineKiller:
         return self
 
 
-def advance_twice(url: str, options: dict[str, Any], line: int, results: Connection) -> None:
-    """Advance a run, and once more, but for a kill at the line; send the step after each."""
+def live(url: str, options: dict[str, Any], line: int, results: Connection) -> None:
+    """Use a run, but for a kill at the line; send the step after each advance."""
 
-    async def advance() -> None:
+    async def use_store() -> None:
         async with open_step_store(url, run=RUN, **options) as store:
             with store.publisher("killed"):
                 await store.flush()
-                results.send(await store.advance())
-                killer = LineKiller(line)
-                threading.settrace(killer)
-                sys.settrace(killer)
-                step = await store.advance()
-                sys.settrace(None)
-                results.send(step)
+                for _ in range(ADVANCES - 1):
+                    results.send(await store.advance())
+                async with store.lead():
+                    results.send(await store.advance())
 
-    asyncio.run(advance())
+    killer = LineKiller(line)
+    threading.settrace(killer)
+    sys.settrace(killer)
+    asyncio.run(use_store())
 
 
-def run_process(url: str, options: dict[str, Any], line: int) -> list[int]:
-    """Run a process that advances twice; return the steps that it has acknowledged."""
+def run_process(url: str, options: dict[str, Any], line: int) -> tuple[int, list[int]]:
+    """Run a process that may be killed; return its exit code, and the steps that it has
+    acknowledged.
+    """
     context = multiprocessing.get_context("forkserver")
     results, sender = context.Pipe(duplex=False)
-    process = context.Process(target=advance_twice, args=(url, options, line, sender))
+    process = context.Process(target=live, args=(url, options, line, sender))
     process.start()
     sender.close()
     acknowledged: list[int] = []
@@ -81,26 +83,31 @@ def run_process(url: str, options: dict[str, Any], line: int) -> list[int]:
         while True:
             acknowledged.append(results.recv())
     process.join()
-    return acknowledged
+    assert process.exitcode is not None
+    return process.exitcode, acknowledged
 
 
 async def kill_at(url: str, options: dict[str, Any], line: int) -> tuple[int, str]:
-    """Kill a process at a line; return the number of acknowledged advances, and the problem."""
+    """Kill a process at a line; return its exit code, and the problem."""
     async with open_step_store(url, run=RUN, **options) as store:
         before = (await store.value()).step
-        wait = asyncio.ensure_future(store.wait_for(before + WAITED_ADVANCES))
-        acknowledged = await asyncio.to_thread(run_process, url, options, line)
+        wait = asyncio.ensure_future(store.wait_for(before + ADVANCES))
+        exit_code, acknowledged = await asyncio.to_thread(run_process, url, options, line)
         step = (await store.value()).step
         count = len(acknowledged)
         if not before + count <= step <= before + count + 1:
-            return count, f"step {step} after {before} and {acknowledged}"
+            return exit_code, f"step {step} after {before} and {acknowledged}"
+        async with store.lead():
+            if not count:  # perhaps no process knew that it publishes
+                await store.advance(ADVANCES)
         await asyncio.wait([wait], timeout=HANG_SECS)
         if not wait.done():
-            return count, f"the wait for {before + WAITED_ADVANCES} hangs"
+            return exit_code, f"the wait for {before + ADVANCES} hangs"
         error = wait.exception()
-        if error is None or isinstance(error, PublisherFailedError):
-            return count, ""
-        return count, f"the wait ended with {error!r}"
+        is_right = error is None or isinstance(
+            error, (PublisherFailedError, PublisherFinishedError)
+        )
+        return exit_code, "" if is_right else f"the wait ended with {error!r}"
 
 
 async def kill_at_lines(url: str, options: dict[str, Any], every: int) -> tuple[int, list[str]]:
@@ -109,10 +116,10 @@ async def kill_at_lines(url: str, options: dict[str, Any], every: int) -> tuple[
     kills = 0
     while True:
         line = 1 + kills * every
-        count, problem = await kill_at(url, options, line)
+        exit_code, problem = await kill_at(url, options, line)
         if problem:
             problems.append(f"line {line}: {problem}")
-        if count == WAITED_ADVANCES or problem:
+        if exit_code == 0 or problem:
             return kills, problems
         kills += 1
 
@@ -141,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         kills, problems = asyncio.run(kill_at_lines(url, options, given.every))
     print(*problems, sep="\n")
-    print(f"{kills} kills in an advance on {given.engine}, {len(problems)} problems")
+    print(f"{kills} kills on {given.engine}, {len(problems)} problems")
     return int(bool(problems) or not kills)
 
 

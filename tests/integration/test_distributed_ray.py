@@ -37,11 +37,6 @@ async def test_tasks(cluster: str, tmp_path: Path) -> None:
     assert actor_of(found[0]["run"]) is None
 
 
-async def test_tasks_find_the_run_in_their_environment(cluster: str) -> None:
-    """`open_step_store()` without arguments opens the store of the run."""
-    assert await launch(distributed_tasks.finds_the_run, num_workers=0) == ["RayEngine"]
-
-
 async def test_a_task_that_dies(cluster: str) -> None:
     """It is restarted with the next attempt, up to `max_restarts` times."""
     assert await launch(distributed_tasks.dies, num_workers=1, args=("kill", 1)) == [1, 2]
@@ -50,15 +45,6 @@ async def test_a_task_that_dies(cluster: str) -> None:
     (error,) = caught.value.exceptions
     assert isinstance(error, TaskDiedError)
     assert error.task_id == 1
-
-
-async def test_a_task_that_fails(cluster: str) -> None:
-    """The error of `main` is raised with its traceback, and the others are ended."""
-    with pytest.raises(ExceptionGroup, match="1 of 3 tasks failed") as caught:
-        await launch(distributed_tasks.fails, num_workers=2)
-    (error,) = caught.value.exceptions
-    assert isinstance(error, ValueError)
-    assert "in the worker 1, attempt 1" in error.__notes__[0]
 
 
 async def test_bad_options(cluster: str) -> None:

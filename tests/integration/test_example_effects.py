@@ -13,9 +13,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 import aiohooks as ah
 from tests.support.needs import need
+from tests.support.services import under_uvicorn
 from tests.support.source import ROOT
 from tests.support.store_servers import running
 
@@ -78,25 +83,15 @@ async def service(keys: Counter[str]) -> AsyncIterator[str]:
     """
     requests = 0
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(request: Request) -> Response:
         nonlocal requests
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                fields = dict(line.lower().split(": ", 1) for line in head.splitlines()[1:] if line)
-                await reader.readexactly(int(fields["content-length"]))
-                requests += 1
-                if requests % 6:
-                    keys[fields["idempotency-key"]] += 1
-                status = "500 Error" if requests % 3 == 0 else "200 OK"
-                writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
-                await writer.drain()
-        writer.close()
+        requests += 1
+        if requests % 6:
+            keys[request.headers["idempotency-key"]] += 1
+        return Response(status_code=500 if requests % 3 == 0 else 200)
 
-    server = await asyncio.start_server(answer, "127.0.0.1")
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        server.close()
+    async with under_uvicorn(Starlette(routes=[Route("/", answer, methods=["POST"])])) as url:
+        yield url
 
 
 @pytest.mark.slow

@@ -177,26 +177,6 @@ def test_it_trains_and_serves(tmp_path: Path) -> None:
     assert saved_step(tmp_path) == 301
 
 
-def test_sigterm_in_the_middle_of_a_step_wait(tmp_path: Path) -> None:
-    """The session's own wait ends, waiting clients are answered; then the process ends, with a
-    checkpoint.
-    """
-    with example(tmp_path) as service:
-        service.send_rows(2)
-        service.ask("/training/steps/2")
-        status, health = service.ask("/training/health")
-        assert status == 200
-        assert any("waiting for step 48 of rows received" in one for one in health["doing"])
-        waiting = [service.begin("/training/steps/9") for _ in range(5)]
-        service.wait_parked(5)
-        service.signal(signal.SIGTERM)
-        message = "the session makes no more steps: the server received SIGTERM"
-        expected = {"error": "stopped", "message": message, "wanted": 9, "step": 2}
-        assert [read_reply(one) for one in waiting] == [(410, expected)] * 5
-        assert service.end() == (0, "finished at step 2: the server received SIGTERM\n")
-    assert saved_step(tmp_path) == 2
-
-
 def test_the_page_shows_the_run_live(tmp_path: Path) -> None:
     """In a browser the page counts the steps, and shows that the service has gone; all its files
     come from the service.

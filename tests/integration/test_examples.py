@@ -157,10 +157,6 @@ def test_the_timeline_shows_what_overlaps(tmp_path: Path) -> None:
 REFUSED = [
     (DIGITS, "--workers 0", "--workers is 0: give a number from 1 to 100"),
     (DIGITS, "--steps ten", "argument --steps: invalid int value: 'ten'"),
-    (DIGITS, "--steps 0", "--steps is 0: give a number from 1 to 1000000000"),
-    (DIGITS, "--k -1", "--k is -1: give a number from 0 to 1000000000"),
-    (DIGITS, "--seed 1.5", "argument --seed: invalid int value: '1.5'"),
-    (DIGITS, "--checkpoint-every 0", "--checkpoint-every is 0: give a number from 1 to 1000000000"),
     (
         DIGITS,
         "--engine ray --store local:///x",
@@ -168,8 +164,6 @@ REFUSED = [
     ),
     (ASYNC_RL, "--bounds 0 -1", "--bounds has -1: give whole numbers, 0 or more"),
     (ASYNC_RL, "--seeds 0", "--seeds is 0: give 1 or more"),
-    (ASYNC_RL, "--steps 10", "--steps is 10: give 50 or more"),
-    (ASYNC_RL, "--workers some", "argument --workers: invalid int value: 'some'"),
 ]
 
 
@@ -389,16 +383,3 @@ def test_no_item_is_used_beyond_the_bound() -> None:
         assert row["crashed_at"] - 40 <= row["continued"] <= row["crashed_at"] + 1
     assert table[0]["lag_mean"] == 0
     assert table[2]["lag_max"] > 1, "the bound is used"
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_table() -> None:
-    """Ctrl-C ends the runs at any point, with the exit code of an interrupt and without a
-    traceback.
-    """
-    with started(
-        ASYNC_RL, "--steps", 50, "--seeds", 1_000, "--bounds", 4, until="lag bound"
-    ) as process:
-        assert process.stdout is not None
-        assert rows(process.stdout.readline())
-        assert len(rows(interrupted(process))) < 999

@@ -10,9 +10,7 @@ import pytest
 
 from aiohooks.testing import explore
 from tests.fuzz.explored.__main__ import main
-from tests.fuzz.explored.fixture import SessionScenario
-from tests.fuzz.explored.harness import explored, finding, in_a_place
-from tests.fuzz.explored.injected_bugs import SOUND
+from tests.fuzz.explored.harness import finding
 from tests.fuzz.explored.programs import BUGS, PROGRAMS, results
 from tests.fuzz.random_programs.programs import ERRORS, Program, draw
 
@@ -24,21 +22,12 @@ SEEDS = 10
 
 @pytest.mark.slow
 def test_programs_keep_their_laws_however_they_are_disturbed() -> None:
-    """Cancelled anywhere, in any place, in any order: a program is cancelled and leaks nothing."""
+    """Cancelled anywhere, in any order: a program is cancelled and leaks nothing."""
     found = list(results(PROGRAMS, SEEDS, jobs=2))
     assert not [one.problem for one in found if one.problem]
     assert all(one.schedules == SEEDS * PROGRAMS[one.name].times + 1 for one in found)
     assert sum(one.cancels for one in found) > 4 * len(found)
     assert sum(one.events for one in found) > 4 * len(found)
-
-
-@one_loop
-@pytest.mark.parametrize("scenario", SOUND, ids=lambda scenario: scenario.name)
-async def test_sound_code_passes(scenario: SessionScenario) -> None:
-    """Nothing is found in small coroutines that treat cancellation as they should, in any place on
-    this Python.
-    """
-    assert not (await explored(scenario.name, in_a_place(scenario), seeds=300)).problem
 
 
 @one_loop
@@ -116,9 +105,4 @@ def test_the_command_prints_a_row_for_each_program(capsys: pytest.CaptureFixture
     assert table[1].split()[:5] == ["two", "steps,", "1", "hooks", "6"]
     assert table[2].split()[:2] == ["sum", "6"]
     assert main(["--program", "leaves_a_task", "--injected-bugs"]) == 0
-    assert capsys.readouterr().out.split() == [
-        "leaves_a_task",
-        "found",
-        "hook_leaves_a_task",
-        "found",
-    ]
+    assert capsys.readouterr().out.split() == ["leaves_a_task", "found"]

@@ -17,7 +17,6 @@ import pytest
 
 from aiohooks.checkpoint import Saver
 from tests.fuzz.kill_training import (
-    INTERVAL,
     KillPoint,
     ProcessRun,
     Tally,
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "kills"), [("waiting", 5), ("background", 3), ("torch", 3)])
+@pytest.mark.parametrize(("mode", "kills"), [("waiting", 5), ("torch", 3)])
 def test_a_killed_run_ends_with_the_same_bits(mode: str, kills: int, tmp_path: Path) -> None:
     """Killed with SIGKILL, also inside a save, and started again: nothing differs, and no more
     steps are lost than promised.
@@ -50,11 +49,9 @@ def test_a_killed_run_ends_with_the_same_bits(mode: str, kills: int, tmp_path: P
     ("run", "finding"),
     [
         (ProcessRun(-9, "", 50, 70, True), None),
-        (ProcessRun(-9, "", None, None, False), None),
         (ProcessRun(-9, "", 49, 70, True), "had reached step 100, continued from 49"),
         (ProcessRun(-9, "", 101, 120, True), "had reached step 100, continued from 101"),
         (ProcessRun(1, "Traceback", 100, 120, False), "ended with 1: Traceback"),
-        (ProcessRun(0, "", 100, 1000, False), "ended with 0"),
         (
             ProcessRun(-9, "checkpoint x is damaged", 100, 120, True),
             "a checkpoint was found damaged",
@@ -70,17 +67,9 @@ def test_a_run_that_breaks_a_promise_is_found(run: ProcessRun, finding: str | No
     assert finding is None or finding in found[0]
 
 
-def test_without_waiting_two_intervals_may_be_lost() -> None:
-    """The interval whose checkpoint is being written, and the one trained meanwhile."""
-    assert [
-        Tally(mode, 1000).promised // INTERVAL for mode in ("waiting", "background", "torch")
-    ] == [1, 2, 2]
-
-
 @pytest.mark.parametrize(
     ("mode", "weight", "step", "losses", "finding"),
     [
-        ("waiting", 1.0, 2, "ab", None),
         (
             "waiting",
             math.nextafter(1.0, 2.0),
@@ -98,7 +87,6 @@ def test_without_waiting_two_intervals_may_be_lost() -> None:
             "the state of 'model' is not the same to the last bit",
         ),
         ("torch", 1.0, 2, "ac", "the records are not the same"),
-        ("torch", 1.0, 2, "aab", "the records are not the same"),
     ],
 )
 def test_a_difference_at_the_end_is_found(

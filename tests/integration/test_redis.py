@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ import pytest
 import redis.asyncio
 
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.stores import Position, SharedStepStore
-from aiohooks.stores._protocol import Join, Member
+from aiohooks.stores import SharedStepStore
 from aiohooks.stores.redis import RedisEngine
 from aiohooks.testing.step_store import check_step_store
 from tests.support.redis_servers import KINDS, call_counts, execute, until_blocked
@@ -158,21 +156,6 @@ async def test_a_cancelled_call_leaves_the_connection_to_the_others(
         assert (await store.value()).step == 21
 
 
-async def test_opening_can_be_cancelled_anywhere(server: Server, run: str) -> None:
-    """Closing then leaves no connection."""
-    before = len(await execute(server, "CLIENT LIST"))
-    for ticks in range(0, 40, 3):
-        store = shared_store(server.url, run=run)
-        opening = asyncio.create_task(store.advance())
-        for _ in range(ticks):
-            await asyncio.sleep(0)
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
-        await store.aclose()
-    while len(await execute(server, "CLIENT LIST")) != before:
-        pass
-
-
 async def test_without_the_right_to_end_its_own_read(server: Server, run: str) -> None:
     """The connection is replaced: slower, but the waiter for a lower step is woken."""
     await execute(server, "ACL", "SETUSER", "slow", "on", ">p", "~aiohooks:*", "+@all", "-pexpire")
@@ -187,45 +170,6 @@ async def test_without_the_right_to_end_its_own_read(server: Server, run: str) -
 
 
 # What changes in the server.
-
-
-async def test_deleted_keys_are_found_by_a_heartbeat(server: Server, run: str) -> None:
-    """Also without a write: the members are announced again, and the step is what it was."""
-    async with (
-        shared_store(server.url, run=run, heartbeat=0.05) as store,
-        shared_store(server.url, run=run) as other,
-    ):
-        with other.publisher("trainer"):
-            await other.advance(5)
-            await other.flush()
-            await store.value()
-            await execute(server, "FLUSHALL")
-            while await execute(server, "XLEN", f"aiohooks:{{{run}}}") != 1:
-                pass
-            assert (await other.value()) == Position(2, 5)
-
-
-async def test_an_older_copy_without_the_last_own_change(server: Server, run: str) -> None:
-    """A copy that lacks only a change of this process, which it has not read since, is a loss."""
-    engine = shared_store(server.url, run=run)._engine
-    await engine.connect()
-    key = f"aiohooks:{{{run}}}:state"
-    before: dict[str, str] = await execute(server, "HGETALL", key)
-    await engine.request(Join(Member("p/1", "trainer", 10.0)))
-    await execute(server, "DEL", f"aiohooks:{{{run}}}:changes")
-    await execute(server, "HSET", key, *itertools.chain(*before.items()))
-    await engine.disconnect()
-    assert (await engine.connect()).position == Position(2, 0)
-    await engine.disconnect()
-
-
-async def test_a_server_that_has_lost_the_script(server: Server, run: str) -> None:
-    """The script is sent again, over the same connection."""
-    async with shared_store(server.url, run=run) as store:
-        await store.advance()
-        await execute(server, "SCRIPT", "FLUSH")
-        assert await store.advance() == 2
-        assert store._connection.lost_at is None
 
 
 # Arguments.

@@ -4,9 +4,7 @@ starts processes.
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -167,17 +165,11 @@ def send_signals(command: list[str], *numbers: signal.Signals) -> tuple[int, str
 
 CASES: list[tuple[str, object, list[signal.Signals], tuple[int, str]]] = [
     (AH_RUN, None, [TERM], (143, "end close after")),
-    (AH_RUN, None, [INT], (130, "end close after")),
     (AH_RUN, 0, [TERM], (0, "end close after")),
     ("sys.exit(ah.run(main))", 7, [TERM], (7, "end close after")),
-    (RUNNER, None, [TERM], (0, "end close after")),
     (f"{RUNNER}; sys.exit(128 + session.stop_signal)", None, [TERM], (143, "end close after")),
     (AH_RUN, None, [TERM, TERM], (143, "close")),
-    (AH_RUN, None, [TERM, INT], (130, "close")),
     (AH_RUN, 0, [INT, TERM], (143, "close")),
-    (RUNNER, None, [TERM, TERM], (143, "close")),
-    (AH_RUN, None, [TERM, TERM, TERM], (-15, "")),
-    (RUNNER, None, [INT, INT, INT], (-2, "")),
 ]
 
 
@@ -195,16 +187,6 @@ def test_the_exit_code(
     """
     code, output, errors = send_signals(program(run, loop, result, len(numbers)), *numbers)
     assert (code, output, errors) == (*wanted, "")
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_the_second_interrupt_of_asyncio_run(loop: str) -> None:
-    """Under `asyncio.Runner` the second Ctrl-C raises its `KeyboardInterrupt`, after all hooks were
-    closed.
-    """
-    code, output, errors = send_signals(program(RUNNER, loop, None, 2), INT, INT)
-    assert (code, output) == (-2, "close")
-    assert errors.rstrip().endswith("KeyboardInterrupt")
 
 
 ENDS = """
@@ -253,30 +235,6 @@ def test_an_interrupt_while_main_ends(handled: bool, loop: str) -> None:
     code, output, errors = send_signals([sys.executable, "-c", source])
     assert (code, output) == (128 + INT if handled else -INT, "closed")
     assert errors == "" if handled else errors.rstrip().endswith("KeyboardInterrupt")
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_the_third_signal_ends_a_blocked_loop(loop: str) -> None:
-    """While a step blocks the loop the first two signals have no effect; the third one ends the
-    process.
-    """
-    source = """
-        async def step():
-            print("ready", flush=True)
-            threading.Event().wait()
-
-        class Hook(ah.SessionRunHook):
-            pass
-    """
-    command = program(f"{textwrap.dedent(source)}\n{AH_RUN}", loop)
-    with processes.start(command) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        while process.poll() is None:  # pending signals are merged, so it may take more than three
-            process.send_signal(TERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.1)
-        assert (process.returncode, process.stderr.read() if process.stderr else "") == (-15, "")
 
 
 FORKS = """

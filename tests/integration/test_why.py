@@ -80,15 +80,10 @@ HANGS = {
         r"^deadlock: Deadlock(#2)?.before_run at step 1, LINE, S <- asyncio.Lock.acquire <-"
         r" Deadlock(#2)?.* LINE, S"
     ),
-    "full_queue": r"Send.after_run at step 3, LINE, S <- asyncio.Queue.put",
     "thread_lock": (r"InThread.* AWAITS, S <- thread .* LINE$"),
     "slow_disk": (
         r"CheckpointSaverHook.after_run at step 1, S <- .*save of the checkpoint of step 0 in .*"
         r" LINE"
-    ),
-    "version": (
-        r"Gate.before_run at .*, LINE, S <- room in the version gate of weights .* <- step 1 of"
-        r" weights \(.*no publisher"
     ),
     "recovery": (
         r"in recovery 1 from Unavail.*, recovery at LINE waits for the pause of 600 s before"

@@ -18,10 +18,8 @@ from tests.support.source import (
     PACKAGE,
     ROOT,
     Import,
-    defined_names,
     imports,
     modules,
-    python_files,
     tree,
 )
 from tests.support.versions import CORE, requirements
@@ -235,25 +233,6 @@ def test_nothing_inside_imports_the_front_door_or_the_testing_helpers() -> None:
     assert not wrong, lines(wrong)
 
 
-def test_names_come_from_the_module_that_defines_them() -> None:
-    """A name is imported from where it is made, or through the front door of a folder from outside
-    of that folder.
-    """
-    wrong: list[Import] = []
-    for one in inside("top", "inner", "types"):
-        if one.name is None or one.name in defined_names(one.module):
-            continue
-        is_front_door = modules()[one.module].name == "__init__.py"
-        handed_on = {
-            each.name for each in imports(one.module) if each.kind != "inner"
-        }  # a lazy one imports under TYPE_CHECKING
-        if not (
-            is_front_door and one.name in handed_on and package(one.importer) != package(one.module)
-        ):
-            wrong.append(one)
-    assert not wrong, lines(wrong)
-
-
 def test_only_anyio_is_imported_besides_the_standard_library() -> None:
     """The core needs anyio alone; each extra is imported at the top of the modules that are about
     it.
@@ -289,39 +268,6 @@ def test_extras_are_what_modules_import() -> None:
     imported = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in EXTRAS}
     # pytest loads the plugin itself, and torch is imported only where the program has imported it.
     assert in_extras - {"anyio"} == imported - {"pytest", "torch"}
-
-
-def test_every_module_says_what_it_is_for() -> None:
-    """Each module of the library and the examples opens with a docstring."""
-    silent = [
-        str(path.relative_to(ROOT))
-        for path in python_files(PACKAGE, "examples")
-        if not ast.get_docstring(tree(path))
-    ]
-    assert not silent
-
-
-def test_the_stores_reach_no_session() -> None:
-    """The step stores reach nothing but what is above them in the order: they can be used without
-    any session.
-    """
-    reached: set[str] = set()
-    ahead = [module for module in modules() if package(module) == "stores"]
-    while ahead:
-        module = ahead.pop()
-        if module not in reached:
-            reached.add(module)
-            ahead += [
-                one.module
-                for one in imports(module)
-                if one.module in modules() and one.kind != "types"
-            ]
-    assert {package(module) for module in reached} <= {
-        "errors",
-        "_why",
-        "_core",
-        "stores",
-    }
 
 
 # Refuses what is neither standard library nor anyio's own need, so a missing extra is what it would

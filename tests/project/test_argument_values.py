@@ -4,6 +4,7 @@ instead.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -14,16 +15,17 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook
-from aiohooks.checkpoint import KeepBest, KeepEvery, KeepNewest
+from aiohooks.checkpoint import KeepBest, KeepEvery, KeepNewest, Mirror, Saver
 from aiohooks.stores.local import LocalEngine
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid, refused
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.sessions import counting_graph, double, doubling
+from tests.support.sessions import counting_graph, doubling
 from tests.support.trackers import ScriptedTracker
 
 GRAPH = counting_graph()
 NAN = math.nan
+EVERY_STEP = ah.Every(steps=1)
 
 
 def plain(session: object) -> None:
@@ -36,38 +38,100 @@ class Observer:
     def begin(self) -> None: ...
 
 
-def worker(**options: Any) -> ah.WorkerSessionCreator:
-    return ah.WorkerSessionCreator(GRAPH, **{"variables": ah.Variables(), **options})
+async def evaluate(evaluation: object) -> None:
+    """An evaluation."""
 
 
 def monitored(**options: Any) -> ah.AsyncMonitoredSession:
     return doubling(**options)
 
 
-async def evaluate(evaluation: object) -> None:
-    """An evaluation."""
-
-
-def evaluator(**options: Any) -> ah.hooks.EvaluatorHook:
-    given: dict[str, Any] = {"eval_fn": evaluate, "every": ah.Every(steps=1), **options}
-    return ah.hooks.EvaluatorHook(**given)
-
-
-def saver_hook(**options: Any) -> ah.CheckpointSaverHook:
-    given: dict[str, Any] = {"checkpoint_dir": "run", "every": ah.Every(steps=1), **options}
-    return ah.CheckpointSaverHook(**given)
-
-
 def remote_store(**options: Any) -> FakeStepStore:
     return FakeStepStore(FakeEngine(), **options)
 
 
-def tracker_hook(**options: Any) -> TrackerHook:
-    return TrackerHook(**{"tracker": ScriptedTracker(), **options})
+# What has no meaning to any parameter.
+
+CONSTRUCTORS: dict[Callable[..., Any], dict[str, Any]] = {
+    ah.AsyncMonitoredSession: {"source": GRAPH},
+    ah.Session: {"graph": GRAPH},
+    ah.ChiefSessionCreator: {"graph": GRAPH},
+    ah.WorkerSessionCreator: {"graph": GRAPH, "variables": ah.Variables()},
+    ah.Scaffold: {},
+    ah.Backoff: {},
+    ah.RecoveryPolicy: {},
+    ah.SignalPolicy: {},
+    ah.training.monitored_training_session: {"source": GRAPH},
+    ah.MemoryStepStore: {},
+    ah.Every: {"steps": 1},
+    ah.StopAtStepHook: {"last_step": 1},
+    ah.LoggingHook: {"values": ["loss"], "at_end": True},
+    ah.CheckpointSaverHook: {"checkpoint_dir": "run", "every": EVERY_STEP},
+    ah.hooks.EffectsHook: {"handlers": {"publish": evaluate}, "run": "r"},
+    ah.hooks.GlobalStepWaiterHook: {"wait_until_step": 1},
+    ah.hooks.StepCounterHook: {},
+    ah.hooks.FeedFnHook: {"feed_fn": dict},
+    ah.hooks.FinalOpsHook: {"final_ops": "loss"},
+    ah.hooks.BlockingHook: {"obj": Observer()},
+    ah.hooks.EvaluatorHook: {"eval_fn": evaluate, "every": EVERY_STEP},
+    ah.hooks.StopAtTimeHook: {"secs": 1},
+    ah.hooks.EarlyStoppingHook: {"monitor": "loss", "patience": 1},
+    ah.hooks.ProfilerHook: {"output_dir": "profiles"},
+    ah.hooks.ProgressHook: {},
+    ah.hooks.SummarySaverHook: {"output_dir": "runs", "values": ["loss"]},
+    ah.hooks.HookTimingHook: {},
+    ah.hooks.WatchdogHook: {"step_secs": 1},
+    ah.hooks.JSONLinesHook: {"path": "run", "values": ["loss"]},
+    ah.version_gate.VersionGate: {"versions": ah.MemoryStepStore(), "max_lag": 1},
+    Saver: {"checkpoint_dir": "run"},
+    Mirror: {"url": "file:///mirror"},
+    KeepNewest: {},
+    KeepEvery: {"steps": 1},
+    KeepBest: {"k": 1, "metric": "loss"},
+    TrackerHook: {"tracker": ScriptedTracker()},
+}
+"""Each with arguments that it takes."""
+NOT_CHECKED = {
+    *("hooks", "chief_only_hooks", "listeners", "final_ops", "fetches", "monitor", "file", "name"),
+    *("summaries", "summary_dir", "signals", "stopping_threshold", "value"),
+}
+"""Parameters that take anything, or that Python itself refuses as no iterable."""
 
 
-def effects_hook(**options: Any) -> ah.hooks.EffectsHook:
-    return ah.hooks.EffectsHook(**{"handlers": {"publish": evaluate}, "run": "r", **options})
+def meaningless_values(parameter: inspect.Parameter) -> list[object]:
+    """Return values that a parameter must refuse; none if it is a switch."""
+    if isinstance(parameter.default, bool) or parameter.kind is parameter.VAR_KEYWORD:
+        return []
+    values: list[object] = [object()]
+    if re.search("float|int", str(parameter.annotation)):
+        values.append(-1)
+    if "Literal" in str(parameter.annotation):
+        values.append("unknown")
+    return values
+
+
+REFUSED = [
+    pytest.param(make, name, value, id=f"{make.__name__} {name} {type(value).__name__}")
+    for make in CONSTRUCTORS
+    for name, parameter in inspect.signature(make).parameters.items()
+    if name not in NOT_CHECKED
+    for value in meaningless_values(parameter)
+]
+
+
+@pytest.mark.parametrize(("make", "name", "value"), REFUSED)
+def test_a_value_of_no_meaning_is_refused(
+    make: Callable[..., Any], name: str, value: object
+) -> None:
+    """A constructor refuses any object, a number below zero and an unknown word when they are
+    given, in an error that shows the value.
+    """
+    errors = (ah.errors.InvalidArgumentError, ah.errors.InvalidHookError)
+    with pytest.raises(errors, match=re.escape(repr(value))):
+        make(**{**CONSTRUCTORS[make], name: value})
+
+
+# Values of the right type.
 
 
 class Case(NamedTuple):
@@ -78,340 +142,93 @@ class Case(NamedTuple):
     says: tuple[str, ...]
 
 
-Refusal = tuple[dict[str, Any], tuple[str, ...]]
-
-
-def value(*says: str, **arguments: Any) -> Refusal:
-    """The last argument is invalid: its name and value are in the message, with these words."""
-    name, wrong = [*arguments.items()][-1]
-    return arguments, (f"{name} is {wrong!r}", *says)
-
-
-def other(*says: str, **arguments: Any) -> Refusal:
-    """The message has these words."""
-    return arguments, says
-
-
-def refusals(make: Callable[..., Any], *cases: Refusal) -> list[Case]:
-    return [Case(make, *case) for case in cases]
+def case(make: Callable[..., Any], *says: str, **arguments: Any) -> Case:
+    """The message has these words; `make` gets its arguments of `CONSTRUCTORS`, too."""
+    return Case(make, {**CONSTRUCTORS.get(make, {}), **arguments}, says)
 
 
 VALUES = [
-    *refusals(
-        monitored,
-        value("seconds, 0 or more", stop_grace_period_secs=-1),
-        value("seconds, 0 or more", stop_grace_period_secs=math.inf),
-        value("seconds, 0 or more", stop_grace_period_secs=NAN),
-        value("seconds, 0 or more", stop_grace_period_secs="1"),
-        value("seconds, 0 or more", stop_grace_period_secs=True),
-        value("give a StepStore", global_step=5),
-        value("give a Variables", variables={"w": 1}),
-        value("RecoveryPolicy", recovery=None),
-        value("give seconds, 0 or more, or None", yield_secs=-1),
-        value("give True, False or a SignalPolicy", handle_signals=None),
-        value("give True, False or a SignalPolicy", handle_signals=1),
+    case(
+        monitored, "stop_grace_period_secs is -1", "seconds, 0 or more", stop_grace_period_secs=-1
     ),
-    *refusals(
-        ah.session.AsyncSingularMonitoredSession,
-        value("give a StepStore", source=double, global_step=5),
-    ),
-    *refusals(
+    case(monitored, "stop_grace_period_secs is nan", stop_grace_period_secs=NAN),
+    case(ah.AsyncMonitoredSession, "write the step as `async def`", source=plain),
+    case(
         ah.AsyncMonitoredSession,
-        other("5 cannot be run", "give a Graph, a SessionCreator, or an `async def`", source=5),
-        other("plain", "not a coroutine function; write the step as `async def`", source=plain),
-        other("print", "give in_thread(...) of one that blocks", source=print),
-        other(
-            "a SessionCreator has its own step store and variables",
-            "give them to it",
-            source=worker(),
-            global_step=ah.MemoryStepStore(),
-        ),
-        other("SessionCreator", "give them to it", source=worker(), variables=ah.Variables()),
+        "a SessionCreator has its own step store and variables",
+        "give them to it",
+        source=ah.WorkerSessionCreator(GRAPH, variables=ah.Variables()),
+        variables=ah.Variables(),
     ),
-    *refusals(
-        ah.Session,
-        value("give a Graph", graph="graph"),
-        value("give a StepStore", graph=GRAPH, global_step=5),
-        value("give a Variables", graph=GRAPH, variables={}),
+    case(ah.WorkerSessionCreator, "give both the same Variables()", variables=None),
+    case(ah.Scaffold, "init_fn is <function plain", "give a coroutine function", init_fn=plain),
+    case(ah.Scaffold, "tracked['model'] is 5", "state_dict()", tracked={"model": 5}),
+    case(ah.Backoff, "max_secs is inf", max_secs=math.inf),
+    case(ah.RecoveryPolicy, "on is [<class 'OSError'>]", "or a tuple of them", on=[OSError]),
+    case(
+        ah.training.monitored_training_session,
+        "summaries are given and no directory for them",
+        summaries=["loss"],
     ),
-    *refusals(
-        ah.ChiefSessionCreator,
-        other("None cannot be run", "give a Graph or an `async def`", graph=None),
-        value("give a Scaffold", graph=GRAPH, scaffold=3),
-        value("give a StepStore", graph=GRAPH, global_step=3),
-        value("give a Variables", graph=GRAPH, variables={}),
+    case(
+        ah.training.monitored_training_session,
+        "output_dir is ''; give a path",
+        summaries=["loss"],
+        summary_dir="",
+        checkpoint_dir="checkpoints",
     ),
-    *refusals(
-        ah.WorkerSessionCreator,
-        other(
-            "a worker waits for a chief's variables", "give both the same Variables()", graph=GRAPH
-        ),
-        other(
-            "3 cannot be run", "give a Graph or an `async def`", graph=3, variables=ah.Variables()
-        ),
+    case(ah.training.monitored_training_session, "a worker waits for a chief", is_chief=False),
+    case(ah.hooks.EffectsHook, "handlers is empty", handlers={}),
+    case(ah.hooks.EffectsHook, "max_pending is 0", max_pending=0),
+    case(TrackerHook, "values", values="loss"),
+    case(ah.MemoryStepStore, f"step {2**53}", "give a whole number from 0", step=2**53),
+    case(ah.MemoryStepStore, "run=''", "give a printable name", run=""),
+    case(ah.MemoryStepStore, r"run='a\nb'", "give a printable name", run="a\nb"),
+    case(ah.Every, "Every() is never due", "give steps=, secs= or at=", steps=None),
+    case(ah.Every, "steps of Every is 0", "at least 1", steps=0),
+    case(ah.Every, "secs of Every is 0", "give seconds, above 0", secs=0),
+    case(ah.Every, "at of Every is (5, 5)", "rising order", at=(5, 5)),
+    case(ah.Every, "at of Every is True", "at least 1", at=(True,)),
+    case(ah.StopAtStepHook, "one of num_steps or last_step must be given", last_step=None),
+    case(ah.StopAtStepHook, "only one of num_steps (1) or last_step (1)", num_steps=1),
+    case(ah.hooks.GlobalStepWaiterHook, "timeout is 0", "None for no limit", timeout=0),
+    case(ah.LoggingHook, "values is the str 'loss'", "['loss']", values="loss"),
+    case(ah.LoggingHook, "values is empty", "give a mapping", values=[]),
+    case(ah.LoggingHook, "it would never log", "every=Every(...), at_end=True", at_end=False),
+    case(ah.NanHook, "value is None", "give the node or name to watch", value=None),
+    case(ah.hooks.EvaluatorHook, "max_pending is 0", max_pending=0),
+    case(ah.hooks.EvaluatorHook, "max_results is True", max_results=True),
+    case(ah.hooks.EarlyStoppingHook, "it would never stop", "use NanHook", patience=None),
+    case(ah.hooks.EarlyStoppingHook, "patience is 0", "1 or more", patience=0),
+    case(ah.hooks.EarlyStoppingHook, "an Every of steps alone", patience=ah.Every(secs=5)),
+    case(ah.hooks.ProfilerHook, "every is None", every=None),
+    case(ah.hooks.ProfilerHook, "window_steps is 0", window_steps=0),
+    case(ah.hooks.ProgressHook, "total is 0", total=0),
+    case(ah.hooks.ProgressHook, "description is None", description=None),
+    case(ah.hooks.SummarySaverHook, "tag 3", values={3: "loss"}),
+    case(ah.hooks.SummarySaverHook, "output_dir is ''", output_dir=""),
+    case(ah.hooks.HookTimingHook, "warn_secs is 0", warn_secs=0),
+    case(ah.hooks.LambdaHook, "no function was given"),
+    case(ah.hooks.LambdaHook, "go with after_run", end=print, every=EVERY_STEP),
+    case(
+        ah.hooks.LambdaHook, "without before_run", after_run=print, before_run=print, fetches="loss"
     ),
-    *refusals(
-        worker,
-        value("give a Variables", variables={}),
-        value("give a Scaffold", scaffold="s"),
-        value("give a StepStore", global_step=3),
-        value("seconds", max_wait_secs=-1),
-    ),
-    *refusals(
-        ah.Scaffold,
-        value("give a coroutine function", init_fn=5),
-        other("ready_fn is <function plain", "give a coroutine function", ready_fn=plain),
-        other("local_init_fn is <function plain", "give a coroutine function", local_init_fn=plain),
-        value("give a coroutine function", ready_for_local_init_fn="x"),
-        value("give a mapping", tracked=["model"]),
-        other("tracked['model'] is 5", "state_dict()", tracked={"model": 5}),
-    ),
-    *refusals(
-        ah.Backoff,
-        value("seconds, 0 or more", initial_secs=-0.1),
-        value("seconds, 0 or more", max_secs=math.inf),
-    ),
-    *refusals(
-        ah.RecoveryPolicy,
-        value("give a whole number, 0 for never", max_attempts=-1),
-        value("Backoff", backoff=3),
-        value("give a type of exceptions, or a tuple of them", on=[OSError]),
-    ),
-    Case(ah.RecoveryPolicy, *value(on_lost_feeds="none")),
-    *refusals(
-        ah.SignalPolicy,
-        value(step_secs=-1),
-        value(grace_secs="30"),
-        value(drain_secs=-2),
-    ),
-    *refusals(
-        partial(ah.training.monitored_training_session, GRAPH),
-        value(save_checkpoint=600),
-        value(save_summaries="often"),
-        value(log_step_count=0),
-        other("summaries are given and no directory for them", summaries=["loss"]),
-        other(
-            "output_dir is ''; give a path",
-            summaries=["loss"],
-            summary_dir="",
-            checkpoint_dir="checkpoints",
-        ),
-        other("a worker waits for a chief's variables", is_chief=False),
-        value(is_chief=False, variables=ah.Variables(), max_wait_secs=-1),
-        value(checkpoint_dir=7),
-    ),
-    *refusals(
-        effects_hook,
-        value(handlers=[evaluate]),
-        other("handlers is empty", handlers={}),
-        other("a kind of handlers is 3; give a str", handlers={3: evaluate}),
-        value(when="later"),
-        value(run=3),
-        value(max_pending=0),
-        value(drain_secs=-1),
-        value(backoff=1),
-    ),
-    *refusals(
-        tracker_hook,
-        value(tracker=5),
-        value(every=10),
-        value(drain_secs=-1),
-        other("values", values="loss"),
-    ),
-    *refusals(
-        ah.MemoryStepStore,
-        other("step -1", "give a whole number from 0", step=-1),
-        other("step True", "give a whole number from 0", step=True),
-        other(f"step {2**53}", "give a whole number from 0", step=2**53),
-        other("run=''", "give a printable name", run=""),
-        other("run=5", "give a printable name", run=5),
-        other(r"run='a\nb'", "give a printable name", run="a\nb"),
-    ),
-    *refusals(
-        ah.Every,
-        other("Every() is never due", "give steps=, secs= or at="),
-        other("steps of Every is 0", "at least 1", steps=0),
-        other("steps of Every is True", "a whole number of steps", steps=True),
-        other("secs of Every is 0", "give seconds, above 0", secs=0),
-        other("secs of Every is inf", "give seconds, above 0", secs=math.inf),
-        other("at of Every is 5", "give a sequence of steps", at=5),
-        other("at of Every is (5, 5)", "rising order", at=(5, 5)),
-        other("a step in at of Every is 0", "at least 1", at=(0,)),
-        other("after of Every is -1", "at least 0", steps=1, after=-1),
-        other("is never due", "give steps=, secs= or at=", after=5),
-        other("is never due", "give steps=, secs= or at=", at=()),
-        other("at of Every is True", "at least 1", at=(True,)),
-    ),
-    *refusals(
-        ah.StopAtStepHook,
-        other("one of num_steps or last_step must be given"),
-        other("only one of num_steps (1) or last_step (2)", num_steps=1, last_step=2),
-        value("give a whole number, 0 or more", num_steps=-1),
-        value("give a whole number, 0 or more", last_step=-1),
-    ),
-    *refusals(
-        ah.hooks.GlobalStepWaiterHook,
-        value("0 for no wait", wait_until_step=-1),
-        value("give a whole number", wait_until_step=2.5),
-        value("None for no limit", wait_until_step=1, timeout=0),
-    ),
-    *refusals(
-        ah.LoggingHook,
-        other("values is the str 'loss'", "['loss']", values="loss", at_end=True),
-        other("values is empty", "give a mapping", values=[], at_end=True),
-        other("it would never log", "every=Every(...), at_end=True", values=["loss"]),
-        other("values is 5", "give a mapping", values=5, at_end=True),
-        value("Every", values=["loss"], every=100),
-        value("function", values=["loss"], at_end=True, formatter="%s"),
-    ),
-    *refusals(
-        ah.NanHook,
-        value("give the node or name to watch", value=None),
-    ),
-    *refusals(
-        ah.hooks.StepCounterHook,
-        value("Every", every=100),
-        value("function", on_rate=5),
-    ),
-    *refusals(
-        ah.hooks.FeedFnHook,
-        value("give a function", feed_fn={"x": 1}),
-    ),
-    *refusals(
-        ah.hooks.FinalOpsHook,
-        value("give a mapping", final_ops="loss", feed_dict=5),
-    ),
-    *refusals(
-        ah.hooks.BlockingHook,
-        value("seconds, 0 or more", obj=Observer(), grace_secs=-1),
-    ),
-    *refusals(
-        evaluator,
-        value("give a function", eval_fn=5),
-        value("give an Every: Every(steps=5) or Every(secs=5)", every=5),
-        value("give an Every: Every(steps=...) or Every(secs=...)", every="5s"),
-        value('give "inline" or "background"', mode="process"),
-        value("give a whole number, 1 or more", max_pending=0),
-        value("give a whole number", max_results=True),
-        value("give a function", snapshot=5),
-        value("give a function", on_result=5),
-    ),
-    *refusals(
-        ah.hooks.StopAtTimeHook,
-        value("give seconds", secs=-1),
-    ),
-    *refusals(
-        ah.hooks.EarlyStoppingHook,
-        other("it would never stop", "use NanHook", monitor="loss"),
-        value("give observations, 1 or more", patience=0),
-        other("patience is Every(", "give an Every of steps alone", patience=ah.Every(secs=5)),
-        other(
-            "patience is Every(",
-            "give an Every of steps alone",
-            patience=ah.Every(steps=5, after=1),
-        ),
-        value('give "min" or "max"', patience=1, mode="auto"),
-        value("give a finite number, 0 or more", patience=1, min_delta=-1),
-        value("give a finite number", stopping_threshold=NAN),
-        value("give an Every", monitor="loss", patience=1, every=100),
-    ),
-    *refusals(
-        ah.hooks.ProfilerHook,
-        value(output_dir="profiles", every=None),
-        value(output_dir="profiles", window_steps=0),
-        value(output_dir=None),
-    ),
-    *refusals(
-        ah.hooks.ProgressHook,
-        value(total=0),
-        value(description=None),
-        other("values is the str 'loss'", values="loss"),
-    ),
-    *refusals(
-        ah.hooks.SummarySaverHook,
-        other("values is empty", output_dir="runs", values={}),
-        other("values is the str 'loss'", "['loss']", output_dir="runs", values="loss"),
-        other("tag 3", output_dir="runs", values={3: "loss"}),
-        value(output_dir="runs", values=["loss"], every=5),
-    ),
-    *refusals(
-        ah.hooks.HookTimingHook,
-        value(warn_secs=0),
-    ),
-    *refusals(
-        ah.hooks.LambdaHook,
-        other("no function was given"),
-        value("give a function", end=5),
-        other("go with after_run", end=print, every=ah.Every(steps=1)),
-        value("give an Every", after_run=print, every=5),
-        other("go with after_run and without before_run", end=print, fetches="loss"),
-        other("go with after_run and without", after_run=print, before_run=print, fetches="loss"),
-    ),
-    *refusals(
-        ah.hooks.WatchdogHook,
-        value(step_secs=0),
-        value(step_secs=1, first_step_secs=-1),
-        value(step_secs=1, first_step_secs="1"),
-        value(step_secs=1, wait_secs=0),
-        value(step_secs=1, on_stall="abort"),
-    ),
-    *refusals(
-        saver_hook,
-        value(every=10),
-        other("a listener", listeners=[ah.hooks.CheckpointSaverListener]),
-        value(checkpoint_dir=""),
-        value("the URL is for `mirror=`", checkpoint_dir="s3://bucket/run"),
-        value("give os.path.expanduser('~/run')", checkpoint_dir="~/run"),
-    ),
-    *refusals(
-        ah.checkpoint.Saver,
-        value(checkpoint_dir=""),
-        value(checkpoint_dir="run", keep=5),
-    ),
-    *refusals(
-        KeepNewest,
-        other(" is 0", "give ", n=0),
-    ),
-    *refusals(
-        KeepEvery,
-        other(" is -1", "give ", steps=-1),
-        other(" is '5'", "give ", steps="5"),
-    ),
-    *refusals(
-        KeepBest,
-        other(" is 0", "give ", k=0, metric="loss"),
-        other(" is 'least'", "give ", k=1, metric="loss", mode="least"),
-    ),
-    *refusals(
-        remote_store,
-        value(on_lost="ask"),
-        other("lease_secs", lease_secs=0),
-        other("heartbeat", heartbeat=0),
-        other("connect_timeout", connect_timeout="x"),
-        other("run=", run=""),
-    ),
-    *refusals(
-        FaultInjectionHook,
-        other("('run', 1) is no call", "give a method (begin,", faults={("run", 1): OSError()}),
-        other("('begin', 0) is no call", "from 1 on", faults={("begin", 0): OSError()}),
-    ),
-    *refusals(
-        ah.hooks.JSONLinesHook,
-        other("tag 'step'", "another tag", path="run", values={"step": "loss"}),
-        value(values=["loss"], path=3),
-        value(path="run", values=["loss"], every="often"),
-    ),
-    *refusals(
-        partial(ah.hooks.SummarySaverHook, values=["loss"]),
-        value(output_dir=""),
-    ),
-    *refusals(
-        LocalEngine,
-        *(
-            other("give the path of a directory", directory=bad)
-            for bad in ("", 3, b"", "local:///run")
-        ),
-    ),
+    case(ah.hooks.WatchdogHook, "step_secs is 0", step_secs=0),
+    case(ah.hooks.WatchdogHook, "wait_secs is 0", wait_secs=0),
+    case(ah.CheckpointSaverHook, "a listener", listeners=[ah.hooks.CheckpointSaverListener]),
+    case(ah.CheckpointSaverHook, "checkpoint_dir is ''", checkpoint_dir=""),
+    case(ah.CheckpointSaverHook, "the URL is for `mirror=`", checkpoint_dir="s3://bucket/run"),
+    case(ah.CheckpointSaverHook, "give os.path.expanduser('~/run')", checkpoint_dir="~/run"),
+    case(KeepNewest, " is 0", "give ", n=0),
+    case(KeepBest, " is 0", "give ", k=0),
+    case(remote_store, "on_lost is 'ask'", on_lost="ask"),
+    case(remote_store, "lease_secs", lease_secs=0),
+    case(remote_store, "heartbeat", heartbeat=0),
+    case(FaultInjectionHook, "('run', 1) is no call", faults={("run", 1): OSError()}),
+    case(FaultInjectionHook, "('begin', 0) is no call", faults={("begin", 0): OSError()}),
+    case(ah.hooks.JSONLinesHook, "tag 'step'", "another tag", values={"step": "loss"}),
+    case(LocalEngine, "give the path of a directory", directory=""),
+    case(LocalEngine, "give the path of a directory", directory="local:///run"),
 ]
 
 
@@ -434,10 +251,7 @@ def test_an_invalid_argument_is_refused(case: Case) -> None:
     assert isinstance(caught.value, ValueError)
 
 
-HUGE = [10**400, 10**5000, -(10**5000)]
-
-
-@pytest.mark.parametrize("number", HUGE, ids=["fits no float", "has no repr", "negative"])
+@pytest.mark.parametrize("number", [10**400, -(10**5000)], ids=["fits no float", "has no repr"])
 @pytest.mark.parametrize(
     ("make", "name"),
     [
@@ -496,7 +310,7 @@ def test_a_blocking_hook_wraps_an_object_with_plain_methods(
         ah.hooks.BlockingHook(obj)
 
 
-@pytest.mark.parametrize("secs", [-1, math.inf, NAN])
+@pytest.mark.parametrize("secs", [-1, NAN])
 def test_the_manual_clock_only_moves_forward(secs: float) -> None:
     """A manual clock is moved by a finite number of seconds, and not back."""
     clock = ManualClock()
@@ -520,7 +334,7 @@ async def test_timeouts_of_waits_are_checked(value: Any) -> None:
             await wait()
 
 
-@pytest.mark.parametrize("by", [0, -1, 1.5, True, "1", None], ids=repr)
+@pytest.mark.parametrize("by", [0, True], ids=repr)
 async def test_steps_only_advance(by: Any) -> None:
     """A store advances by a whole number, at least 1, and stays where it was otherwise."""
     store = ah.MemoryStepStore(3)
@@ -529,7 +343,7 @@ async def test_steps_only_advance(by: Any) -> None:
     assert store.latest.step == 3
 
 
-@pytest.mark.parametrize("step", [-1, 1.5, True, "1", None, 2**53], ids=repr)
+@pytest.mark.parametrize("step", [-1, 1.5, 2**53], ids=repr)
 async def test_steps_are_whole_numbers(step: Any) -> None:
     """A store is raised and reset to whole numbers from 0 on."""
     store = ah.MemoryStepStore(3)

@@ -5,16 +5,13 @@ a watch.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.waits import ThresholdWaiters
-from aiohooks.testing import ManualClock, RecordingHook
+from aiohooks.testing import ManualClock
 from tests.benchmarks import dispatchers
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.measure import TINY, Result, measure
@@ -25,12 +22,11 @@ from tests.benchmarks.report import (
 from tests.benchmarks.rows import DISPATCH, GROUPS, ROWS, SECTIONS, SESSION
 from tests.support.hooks import HOOKS, five_hooks
 from tests.support.needs import MissingError
-from tests.support.sessions import make_runs, run_session
+from tests.support.sessions import run_session
 from tests.support.source import ROOT
 
 PAGE = ROOT / "docs" / "design" / "benchmarks.md"
 OTHERS = ("ignite", "tensorflow", "tf-hooks", "aiosignal")
-METHODS = frozenset({"begin", "after_create_session", "before_run", "after_run", "end", "close"})
 
 
 # -- the benchmarks themselves
@@ -86,33 +82,6 @@ def assert_measured(result: Result) -> None:
     )
     assert result.ours_secs is not None
     assert result.theirs_secs is not None
-
-
-WORK = "ours / theirs"
-MEASURED = Result("gather", WORK, 0.25, 0.2, 0.1, 0.3, 1e-5, 5e-5, rounds=3)
-
-
-@pytest.mark.parametrize(
-    ("result", "verdict", "words"),
-    [
-        (MEASURED, "ok", ["<=0.25", "0.200", "0.100-0.300", "ok", "10.00", "50.00", "3"]),
-        (
-            dataclasses.replace(MEASURED, figure=0.251),
-            "MISSED",
-            ["<=0.25", "0.251", "0.100-0.300", "MISSED"],
-        ),
-        (
-            dataclasses.replace(MEASURED, bar=None),
-            "-",
-            ["0.200", "0.100-0.300", "-", "10.00", "50.00", "3"],
-        ),
-        (Result("gather", WORK, missing="x is not installed"), "-", ["-", "x is not installed"]),
-    ],
-)
-def test_a_line_says_whether_the_bar_is_met(result: Result, verdict: str, words: list[str]) -> None:
-    """At the bar or below is ok, above is MISSED, and what was not measured says why."""
-    assert result.verdict == verdict
-    assert " ".join(line(result).split()).startswith(f"gather {WORK} {' '.join(words)}")
 
 
 def test_every_row_is_explained() -> None:
@@ -225,31 +194,6 @@ async def test_a_run_makes_a_task_for_each_method_that_may_wait(count: int) -> N
     assert sorted(made) == sorted([*range(1, count + 1), count, 0])
 
 
-class LookedAt(ah.SessionRunHook):
-    """Overrides nothing, and counts how often one of its methods is looked up."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in METHODS:
-            self.looks += 1
-        return super().__getattribute__(name)
-
-
-async def test_methods_that_are_not_overridden_are_never_called() -> None:
-    """After the session has been opened no method is looked up that a hook does not override."""
-    silent = [LookedAt() for _ in HOOKS]
-    record: list[tuple[str, str]] = []
-    async with ah.AsyncMonitoredSession(
-        small_graph(), [*silent, RecordingHook("loud", record=record)]
-    ) as session:
-        looks = [hook.looks for hook in silent]
-        await make_runs(session, 3, "train", {"batch": 2})
-        assert [hook.looks for hook in silent] == looks
-    assert record.count(("loud", "before_run")) == 3
-
-
 class CountingGraph(ah.Graph):
     """Counts how often a node is looked up in it."""
 
@@ -307,84 +251,3 @@ async def test_a_timeout_costs_nothing_where_a_method_cannot_wait(count: int) ->
             before = clock.timers
             await session.run("train", {"batch": 2})
             assert clock.timers == before + count
-
-
-# -- costs that can be counted: a step store
-
-
-class Step(int):
-    """A step that counts how often it is compared."""
-
-    compared = 0
-
-    def __lt__(self, other: int) -> bool:
-        Step.compared += 1
-        return int(self) < int(other)
-
-    def __le__(self, other: int) -> bool:
-        Step.compared += 1
-        return int(self) <= int(other)
-
-    def __gt__(self, other: int) -> bool:
-        Step.compared += 1
-        return int(self) > int(other)
-
-    @classmethod
-    def comparisons(cls, call: Callable[[], object]) -> int:
-        """How many comparisons a call makes."""
-        cls.compared = 0
-        call()
-        return cls.compared
-
-
-def parked(count: int, first: int) -> ThresholdWaiters[Any]:
-    """Waiters for as many different steps."""
-    waiters: ThresholdWaiters[Any] = ThresholdWaiters(1 << 53)
-    for number in range(count):
-        waiters.park(Step(first + number), asyncio.get_running_loop().create_future())
-    return waiters
-
-
-@pytest.mark.parametrize("count", [1, 10, 1000])
-async def test_advancing_without_a_due_waiter_compares_one_step(count: int) -> None:
-    """However many wait, an advance without a due waiter compares the lowest step and no waiter."""
-    waiters = parked(count, first=100)
-    assert Step.comparisons(partial(waiters.wake, 99)) <= 1
-    assert waiters.count == count
-
-
-class CountingSubscriptions(ah.MemoryStepStore):
-    """Counts how often the next threshold is set in the engine."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.subscribed = 0
-        self._waits._subscribe = self._count
-
-    def _count(self, step: int | None) -> None:
-        self.subscribed += 1
-
-
-async def test_advancing_without_a_due_waiter_notifies_no_task() -> None:
-    """An advance without a due waiter notifies neither the engine nor a waiting task; a due one is
-    woken once.
-    """
-    woken: list[int] = []
-
-    async def wait(step: int) -> None:
-        woken.append(await store.wait_for(step))
-
-    async with CountingSubscriptions() as store:
-        waits = [asyncio.create_task(wait(10 + number)) for number in range(20)]
-        await asyncio.sleep(0)
-        subscribed = store.subscribed
-        for _ in range(9):
-            driven_by_hand(store.advance())
-            await asyncio.sleep(0)
-        assert (woken, store.subscribed) == ([], subscribed)
-        await store.advance()
-        await asyncio.sleep(0)
-        assert (woken, store.subscribed) == ([10], subscribed + 1)
-        await store.raise_to(29)
-        await asyncio.wait(waits)
-    assert woken == [10, *[29] * 19]

@@ -207,16 +207,6 @@ def test_every_named_test_exists(page: Path) -> None:
     assert not [(file, test) for file, test in named if f"def {test}" not in texts[file]]
 
 
-def test_every_page_can_be_reached() -> None:
-    """Each page is linked from the README or from another page."""
-    linked = {
-        (page.parent / target).resolve()
-        for page in PAGES
-        for target in re.findall(r"\]\(([^)\s#:]+)[^)]*\)", page.read_text(encoding="utf-8"))
-    }
-    assert {page for page in PAGES if page not in (ROOT / "README.md", DOCS / "index.md")} <= linked
-
-
 def test_the_architecture_page_names_what_exists() -> None:
     """Each row of the page with a file and a function names one that the library has, so that the
     page stays true.

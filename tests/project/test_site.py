@@ -1,27 +1,20 @@
-"""The sources of the site are complete, and what is checked of the built pages finds what it
-should. CI builds the site.
+"""The sources of the site are complete. CI builds the site, which fails on a broken link, a page
+outside of the navigation and a missing entry.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections import Counter
-from pathlib import Path
 
 import aiohooks as ah
 from docs.site.build import (
-    API_PAGES,
     DOCS,
     PACKAGES,
-    ROOT_PAGES,
-    api_page,
     attribute_docstrings,
-    documented,
     entries,
     is_constructor_hidden,
     packages,
-    write_sources,
 )
 from docs.site.pictures import pictures
 from tests.support.source import defined_names, modules
@@ -39,37 +32,6 @@ def test_every_public_package_has_a_page() -> None:
         for name in packages()["aiohooks.adapters.tensorflow"].__all__
         if f"`{name}" not in text
     ] == []
-
-
-def test_every_public_name_has_one_entry_with_a_docstring() -> None:
-    """Each public class and function is on one page of the reference, once, and has a docstring."""
-    listed = {
-        getattr(package, name)
-        for package in packages().values()
-        for name in getattr(package, "__all__", ())
-    }
-    assert documented() == {
-        thing for thing in listed if inspect.isclass(thing) or inspect.isfunction(thing)
-    }
-    directives = re.findall(
-        r"^\.\. auto\w+:: (\S+)$", "\n".join(map(api_page, API_PAGES)), flags=re.MULTILINE
-    )
-    assert Counter(directives) == Counter(path for things in entries().values() for path in things)
-    assert [
-        thing
-        for thing in documented()
-        if not (vars(thing).get("__doc__") or thing.__doc__ or "").strip()
-    ] == []
-
-
-def test_every_public_name_is_on_a_page() -> None:
-    """A page that a person wrote says where each public class and function is met."""
-    words = {
-        word
-        for page in DOCS.rglob("*.md")
-        for word in re.findall(r"\w+", page.read_text(encoding="utf-8"))
-    }
-    assert {path.rpartition(".")[2] for things in entries().values() for path in things} <= words
 
 
 def test_the_attributes_of_a_session_are_described() -> None:
@@ -106,53 +68,6 @@ def test_every_constructor_argument_is_described() -> None:
                 missing.append(shown[-1])
     assert missing == [], f"{len(missing)} of {len(shown)} arguments are not described"
     assert len(shown) > 400
-
-
-def test_links_lead_to_pages_of_the_site(tmp_path: Path) -> None:
-    """Every relative link of the sources, also one that leaves docs/ in the repository, has a
-    target among them.
-    """
-    write_sources(tmp_path)
-    wrong: list[str] = []
-    for page in sorted(tmp_path.rglob("*.md")):
-        prose = re.sub(
-            r"^ *```.*?^ *```$",
-            "",
-            page.read_text(encoding="utf-8"),
-            flags=re.MULTILINE | re.DOTALL,
-        )
-        targets = re.findall(r"\]\(([^)\s#:]+)[)#]", prose)
-        wrong += [
-            f"{page.relative_to(tmp_path)}: {target}"
-            for target in targets
-            if not (page.parent / target).is_file()
-        ]
-    assert wrong == []
-    assert "```python\n" in (tmp_path / "source" / "examples" / "timeline.py.md").read_text(
-        encoding="utf-8"
-    )
-    changelog = (tmp_path / "project" / "changelog.md").read_text(encoding="utf-8")
-    assert "](../reference/systems.md)" in changelog
-    # The README says what the first page says.
-    assert "](../index.md)" in (tmp_path / "start" / "install.md").read_text(encoding="utf-8")
-
-
-def test_every_page_is_in_the_navigation(tmp_path: Path) -> None:
-    """Each page of docs/ is in the navigation once, but for the records for maintainers; and each
-    page of the navigation exists.
-    """
-    write_sources(tmp_path)
-    text = (tmp_path / "index.md").read_text(encoding="utf-8")
-    listed = [
-        line
-        for contents in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL)
-        for line in contents.splitlines()
-        if line and line[0] != ":"
-    ]
-    places = [page.relative_to(DOCS) for page in DOCS.rglob("*.md")]
-    pages = {str(place.with_suffix("")) for place in places if place.parts[0] != "design"}
-    project = {f"project/{Path(name).stem.lower()}" for name in ROOT_PAGES}
-    assert sorted(listed) == sorted((pages | project) - {"index"})
 
 
 def test_the_drawings_are_those_of_the_figures() -> None:

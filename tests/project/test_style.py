@@ -49,38 +49,6 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def public_parts(
-    path: Path,
-) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
-    """Functions, classes and methods of a file that no underscore hides."""
-    for name, node in own_functions(tree(path).body):
-        if not any(part.startswith("_") for part in name.split(".")):
-            yield name, node
-
-
-def test_what_is_public_says_what_it_does() -> None:
-    """A function or class without an underscore has a docstring; tests/project/test_public_api.py
-    looks at the methods.
-    """
-    silent = [
-        f"{relative(path)}: {name}"
-        for path in python_files("aiohooks", "examples")
-        for name, node in public_parts(path)
-        if ast.get_docstring(node) is None and not is_form(node) and "." not in name
-    ]
-    assert not silent
-
-
-def is_form(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
-    """Whether this is one form of an overload, which the whole function's docstring covers, or a
-    setter.
-    """
-    return any(
-        ast.unparse(each).endswith(("overload", "override", ".setter"))
-        for each in node.decorator_list
-    )
-
-
 def test_a_test_says_which_law_it_checks() -> None:
     """Every test function has a docstring: the law that it checks."""
     silent = [

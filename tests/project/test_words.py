@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from pathlib import Path
 
@@ -16,28 +15,6 @@ SUFFIXES = {".py", ".md", ".lua", ".toml", ""}
 # Whole words, in any case: names in the code and words of the text. Parts of a name that are joined
 # by `_` are words, too.
 WORDS: dict[str, str] = {
-    # the library's parts
-    "reigns?": "term",
-    "Departed": "LastExit",
-    "WaitingRoom": "waits, registry of waits",
-    "Crew": "task group, workers",
-    "FanOut": "gather",
-    "RunGate": "run lock",
-    "Tiers?": "order group",
-    "HookedRun": "the run of the monitored session",
-    "forgives|forgiving|forgiven": "suppresses",
-    "hearsay": "unconfirmed members",
-    "wishes": "requests",
-    "bury|buried": "remove",
-    "residue": "leaks",
-    "hopeless|hope lost": "unreachable",
-    "Ears": "inotify",
-    "Bells?": "notifier",
-    # the tests
-    "playbook|plays of": "scenarios",
-    "deaf": "uncancellable",
-    "programmes?": "program",
-    # plain English
     "so-manieth": "attempt number",
     "made up": "invented, composed",
     "somebody(?:'s)?": "name the role: another process, a third party",
@@ -87,9 +64,7 @@ NO_PROSE = re.compile(
 
 
 def uses(text: str) -> list[tuple[int, str, str]]:
-    """Return each use of a replaced word: the number of its line, the words, and what to write
-    instead.
-    """
+    """Return each use of a replaced word: its line, the words, and what to write instead."""
     text = text.replace("_", " ")
     found: list[tuple[int, str, str]] = []
     for match in PATTERN.finditer(text):
@@ -99,19 +74,6 @@ def uses(text: str) -> list[tuple[int, str, str]]:
             (line, " ".join(match.group().split()), list(WORDS.values())[match.lastindex - 1])
         )
     return found
-
-
-@functools.cache
-def found_words() -> tuple[str, ...]:
-    """Return each use of a replaced word in the project, with its place."""
-    found: list[str] = []
-    for path in files():
-        text = path.read_text(encoding="utf-8")
-        found += [
-            f"{path.relative_to(ROOT)}:{line}: {words} -> {instead}"
-            for line, words, instead in uses(text)
-        ]
-    return tuple(found)
 
 
 def files() -> list[Path]:
@@ -131,8 +93,11 @@ def files() -> list[Path]:
 
 def test_replaced_words_are_not_used() -> None:
     """No file uses a word that was replaced by the field's standard term or by plain English."""
-    found = found_words()
-    assert not found, "\n".join(found)
+    assert [
+        f"{path.relative_to(ROOT)}:{line}: {words} -> {instead}"
+        for path in files()
+        for line, words, instead in uses(path.read_text(encoding="utf-8"))
+    ] == []
 
 
 def test_pages_say_what_the_field_says() -> None:

@@ -72,7 +72,6 @@ class Exchange:
         self._may_read = asyncio.Event()
         if reads:
             self._may_read.set()
-        self._received: asyncio.Event = asyncio.Event()
         self.task: asyncio.Task[None] = asyncio.create_task(app(whole, self._receive, self._send))
 
     async def _receive(self) -> MutableMapping[str, Any]:
@@ -95,16 +94,10 @@ class Exchange:
             await self._may_read.wait()
             self.reply.body += message.get("body", b"")
             self.reply.complete = not message.get("more_body", False)
-        self._received.set()
 
     def disconnect(self) -> None:
         """Let the client disconnect."""
         self._disconnected.set()
-
-    async def wait_received(self) -> None:
-        """Wait until more of the reply was received."""
-        self._received.clear()
-        await self._received.wait()
 
 
 async def ask(app: Any, path: str, **options: Any) -> Reply:

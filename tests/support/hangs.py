@@ -56,19 +56,6 @@ class Deadlock(ah.SessionRunHook):
                 ready()
 
 
-class Send(ah.SessionRunHook):
-    """Puts each step into a queue."""
-
-    def __init__(self) -> None:
-        self.queue: asyncio.Queue[int] = asyncio.Queue(2)
-
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
-        """Wait for room."""
-        await self.queue.put(run_context.global_step)  # full_queue
-
-
 class InThread(ah.SessionRunHook):
     """Calls a function in a thread, which wants a lock that another thread has."""
 
@@ -113,18 +100,6 @@ class HoldInterpreter(ah.SessionRunHook):
         ctypes.PyDLL(None).sleep(3600)
 
 
-class Gate(ah.SessionRunHook):
-    """Makes each step's work only while it is not too far ahead of the published weights."""
-
-    def __init__(self) -> None:
-        self.gate = ah.version_gate.VersionGate(ah.MemoryStepStore(run="weights"), max_lag=0)
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        """Ship one item."""
-        async with self.gate.admit():  # version
-            pass
-
-
 class Nest(ah.SessionRunHook):
     """Runs another session in each step."""
 
@@ -162,11 +137,6 @@ async def deadlock(url: str) -> None:
     """Two hooks take two locks in different orders."""
     one, other = asyncio.Lock(), asyncio.Lock()
     await run_steps(Deadlock(one, other), Deadlock(other, one))
-
-
-async def full_queue(url: str) -> None:
-    """The task that reads the queue has ended."""
-    await run_steps(Send())
 
 
 async def thread_lock(url: str) -> None:
@@ -220,11 +190,6 @@ async def run_until(own: str, other: str, url: str) -> None:
                 await awaited.wait_for(9)  # two_runs
 
         await run_steps(Want(), store=store)
-
-
-async def version(url: str) -> None:
-    """No version is published."""
-    await run_steps(Gate())
 
 
 async def recovery(url: str) -> None:

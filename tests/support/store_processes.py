@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
-import gc
 import itertools
 import json
 import os
@@ -31,9 +30,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, Self
 
 from aiohooks.errors import (
@@ -44,8 +41,6 @@ from aiohooks.errors import (
     WrongLoopError,
 )
 from aiohooks.stores import Position, Publisher, open_step_store
-from aiohooks.stores.local import _database, _processes
-from aiohooks.stores.local import store as local_store
 from tests.conformance.report import installed_loops, loop_factory
 from tests.support.source import ROOT
 from tests.support.step_laws import Kind, Operation
@@ -58,6 +53,24 @@ TICK_SECS = 0.02
 
 
 # The parent's side.
+
+
+class SlownessWatch:
+    """Measures for how long the process that it is in does not run."""
+
+    def __init__(self) -> None:
+        self._gaps: list[tuple[float, float]] = []
+
+    async def watch(self) -> None:
+        while True:
+            before = time.monotonic()
+            await elapse(TICK_SECS)
+            self._gaps.append((before, time.monotonic() - before))
+
+    def longest_since(self, began: float) -> float:
+        """Return the longest time in seconds since `began`."""
+        self._gaps = self._gaps[-int(HANG_SECS * 10 / TICK_SECS) :]
+        return max((gap for before, gap in self._gaps if before >= began), default=0.0)
 
 
 class StuckError(AssertionError):
@@ -187,10 +200,8 @@ async def reply_to(
 
 # The process.
 
-Mix = Literal["raises", "resets", "advances", "reads"]
-"""Which writes there are beside reads and waits: advances, with those of the name; none at all with
-"reads".
-"""
+Mix = Literal["raises", "resets", "advances"]
+"""Which writes there are beside reads and waits: advances, with those of the name."""
 EPOCH_STEPS = 10**9
 """The steps of each epoch of the mix "resets": an advance returns only a step, and that then says
 its epoch.
@@ -227,13 +238,13 @@ class Worker:
         self.term = 0
         self.leading = contextlib.AsyncExitStack()
         self.publishers: dict[str, Publisher] = {}
-        self.longest_silence = 0.0
+        self.slowness = SlownessWatch()
 
     async def ready(self) -> None:
         """Do nothing: the answer says that the process has started."""
 
     async def open(self, url: str, run: str, **options: Any) -> None:
-        self.term, self.longest_silence = 0, 0.0
+        self.term = 0
         self.publishers.clear()
         self.store = await self.stack.enter_async_context(open_step_store(url, run=run, **options))
 
@@ -308,9 +319,9 @@ class Worker:
 
         def draw() -> tuple[Kind, int]:
             latest, kind = self.store.latest, chance.random()
-            if kind < 0.25 or (mix == "reads" and kind < 0.6):
+            if kind < 0.25:
                 return "read", 0
-            if kind < 0.5 or mix == "reads":
+            if kind < 0.5:
                 return "wait", latest.step + chance.randint(0, 3)
             if kind < 0.55 and mix == "raises":
                 return "raise", latest.step + chance.randint(0, 4)
@@ -368,40 +379,13 @@ class Worker:
 
     async def watch_silence(self) -> None:
         """Measure from now on for how long this process does not run."""
-        self.longest_silence = 0.0
-        tick = asyncio.ensure_future(self._tick())
-        self.stack.callback(tick.cancel)
-
-    async def _tick(self) -> None:
-        while True:
-            before = time.monotonic()
-            await elapse(TICK_SECS)
-            self.longest_silence = max(self.longest_silence, time.monotonic() - before)
+        self.slowness = SlownessWatch()
+        watching = asyncio.ensure_future(self.slowness.watch())
+        self.stack.callback(watching.cancel)
 
     async def silence(self) -> float:
         """Return the longest time that this process has not run."""
-        return self.longest_silence
-
-    async def usage(self) -> dict[str, int]:
-        """Return what this process uses, once nothing of the store is pending."""
-        while self.store._connection.tasks.running:
-            await asyncio.wait(tuple(self.store._connection.tasks.running))
-        gc.collect()
-        process = Path("/proc/self")
-        watches = 0
-        for info in (process / "fdinfo").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the descriptor of the directory itself
-                watches += info.read_text().count("inotify wd:")
-        kilobytes = (
-            int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
-        )
-        files = len(os.listdir(process / "fd"))
-        return {
-            "kilobytes": kilobytes,
-            "files": files,
-            "watches": watches,
-            "tasks": len(asyncio.all_tasks()),
-        }
+        return self.slowness.longest_since(0.0)
 
     # Of the local store.
 
@@ -435,40 +419,6 @@ class Worker:
         # A setting of the kernel, and no file of a disk.
         Path("/proc/sys/user/max_inotify_instances").write_text("0")  # noqa: ASYNC240
 
-    async def die_at_call(self, number: int) -> None:
-        """Die by SIGKILL at a system call of the local store: for an even number before it, else
-        after it.
-        """
-        left = [number]
-
-        def counted(call: Any) -> Any:
-            def calling(*args: Any, **kwargs: Any) -> Any:
-                left[0] -= 2
-                if left[0] == -2:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                result = call(*args, **kwargs)
-                if left[0] == -1:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return result
-
-            return calling
-
-        class Connection(sqlite3.Connection):
-            execute = counted(sqlite3.Connection.execute)
-
-        _database.sqlite3.connect = partial(sqlite3.connect, factory=Connection)  # type: ignore
-        for module, name in itertools.product(
-            (_database, _processes, local_store), ("os", "fcntl")
-        ):
-            real = getattr(module, name, None)
-            if isinstance(real, ModuleType):
-                counting = {
-                    call: counted(getattr(real, call))
-                    for call in _SYSTEM_CALLS
-                    if hasattr(real, call)
-                }
-                setattr(module, name, SimpleNamespace(**{**vars(real), **counting}))
-
     # Orders.
 
     async def serve(self) -> None:
@@ -496,20 +446,6 @@ class Worker:
             say(id=number, error=type(error).__name__, text=str(error))
         else:
             say(id=number, result=result)
-
-
-_SYSTEM_CALLS = (
-    "open",
-    "close",
-    "read",
-    "pread",
-    "pwrite",
-    "write",
-    "fstat",
-    "listdir",
-    "mknod",
-    "lockf",
-)
 
 
 async def main(address: str) -> None:

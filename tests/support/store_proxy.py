@@ -19,9 +19,6 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
-FAULTS = ("cut", "black hole", "cut in an answer")
-"""How a link can fail: `Proxy.fail`."""
-
 
 class _End(asyncio.Protocol):
     """One end of a connection through the proxy; passes its data to the other end."""
@@ -76,7 +73,6 @@ class _Pair:
 
     def accepted(self, client: _End) -> None:
         proxy = self.proxy
-        proxy.accepted += 1
         if proxy.refuses:
             client.reset()
             return
@@ -107,7 +103,6 @@ class _Pair:
             self.server.write(data)
             return
         if self.answer_lost:
-            proxy.lost_answers += 1
             self.cut()
             return
         if proxy.most_bytes is not None:
@@ -146,10 +141,6 @@ class Proxy:
         self.swallows = False
         self.most_bytes: int | None = None
         self.lost_answer: bytes | None = None
-        self.accepted = 0
-        """The number of connections accepted so far."""
-        self.lost_answers = 0
-        """The number of answers lost so far."""
         self._dead: list[_Pair] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -178,11 +169,6 @@ class Proxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    @property
-    def connections(self) -> int:
-        """The number of connections that pass data."""
-        return sum(not pair.dead for pair in self.pairs)
-
     def cut(self) -> None:
         """Reset all connections, and refuse new ones until `heal`."""
         self.refuses = True
@@ -199,16 +185,6 @@ class Proxy:
     def cut_in_message(self, most_bytes: int) -> None:
         """Cut the next answer off after so many bytes."""
         self.most_bytes = most_bytes
-
-    def fail(self, fault: str) -> None:
-        """Begin one of `FAULTS`."""
-        match fault:
-            case "cut":
-                self.cut()
-            case "black hole":
-                self.black_hole()
-            case _:
-                self.cut_in_message(7)
 
     def drop_answer(self, request: bytes = b"") -> None:
         """Let the next request that contains `request` reach the server, and lose its answer."""

@@ -50,17 +50,6 @@ def requirements_of_extra(extra: str) -> list[Requirement]:
     return [Requirement(line) for line in PROJECT["optional-dependencies"][extra]]
 
 
-def requirements_of_group(group: str) -> list[Requirement]:
-    """Return the requirements of a dependency group and of the groups that it includes."""
-    found: list[Requirement] = []
-    for entry in _FILE["dependency-groups"][group]:
-        if isinstance(entry, dict):
-            found += requirements_of_group(entry["include-group"])
-        else:
-            found.append(Requirement(entry))
-    return found
-
-
 def requirements() -> Mapping[str, list[Requirement]]:
     """Return what the library needs in this environment, and what it needs with each extra."""
     listed: dict[str, list[str]] = {

@@ -176,26 +176,10 @@ async def a_loop_without_an_end() -> None:
         await asyncio.sleep(0)
 
 
-@defect("it does not end")
-async def a_loop_that_swallows_its_cancels() -> None:
-    for _ in iter(int, 1):
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)
-
-
 @defect("a deadlock")
 async def a_timer_that_wakes_no_task() -> None:
     def again() -> None:
         asyncio.get_running_loop().call_later(1, again)
-
-    again()
-    await asyncio.Event().wait()
-
-
-@defect("a deadlock")
-async def a_timer_that_is_due_again_and_again() -> None:
-    def again() -> None:
-        asyncio.get_running_loop().call_later(0, again)
 
     again()
     await asyncio.Event().wait()
@@ -442,17 +426,6 @@ async def a_queue_with_a_time_limit() -> None:
 
 
 @correct()
-async def cancelled_child() -> None:
-    """Cancel a task, and wait for its end."""
-    child = asyncio.create_task(asyncio.sleep(9))
-    try:
-        await asyncio.sleep(0.1)
-    finally:
-        child.cancel()
-        await asyncio.gather(child, return_exceptions=True)
-
-
-@correct()
 async def a_lock_in_a_task_group() -> None:
     """Take turns."""
     lock = asyncio.Lock()
@@ -490,19 +463,6 @@ async def a_connection() -> None:
 async def clients_that_pay_again() -> None:
     """Use a network that loses connections."""
     await Bank(remembers=True).serve(2)
-
-
-@correct()
-async def results_as_they_are_completed() -> None:
-    """Take the results of several tasks."""
-    tasks = [asyncio.create_task(asyncio.sleep(secs, secs)) for secs in (0.2, 0.1)]
-    try:
-        results = [await result for result in asyncio.as_completed(tasks)]
-        assert sorted(results) == [0.1, 0.2]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @correct()

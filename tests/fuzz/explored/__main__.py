@@ -1,9 +1,9 @@
 """Explore programs of all that the library promises: `python -m tests.fuzz.explored --seeds 500`.
 
 A program is run under so many schedules, each disturbed in another way: another order of tasks,
-cancels of its caller, of its tasks and of what it is called in, signals. `--exhaust 1` tries a
-cancel at every wait instead, and every single choice; `--exhaust 2` two of them. Fails on any
-violation, which is printed with the fewest disturbances that show it.
+cancels of its caller and of its tasks, signals. `--exhaust 1` tries a cancel at every wait instead,
+and every single choice; `--exhaust 2` two of them. Fails on any violation, which is printed with
+the fewest disturbances that show it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ found there is complete.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 from collections.abc import Callable
@@ -203,23 +202,3 @@ async def listener(fixture: CheckpointFixture) -> None:
     ) as session:
         while not session.should_stop():
             await fixture.run(session)
-
-
-@checkpoint_scenario("a saver alone, several tasks", hooks=0)
-async def saver_alone(fixture: CheckpointFixture) -> None:
-    async def save(step: int) -> None:
-        await saver.save({"variables": {"w": step}}, step)
-        fixture.durable += 1
-
-    async def close() -> None:
-        await asyncio.gather(saver.aclose(), saver.aclose())
-
-    fixture.highest = 3
-    saver = ah.checkpoint.Saver(fixture.path, keep=ah.checkpoint.KeepNewest(1))
-    try:
-        await save(1)
-        await fixture.run_together(
-            one=lambda: save(2), two=lambda: save(3), reader=saver.restore, lister=saver.checkpoints
-        )
-    finally:
-        await await_to_the_end(close)

@@ -1,10 +1,10 @@
 """What programs that call this library need besides `explore`: tasks that know who cancelled them,
 and the laws of a cancel.
 
-An operation runs in one of the `places` in which a user may call the library. While it runs, the
-program is cancelled (by `explore`), the place cancels it in its own way, and so does each other
-task that `watch` knows (both `may_happen`). The effect is known exactly: the library cancels no
-task of its callers, so every cancel of one is from outside.
+While an operation runs, the program is cancelled (by `explore`), and so is each other task that
+`watch` knows (by `may_happen`). The effect is known exactly: the library cancels no task of its
+callers, so every cancel of one is from outside. What may be around a call, such as time limits,
+groups and scopes, is for the random programs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import math
 import re
 import sys
 import threading
@@ -30,8 +29,6 @@ NOT_CANCELLED = "~"
 """Prefix of the labels and user's tasks on which others wait; they are not cancelled by
 themselves.
 """
-HARNESS = "wrapper"
-"""Prefix of the names of the harness's own tasks."""
 USER = "runner"
 """Prefix of the names of the user's own tasks."""
 DISTURB: tuple[exploration.Disturbance, ...] = ("order", "choice", "cancel", "event")
@@ -107,10 +104,8 @@ class Scenario(Protocol):
 class Probe:
     """Watches one operation, and records how it ended."""
 
-    root: CountingTask
-    """The task of the program."""
-    task: CountingTask | None = None
-    """That of the operation."""
+    task: CountingTask
+    """That of the program, which runs the operation."""
     children: list[str] = field(default_factory=list)
     """Labels of the coroutines whose own task was cancelled, other than the operation's."""
     events: int = 0
@@ -127,91 +122,67 @@ class Probe:
     @property
     def delivered(self) -> int:
         """How often something was cancelled."""
-        return self.root.direct + self.events
+        return self.task.direct + self.events
 
     async def watch(self, label: str, fn: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Await `fn(*args)`; its task may be cancelled meanwhile, if it is not the operation's."""
         task = current()
         labels = self._labels.setdefault(task, [])
         labels.append(label)
-        try:
-            if len(labels) > 1 or task is self.task:
-                return await fn(*args)
-            with self.may_cancel(task, lambda: labels[-1]):
-                return await fn(*args)
-        finally:
-            labels.pop()
-
-    @contextlib.contextmanager
-    def may_cancel(
-        self, task: CountingTask, label: Callable[[], str] | None = None
-    ) -> Generator[None]:
-        """Say that others may cancel a task, which is in the coroutine of this label, or is the
-        operation's.
-        """
 
         def cancel() -> None:
-            one = "" if label is None else label()
-            is_waited_for = one.startswith(NOT_CANCELLED) or task.get_name().startswith(
+            innermost = labels[-1]
+            name = task.get_name()
+            is_waited_for = innermost.startswith(NOT_CANCELLED) or name.startswith(
                 USER + NOT_CANCELLED
             )
             if not self.running or is_waited_for or not task.cancel():
                 return
             self.events += 1
-            if label is not None:
-                # A task of the user's own may be in the middle of anything; it is the one that was
-                # cancelled.
-                self.children.append(USER if task.get_name().startswith(USER) else one)
+            # A task of the user's own may be in the middle of anything; it is the one that was
+            # cancelled.
+            self.children.append(USER if name.startswith(USER) else innermost)
 
-        with may_happen(cancel, f"cancel of {'the operation' if label is None else label()}"):
-            yield
-
-    async def foreign_code(self, label: str, fn: Callable[[], Awaitable[Any]]) -> Any:
-        """Await `fn()`, code of others that may cancel its own task or swallow a cancel; the
-        caller's task is another one.
-        """
-        if current() is self.task:
-            self.found.append(f"caller's task: {label} is called in it")
-        before: float = self.children.count(label)
         try:
-            return await fn()
-        except asyncio.CancelledError:
-            before = math.inf
-            raise
-        finally:  # what it has swallowed is not reported
-            while self.children.count(label) > before:
-                self.children.remove(label)
+            if len(labels) > 1 or task is self.task:
+                return await fn(*args)
+            with may_happen(cancel, f"cancel of {label}"):
+                return await fn(*args)
+        finally:
+            labels.pop()
 
     async def run(self, operation: Callable[[], Awaitable[None]]) -> None:
-        """Run the operation in the current task, record how it ended, and let its exception
-        pass.
-        """
-        task = self.task = current()
+        """Run the operation in the current task, and record how it ended."""
+        task = self.task
         outside, cancelling = task.outside, task.cancelling()
         self.running = True
         try:
-            with contextlib.nullcontext() if task is self.root else self.may_cancel(task):
-                await operation()
+            await operation()
+        except GeneratorExit:  # it was thrown away
+            raise
         except BaseException as error:
             self.outcome = error
             if _is_circular(error):
                 self.found.append(f"context: the contexts of {error!r} make a circle")
-            raise
         finally:
             self.running = False
-            self.outside = task.outside - outside
-            self.kept = task.cancelling() - cancelling
-            others = (
-                set()
-                if isinstance(self.outcome, GeneratorExit)
-                else asyncio.all_tasks() - {task, self.root}
-            )
-            tasks = [one.get_name() for one in others]
-            self.found += [
-                f"leak: task {one!r} outlived the operation"
-                for one in tasks
-                if not one.startswith(HARNESS)
-            ]
+        self.outside = task.outside - outside
+        self.kept = task.cancelling() - cancelling
+        names = [left.get_name() for left in asyncio.all_tasks() - {task}]
+        self.found += [f"leak: task {name!r} outlived the operation" for name in names]
+        await self._find_stray_cancel()
+
+    async def _find_stray_cancel(self) -> None:
+        """Find out whether the operation has left a cancel that is thrown in at the next wait."""
+        task = self.task
+        cancels = task.direct
+        is_stray = bool(getattr(task, "_must_cancel", False))
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            is_stray = is_stray or task.direct == cancels  # not by a cancel that comes now
+        if is_stray and not cancels:
+            self.found.append("cancellation: the next wait raised a stray CancelledError")
 
     def violations(self) -> list[str]:
         """Return what the operation did wrong with respect to cancellation."""
@@ -227,7 +198,7 @@ class Probe:
             found.append(
                 f"cancel count: cancelling() grew by {self.kept} over {self.outside} cancels"
             )
-        if self.task is not None and self.task.library:
+        if self.task.library:
             found.append(
                 "caller's task: the library has cancelled it, or taken a cancel back,"
                 f" {self.task.library} time(s)"
@@ -246,46 +217,17 @@ def _is_circular(error: BaseException) -> bool:
     return False
 
 
-async def run_in_a_place(scenario: Scenario) -> None:
-    """Run a scenario in a place, both chosen by the schedule, and check all laws."""
-    from tests.fuzz.explored.places import PLACES
-
-    root = current()
-    probe = Probe(root)
-    place = choose(*PLACES, name="place")(probe)
+async def run_scenario(scenario: Scenario) -> None:
+    """Run a scenario with a seed that the schedule chooses, and check all laws."""
+    task = current()
+    probe = Probe(task)
     run = scenario(probe, choose(*range(16), name="seed"))
-    # `asyncio.timeout` counted stale cancels as its own before 3.11.3 (gh-102780).
-    stale = (
-        0 if place.in_child or sys.version_info < (3, 11, 3) else choose(0, 1, name="stale cancels")
-    )
-    for _ in range(
-        stale
-    ):  # the task has swallowed cancels before, as tasks do; they must make no difference
-        asyncio.Task.cancel(root)
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)
-        if root.direct:
-            raise asyncio.CancelledError
     with always(run.check):
-        try:
-            await place.wrap(run.operation)
-        except GeneratorExit:  # it was thrown away
-            raise
-        except BaseException as error:
-            place.ended = error
-    place.cancelling = root.cancelling() - stale
-    place.cancels, before = root.direct, root.direct
-    place.stray = bool(
-        getattr(root, "_must_cancel", False)
-    )  # a cancel that comes now would hide it
-    try:
-        await asyncio.sleep(0)
-    except asyncio.CancelledError:
-        place.stray = place.stray or root.direct == before
-    found = probe.violations() + run.violations() + place.violations()
-    probe.outcome = place.ended = None  # their tracebacks hold the frames that hold them
+        await probe.run(run.operation)
+    found = probe.violations() + run.violations()
+    probe.outcome = None  # its traceback holds the frames that hold it
     assert not found, "; ".join(found)
-    if root.direct:
+    if task.direct:
         raise asyncio.CancelledError
 
 
@@ -320,9 +262,9 @@ class Program(NamedTuple):
     """How many more schedules than another program it gets."""
 
 
-def in_a_place(scenario: Scenario) -> Program:
-    """Return the program that runs a scenario in a place."""
-    return Program(functools.partial(run_in_a_place, scenario))
+def program_of(scenario: Scenario) -> Program:
+    """Return the program that runs a scenario."""
+    return Program(functools.partial(run_scenario, scenario))
 
 
 async def finding(program: Program, what: str, seeds: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from aiohooks.testing.exploration import Disturbance
 from tests.fuzz.explored import signals
-from tests.fuzz.explored.harness import Program, Result, explored, in_a_place
+from tests.fuzz.explored.harness import Program, Result, explored, program_of
 from tests.fuzz.explored.injected_bugs import FAULTY
 from tests.fuzz.explored.scenarios import SCENARIOS
 from tests.fuzz.random_programs import injected_bugs, model
@@ -30,7 +30,7 @@ class Bug(NamedTuple):
 _SIGNALS: tuple[Disturbance, ...] = ("order", "choice", "event")
 _RANDOM: tuple[Disturbance, ...] = ("order", "slow", "choice", "event")
 
-PROGRAMS: dict[str, Program] = {one.name: in_a_place(one) for one in SCENARIOS}
+PROGRAMS: dict[str, Program] = {one.name: program_of(one) for one in SCENARIOS}
 PROGRAMS |= {
     f"signals: {one.__name__}": Program(partial(signals.run, one), _SIGNALS)
     for one in signals.SCENARIOS
@@ -40,14 +40,14 @@ PROGRAMS["random groups"] = Program(
     partial(model.run, draw_with_group), _RANDOM, TrackedTask, times=50
 )
 BUGS: dict[str, Bug] = {
-    name: Bug(in_a_place(one), finding) for name, (one, finding) in FAULTY.items()
+    name: Bug(program_of(one), finding) for name, (one, finding) in FAULTY.items()
 }
-for _name, (*_replaced, _finding) in signals.BUGS.items():
-    BUGS[_name] = Bug(Program(partial(signals.run_with_bug, *_replaced), _SIGNALS), _finding)
+for _name, _bug in signals.BUGS.items():
+    _, _finding = _bug.found_by
+    BUGS[_name] = Bug(Program(partial(signals.run_with_bug, _bug), _SIGNALS), _finding)
 for _name, _bug in injected_bugs.BUGS.items():
-    BUGS[f"random: {_name}"] = Bug(
-        Program(partial(injected_bugs.run_with, _bug), _RANDOM, TrackedTask, times=50), _bug.law
-    )
+    _program = Program(partial(injected_bugs.run_with, _bug), _RANDOM, TrackedTask, times=50)
+    BUGS[f"random: {_name}"] = Bug(_program, _bug.found_by)
 
 
 async def explored_program(

@@ -22,7 +22,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks.session.signals import Escalation, LoopSignals, StopOnSignal, _Wakeup
 from aiohooks.testing import choose, may_happen
-from tests.fuzz._harness import Method, replaced, scratch
+from tests.fuzz._harness import Bug, Method, scratch
 from tests.support.hooks import EveryPhaseHook
 from tests.support.waiting import ticks
 
@@ -226,25 +226,17 @@ async def run(program: Callable[[Fixture], Awaitable[None]]) -> None:
 # -- the programs
 
 
-def graph_of(step: Callable[..., Any] | None = None, *, thread: bool = False) -> ah.Graph:
+def graph_of(step: Callable[..., Any] | None = None) -> ah.Graph:
     """Return a graph with a variable that counts the steps."""
     graph = ah.Graph()
     graph.variable("total", 0)
 
-    if thread:
-
-        @graph.train_op(adds_to="total", name="train")
-        @ah.in_thread
-        def train_in_thread() -> int:
-            return 1
-    else:
-
-        @graph.train_op(adds_to="total")
-        async def train() -> int:
-            await ticks(2)
-            if step is not None:
-                await step()
-            return 1
+    @graph.train_op(adds_to="total")
+    async def train() -> int:
+        await ticks(2)
+        if step is not None:
+            await step()
+        return 1
 
     return graph
 
@@ -258,17 +250,6 @@ async def until_stopped(session: ah.AsyncMonitoredSession) -> None:
 async def plain(fixture: Fixture) -> None:
     """Three hooks, four steps."""
     await fixture.run(graph_of(), until_stopped, ah.StopAtStepHook(last_step=LAST_STEP), count=3)
-
-
-async def unstopped(fixture: Fixture) -> None:
-    """Three hooks, and an end without a stop."""
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        for _ in range(3):
-            if not session.should_stop():
-                await session.run("train")
-
-    await fixture.run(graph_of(), body, count=3)
 
 
 async def saving(fixture: Fixture) -> None:
@@ -318,30 +299,6 @@ async def waiting(fixture: Fixture) -> None:
     await fixture.run(graph_of(), body, waiter, count=1, global_step=ah.MemoryStepStore())
 
 
-async def producing(fixture: Fixture) -> None:
-    """A background task feeds the steps through a queue."""
-    batches: asyncio.Queue[int] = asyncio.Queue(maxsize=1)
-
-    async def step(batch: int) -> dict[str, int]:
-        await ticks(1)
-        return {"loss": batch}
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        async def produce() -> None:
-            for batch in range(3):
-                await session.until(batches.put(batch))
-            await session.until(batches.join())
-            session.request_stop("all used")
-
-        session.start_soon(produce)
-        while not session.should_stop():
-            batch = await session.until(batches.get())
-            await session.run("loss", {"batch": batch})
-            batches.task_done()
-
-    await fixture.run(step, body)
-
-
 async def draining(fixture: Fixture) -> None:
     """Elements are taken ahead; the first signal lets them be used, and the second one is a
     stop.
@@ -386,11 +343,6 @@ async def together(fixture: Fixture) -> None:
             raise entry.left
 
 
-async def threads(fixture: Fixture) -> None:
-    """An operation in a worker thread."""
-    await fixture.run(graph_of(thread=True), until_stopped, ah.StopAtStepHook(last_step=2), count=1)
-
-
 async def in_a_task(fixture: Fixture) -> None:
     """A session whose steps run in another task than its own, and that is closed by `aclose`."""
 
@@ -408,14 +360,11 @@ async def in_a_task(fixture: Fixture) -> None:
 
 SCENARIOS = (
     plain,
-    unstopped,
     saving,
     recovering,
     waiting,
-    producing,
     draining,
     together,
-    threads,
     in_a_task,
 )
 
@@ -432,37 +381,24 @@ def _nothing(original: Method, *args: Any) -> None:
     """Do nothing instead."""
 
 
-BUGS: dict[str, tuple[Any, str, Method, Callable[[Fixture], Awaitable[None]], str]] = {
-    "signal_does_not_stop": (StopOnSignal, "advance", _nothing, plain, "stopped because: "),
-    "stop_without_its_reason": (
-        StopOnSignal,
-        "advance",
-        _without_reason,
-        waiting,
-        "stopped because: stopped",
+BUGS: dict[str, Bug] = {
+    "signal_does_not_stop": Bug(StopOnSignal, "advance", _nothing, (plain, "stopped because: ")),
+    "stop_without_its_reason": Bug(
+        StopOnSignal, "advance", _without_reason, (waiting, "stopped because: stopped")
     ),
-    "second_signal_is_ignored": (
-        LoopSignals,
-        "_cancel_sessions",
-        _nothing,
-        plain,
-        "ended with None",
+    "second_signal_is_ignored": Bug(
+        LoopSignals, "_cancel_sessions", _nothing, (plain, "ended with None")
     ),
-    "handlers_stay_installed": (
-        LoopSignals,
-        "_restore",
-        _nothing,
-        plain,
-        "the handler of SIGINT is",
+    "handlers_stay_installed": Bug(
+        LoopSignals, "_restore", _nothing, (plain, "the handler of SIGINT is")
     ),
-    "wakeup_stays_installed": (_Wakeup, "close", _nothing, plain, "the wakeup fd is"),
+    "wakeup_stays_installed": Bug(_Wakeup, "close", _nothing, (plain, "the wakeup fd is")),
 }
-"""By name: what is replaced by what, in which program, and what must be found."""
+"""Each with the program, and what must be found in it."""
 
 
-async def run_with_bug(
-    owner: Any, name: str, replacement: Method, program: Callable[[Fixture], Awaitable[None]]
-) -> None:
-    """Run a program while the library has a bug."""
-    with replaced(owner, name, replacement):
+async def run_with_bug(bug: Bug) -> None:
+    """Run its program while the library has a bug."""
+    program, _ = bug.found_by
+    with bug.injected():
         await run(program)

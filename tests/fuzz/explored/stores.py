@@ -20,11 +20,9 @@ from aiohooks.stores._protocol import (
     Answer,
     Join,
     Lead,
-    Leave,
     Member,
     Request,
     Snapshot,
-    Write,
 )
 from aiohooks.stores._run_state import RunState
 from tests.fuzz.explored.fixture import (
@@ -32,10 +30,8 @@ from tests.fuzz.explored.fixture import (
     Body,
     Fixture,
     await_to_the_end,
-    fails,
     scenario,
     soon,
-    timers_left,
 )
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.sessions import NO_BACKOFF
@@ -263,31 +259,6 @@ async def chief_alone(fixture: StoreFixture) -> None:
         await lead_and_train(fixture, chief)
 
 
-@store_scenario("the session opens its store", hooks=1)
-async def opened_by_session(fixture: StoreFixture) -> None:
-    async with fixture.process("chief", opened=False) as chief:
-        await lead_and_train(fixture, chief, 1)
-
-
-@store_scenario("a chief and workers on an engine", hooks=1, parallel=True)
-async def chief_and_workers(fixture: StoreFixture) -> None:
-    async def worker(process: Process, step: int) -> None:
-        hooks = [ah.hooks.GlobalStepWaiterHook(step)]
-        async with process.session(chief=False, hooks=hooks) as session:
-            await session.run("train")
-
-    async with (
-        fixture.process("chief") as chief,
-        fixture.process("one") as one,
-        fixture.process("two") as two,
-    ):
-        await fixture.run_together(
-            helper_chief=lambda: lead_and_train(fixture, chief, 3),
-            one=lambda: worker(one, 1),
-            two=lambda: worker(two, 2),
-        )
-
-
 @store_scenario("a worker whose chief may be gone", parallel=True)
 async def worker_without_chief(fixture: StoreFixture) -> None:
     """However the chief ends, the worker is notified: there is no step 9."""
@@ -317,13 +288,6 @@ async def two_chiefs(fixture: StoreFixture) -> None:
         await fixture.run_together(one=lambda: lead_and_train(fixture, one), two=second)
     if (secs := asyncio.get_running_loop().time()) > 1:
         fixture.add_violation(f"the lead was given back after {secs:g} s")
-
-
-@store_scenario("a chief recovers on an engine", hooks=1, vanishing=True)
-async def chief_recovers(fixture: StoreFixture) -> None:
-    fixture.actions["train"] = fails(ah.AbortedError)
-    async with fixture.process("chief") as chief:
-        await lead_and_train(fixture, chief)
 
 
 # -- failures of the engine
@@ -469,43 +433,6 @@ async def by_hand(fixture: StoreFixture) -> None:
         await store.aclose()
 
 
-@store_scenario("no wait leaves a timer", parallel=True)
-async def no_timers(fixture: StoreFixture) -> None:
-    """Also while the store stays open, and others have leases that may expire."""
-
-    async def lead() -> None:
-        async with store.lead():
-            await fixture.pause("leading", 1)
-
-    async def wait() -> None:
-        before = timers_left()
-        kinds: list[Callable[[], Any]] = [
-            lead,
-            lambda: store.wait_initialised(500),
-            lambda: store.wait_for(1, timeout=500),
-        ]
-        try:
-            await kinds[fixture.seed % 3]()
-        finally:
-            await await_to_the_end(store.flush)
-            if (timers := timers_left() - before) > 0:
-                fixture.add_violation(f"leak: {timers} timers are left by a wait")
-
-    async def other() -> None:
-        await fixture.pause("other", 5)
-        fixture.engine.apply(RUN, Join(chief._replace(term=1, ready=True)))
-        await fixture.pause("other", 1)
-        fixture.engine.apply(RUN, Leave(chief.id))
-        fixture.engine.apply(RUN, Write("advance", 1, Position(1, 0), 1, "other", 1))
-
-    fixture.digits = 1  # the one of `other`
-    chief = Member("other/1", "another", 1000.0)
-    fixture.engine.apply(RUN, Lead(chief))
-    async with fixture.process("waits") as process:
-        store = process.store
-        await fixture.run_together(wait=wait, helper_other=other)
-
-
 # -- other processes that have died
 
 
@@ -525,16 +452,3 @@ async def dead_chief(fixture: StoreFixture) -> None:
     _dead(fixture, Lead)
     async with fixture.process("chief") as process:
         await lead_and_train(fixture, process, 1)
-
-
-@store_scenario("the previous chief still leads", hooks=1, parallel=True)
-async def busy_lead(fixture: StoreFixture) -> None:
-    async def other_chief() -> None:
-        await fixture.pause("other chief", 5)
-        fixture.engine.apply(RUN, Leave("other/1"))
-
-    fixture.engine.apply(RUN, Lead(Member("other/1", "another", 1000.0)))
-    async with fixture.process("chief") as process:
-        await fixture.run_together(
-            chief=lambda: lead_and_train(fixture, process, 1), helper=other_chief
-        )

@@ -97,31 +97,6 @@ async def producers(fixture: Fixture) -> None:
         )
 
 
-@scenario("shipped through a gate", hooks=0, parallel=True)
-async def shipped(fixture: Fixture) -> None:
-    """A cancelled producer does not use a version: the others are admitted by later versions."""
-    versions, ready = ah.MemoryStepStore(), 0
-
-    async def ship(count: int) -> None:
-        nonlocal ready
-        try:
-            for _ in range(count):
-                async with gate.admit():
-                    await fixture.pause("ship", 1)
-        finally:
-            ready += 1
-
-    async def publish() -> None:
-        while ready < 3:
-            await asyncio.sleep(1)  # of virtual time: it passes only when no producer can run
-            await versions.advance()
-
-    async with gate_of(fixture, versions, max_lag=0, per_version=2) as gate:
-        await fixture.run_together(
-            one=lambda: ship(2), two=lambda: ship(2), three=lambda: ship(1), helper_trainer=publish
-        )
-
-
 @scenario("no room in time", hooks=0, parallel=True)
 async def late(fixture: Fixture) -> None:
     versions = ah.MemoryStepStore()

@@ -11,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import functools
 from typing import Any
 
 import aiohooks as ah
@@ -27,26 +25,13 @@ from aiohooks.graph.variables import Values
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook_set import HookSet
 from aiohooks.session.lifecycle import Lifecycle
-from tests.fuzz._harness import Method, replaced
+from tests.fuzz._harness import Bug, Method, bug_in
 from tests.fuzz.random_programs import model
 from tests.support.waiting import forever
 
-
-@dataclass(frozen=True)
-class Bug:
-    """A method of the library, what replaces it, and the law that is broken then."""
-
-    owner: type
-    name: str
-    replacement: Method
-    law: str
-
-    def injected(self) -> AbstractContextManager[None]:
-        """Have the bug in the library."""
-        return replaced(self.owner, self.name, self.replacement)
-
-
 BUGS: dict[str, Bug] = {}
+"""Each with the law that is broken."""
+bug = functools.partial(bug_in, BUGS)
 
 
 async def run_with(bug: Bug) -> None:
@@ -59,39 +44,12 @@ def _in_the_library(statement: str) -> None:
     exec(statement, {"__name__": "aiohooks.bug", "task": asyncio.current_task()})
 
 
-def bug(owner: type, name: str, law: str) -> Callable[[Method], None]:
-    """Register a replacement of `owner.name`: a function that gets the original method, and then
-    its arguments.
-    """
-
-    def add(fn: Method) -> None:
-        BUGS[fn.__name__] = Bug(owner, name, fn, law)
-
-    return add
-
-
 @bug(ah.AsyncMonitoredSession, "run", "cancel lost")
 async def run_swallows_a_cancel(run: Method, *args: Any) -> Any:
     try:
         return await run(*args)
     except asyncio.CancelledError:
         return None
-
-
-@bug(ah.AsyncMonitoredSession, "run", "cancel lost")
-async def error_wins_over_a_cancel(run: Method, *args: Any) -> Any:
-    try:
-        return await run(*args)
-    except asyncio.CancelledError as error:
-        raise ah.OutOfRangeError from error
-
-
-@bug(ah.AsyncMonitoredSession, "run", "cancel invented")
-async def error_becomes_a_cancel(run: Method, *args: Any) -> Any:
-    try:
-        return await run(*args)
-    except Exception as error:
-        raise asyncio.CancelledError from error
 
 
 @bug(ah.AsyncMonitoredSession, "run", "cancel count")
@@ -109,12 +67,6 @@ async def own_cancel_is_left(run: Method, self: Any, *args: Any) -> Any:
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
     return await run(self, *args)
-
-
-@bug(ah.AsyncMonitoredSession, "run", "error lost")
-async def error_is_swallowed(run: Method, *args: Any) -> Any:
-    with contextlib.suppress(Exception):
-        return await run(*args)
 
 
 @bug(ah.AsyncMonitoredSession, "run", "error replaced")

@@ -18,9 +18,9 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from tests.fuzz._harness import command
+from tests.fuzz._harness import Bug, command
 from tests.fuzz.simulation.cluster import ENGINES
-from tests.fuzz.simulation.injected_bugs import BUGS, Bug
+from tests.fuzz.simulation.injected_bugs import BUGS
 from tests.fuzz.simulation.scenario import MakeScenario, Result, simulate, stores
 from tests.fuzz.simulation.training import training
 
@@ -41,10 +41,11 @@ def simulated(
 
 def first_seed_with(bug: Bug, seeds: Sequence[int]) -> Result | None:
     """Return the first result with a violation that is not there without the bug."""
+    scenario = bug.found_by or stores
     for seed in seeds:
         with bug.injected():
-            found = simulate(seed, scenario=bug.scenario)
-        if found.violations and not simulate(seed, scenario=bug.scenario).violations:
+            found = simulate(seed, scenario=scenario)
+        if found.violations and not simulate(seed, scenario=scenario).violations:
             return found
     return None
 

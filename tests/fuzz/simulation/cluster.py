@@ -12,7 +12,7 @@ import random
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import aiohooks.stores.ray.store as ray_store
@@ -25,7 +25,7 @@ from aiohooks.errors import (
     StoreUnavailableError,
 )
 from aiohooks.stores import Engine, SharedStepStore
-from tests.fuzz.simulation.history import History, Operation, Tenure, WaitEnd
+from tests.fuzz.simulation.history import Call, History, Tenure, WaitEnd
 from tests.fuzz.simulation.network import Network
 from tests.fuzz.simulation.ray_engine import RayServer, SimulatedRayEngine
 from tests.fuzz.simulation.redis_engine import RedisServer, simulated_redis_engine
@@ -272,7 +272,7 @@ class Cluster:
         async def read() -> int:
             return (await store.value()).step
 
-        await self._do(process, store, "value", 0, read())
+        await self._do(process, store, "read", 0, read())
 
     async def wait(self, process: Process, store: SharedStepStore, step: int) -> None:
         try:
@@ -288,19 +288,19 @@ class Cluster:
         self,
         process: Process,
         store: SharedStepStore,
-        kind: str,
+        kind: Literal["advance", "read", "wait"],
         amount: int,
-        call: Coroutine[Any, Any, int],
+        answer: Coroutine[Any, Any, int],
         term: int = 0,
     ) -> None:
         world = self.world
-        operation = Operation(process, kind, amount, world.now, store.latest, term)
-        self.history.operations.append(operation)
+        call = Call(process, kind, amount, world.now, store.latest, term)
+        self.history.calls.append(call)
         world.trace(process, "begins", kind, amount)
-        operation.step = await call
-        operation.ended = world.now
-        operation.known_after = store.latest
-        world.trace(process, "ends", kind, amount, operation.step)
+        call.step = await answer
+        call.ended = world.now
+        call.known_after = store.latest
+        world.trace(process, "ends", kind, amount, call.step)
 
 
 @contextlib.contextmanager

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from aiohooks.stores import Position
 from tests.fuzz.simulation.virtual_time import Process, World
 
 
 @dataclass
-class Operation:
+class Call:
     """A call of a store, from its beginning to its end."""
 
     process: Process
-    kind: str  # advance, value, wait
+    kind: Literal["advance", "read", "wait"]
     amount: int  # of an advance; the step of a wait
     began: float
     known: Position
@@ -54,7 +55,7 @@ class History:
     """All of it."""
 
     world: World
-    operations: list[Operation] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     publishers: list[Tenure] = field(default_factory=list)
     leads: list[Tenure] = field(default_factory=list)
     wait_ends: list[WaitEnd] = field(default_factory=list)

@@ -5,12 +5,9 @@ Those whose name is that of a finding take back what mended it.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import stat
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from aiohooks.checkpoint import _format
@@ -22,55 +19,12 @@ from aiohooks.stores._run_state import RunState
 from aiohooks.stores.base import WaitRegistry
 from aiohooks.stores.shared import SharedStepStore
 from aiohooks.version_gate.tickets import Ticket
-from tests.fuzz._harness import Method, replaced
-from tests.fuzz.simulation.scenario import MakeScenario, stores
+from tests.fuzz._harness import Bug, Method, bug_in
 from tests.fuzz.simulation.training import ProcessFiles, training
 
-Owner = type | ModuleType
-
-
-@dataclass(frozen=True)
-class Bug:
-    """Functions of the library, each with what replaces it."""
-
-    changes: tuple[tuple[Owner, str, Method], ...]
-    scenario: MakeScenario
-
-    @contextlib.contextmanager
-    def injected(self) -> Generator[None]:
-        """Have the bug in the library."""
-        with contextlib.ExitStack() as stack:
-            for owner, name, replacement in self.changes:
-                stack.enter_context(replaced(owner, name, replacement))
-            yield
-
-
 BUGS: dict[str, Bug] = {}
-
-
-def bug(
-    owner: Owner,
-    name: str,
-    *,
-    scenario: MakeScenario = stores,
-    without: tuple[tuple[type, str], ...] = (),
-) -> Callable[[Method], Method]:
-    """Register a replacement of `owner.name`: a function that gets the original one, and then its
-    arguments.
-
-    The methods of `without` do nothing: the library has two mechanisms against the same bug.
-    """
-
-    def add(fn: Method) -> Method:
-        nothing = [(owner, name, _do_nothing) for owner, name in without]
-        BUGS[fn.__name__] = Bug(((owner, name, fn), *nothing), scenario)
-        return fn
-
-    return add
-
-
-def _do_nothing(*args: Any) -> None:
-    pass
+"""Each with the scenario that finds it; that of the stores if there is none."""
+bug = functools.partial(bug_in, BUGS)
 
 
 # Findings.
@@ -116,7 +70,7 @@ def repeated_writes_count(last_answer: Method, self: RunState, writer: str) -> N
     """A write whose answer was lost counts again."""
 
 
-@bug(Writes, "check_loss", scenario=training)
+@bug(Writes, "check_loss", training)
 def writes_continue_after_a_loss(check: Method, self: Writes) -> None:
     """A chief continues in a later run, at another step, without its checkpoint."""
 
@@ -162,7 +116,7 @@ def two_may_lead(lead: Method, self: RunState, member: Member) -> Any:
 # Of the sessions of a training, and their checkpoints.
 
 
-@bug(ProcessFiles, "do", scenario=training)
+@bug(ProcessFiles, "do", training)
 def names_are_not_synced(
     do: Method, self: ProcessFiles, number: int, name: str, real: Method, args: Any, kwargs: Any
 ) -> Any:
@@ -174,37 +128,37 @@ def names_are_not_synced(
     )
 
 
-@bug(_format, "checkpoint_names", scenario=training)
+@bug(_format, "checkpoint_names", training)
 def the_oldest_checkpoint_is_restored(checkpoint_names: Method, names: Any) -> Any:
     """Training begins again at an earlier step than it could."""
     return checkpoint_names(names)[::-1]
 
 
-@bug(SessionFeeds, "raise_if_element_went_back", scenario=training)
+@bug(SessionFeeds, "raise_if_element_went_back", training)
 def an_interrupted_element_is_repeated(raise_if: Method, self: SessionFeeds) -> None:
     """The run of an element is repeated before those that come again, and the element comes once
     more.
     """
 
 
-@bug(SessionFeeds, "state_of", scenario=training)
+@bug(SessionFeeds, "state_of", training)
 def a_position_is_saved_too_far(state_of: Method, self: SessionFeeds, stateful: Any) -> Any:
     """The state in a checkpoint counts what was read ahead, and has made no step."""
     state_of(self, stateful)
     return stateful.state_dict()
 
 
-@bug(Source, "note_restored", scenario=training)
+@bug(Source, "note_restored", training)
 def what_was_read_ahead_is_not_set_back(note_restored: Method, self: Source) -> None:
     """After a recovery, steps are fed with what was taken before."""
 
 
-@bug(SessionFeeds, "_report_undone_steps", scenario=training)
+@bug(SessionFeeds, "_report_undone_steps", training)
 def lost_feeds_are_not_said(report: Method, self: SessionFeeds, *args: Any) -> None:
     """A recovery goes back, and the feeds of the steps since are gone without a word."""
 
 
-@bug(SharedStepStore, "reset", scenario=training)
+@bug(SharedStepStore, "reset", training)
 async def a_restore_at_the_same_step_begins_no_epoch(
     reset: Method, self: SharedStepStore, step: int
 ) -> Position:
@@ -213,7 +167,7 @@ async def a_restore_at_the_same_step_begins_no_epoch(
     return latest if latest.step == step else await reset(self, step)
 
 
-@bug(Ticket, "use", scenario=training)
+@bug(Ticket, "use", training)
 def a_stale_item_is_used(use: Method, self: Ticket) -> bool:
     """The age of an item is not looked at."""
     use(self)

@@ -111,7 +111,7 @@ class Scenario:
     @property
     def operations(self) -> int:
         """How much was done."""
-        return len(self.cluster.history.operations)
+        return len(self.cluster.history.calls)
 
     def run(self) -> list[str]:
         cluster, history, chance = self.cluster, self.cluster.history, self.world.chance
@@ -306,7 +306,7 @@ class Scenario:
             "value", {process: cluster.value(process, store) for process, store in stores.items()}
         )
         cluster.history.final_steps += [
-            operation.step or 0 for operation in cluster.history.operations[-len(stores) :]
+            call.step or 0 for call in cluster.history.calls[-len(stores) :]
         ]
         two = chance.sample(list(stores), min(2, len(stores)))
         self._do("lead", {process: cluster.lead_once(process, stores[process]) for process in two})

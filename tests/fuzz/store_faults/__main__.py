@@ -35,7 +35,6 @@ from tests.fuzz.store_faults.engines import (
     GROUPS,
     EngineSetup,
     Group,
-    LocalSetup,
     cluster_of,
     engine_setup,
 )
@@ -43,15 +42,13 @@ from tests.fuzz.store_faults.plans import Plan
 from tests.fuzz.store_faults.trials import (
     PROBLEMS,
     CallTrial,
-    DieTrial,
     LeadTrial,
     Problem,
-    SlownessWatch,
     Trial,
     ViolationError,
 )
 from tests.support.step_laws import Operation
-from tests.support.store_processes import StuckError
+from tests.support.store_processes import SlownessWatch, StuckError
 
 
 @dataclass
@@ -96,9 +93,7 @@ class Outcome:
 
 
 def kind_of(setup: EngineSetup, number: int, group: Group) -> type[Trial]:
-    """Return what the processes do in the trial of this number: in half of them they lead."""
-    if number % 4 == 1 and isinstance(setup, LocalSetup):
-        return DieTrial
+    """Return what the processes do in the trial of this number: in most of them they lead."""
     return CallTrial if number % 4 == 3 and (setup.keeps_run or group != "data lost") else LeadTrial
 
 
@@ -133,7 +128,7 @@ async def run_trial(setup: EngineSetup, number: int, seed: int, outcome: Outcome
     if trial is not None:
         late = trial.late_secs
         outcome.calls += len(trial.history)
-        outcome.plans += [] if isinstance(trial, DieTrial) else [plan]
+        outcome.plans.append(plan)
         if isinstance(trial, CallTrial) and group != "data lost":
             outcome.last_calls = trial.history
     outcome.late_secs = max(outcome.late_secs, late)

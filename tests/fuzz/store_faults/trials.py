@@ -6,9 +6,6 @@ Afterwards the waiter's steps must be reached by the chief, or by the standby in
 In those of `call` all three make calls at random. When the engine loses its data, writes end with
 `StoreResetError`, and the chief leads no more; afterwards each write counts once again. (The local
 store has no such runs: without its directory a run is over.)
-
-In those of `die`, on the local store, a process is killed at one of the system calls that it makes
-in its life.
 """
 
 from __future__ import annotations
@@ -28,15 +25,20 @@ from tests.support.step_laws import (
     find_second_leader,
     find_violation,
 )
-from tests.support.store_processes import TICK_SECS, Mix, StuckError, WorkerProcess, reply_to
+from tests.support.store_processes import (
+    TICK_SECS,
+    Mix,
+    SlownessWatch,
+    StuckError,
+    WorkerProcess,
+    reply_to,
+)
 from tests.support.waiting import HANG_SECS, elapse
 
 FAR = 10_000_000
 """A step that is reached only by an advance of its own."""
 CALLS = 400
 """The calls of a trial."""
-SYSTEM_CALLS = 200
-"""About how many a process makes in its life."""
 _NO_PUBLISHER = ("PublisherFailedError", "PublisherFinishedError")
 _RUN_GONE = ("StoreUnavailableError", "StoreDamagedError")
 
@@ -50,24 +52,6 @@ class ViolationError(AssertionError):
     def __init__(self, kind: Problem, text: str) -> None:
         super().__init__(f"{kind}: {text}")
         self.kind: Problem = kind
-
-
-class SlownessWatch:
-    """Measures for how long this process, which has the proxies of all trials, does not run."""
-
-    def __init__(self) -> None:
-        self._gaps: list[tuple[float, float]] = []
-
-    async def watch(self) -> None:
-        while True:
-            before = time.monotonic()
-            await elapse(TICK_SECS)
-            self._gaps.append((before, time.monotonic() - before))
-
-    def longest_since(self, began: float) -> float:
-        """Return the longest time in seconds since `began`."""
-        self._gaps = self._gaps[-int(HANG_SECS * 10 / TICK_SECS) :]
-        return max((gap for before, gap in self._gaps if before >= began), default=0.0)
 
 
 class Trial:
@@ -315,52 +299,3 @@ class CallTrial(Trial):
         _, begun = count_advances(self.history)
         if last != first + 5 * len(living) or last > begun:
             raise ViolationError("double count", f"from {first} to {last}, {begun} were begun")
-
-
-class DieTrial(Trial):
-    """A process that dies at a system call; see the module."""
-
-    async def run(self) -> str:
-        waiter, other, victim = self.workers = self.setup.workers
-        near, far = waiter.order("wait", step=5), waiter.order("wait", step=FAR)
-        await waiter.do("parked")
-        await victim.do("close")
-        await victim.do("die_at_call", number=self.chance.randrange(2 * SYSTEM_CALLS))
-        life = asyncio.ensure_future(self._live(victim))
-        death = asyncio.ensure_future(victim.ended())
-        await asyncio.wait([life, death], return_when=asyncio.FIRST_COMPLETED, timeout=HANG_SECS)
-        if life.cancel():
-            await asyncio.wait([life])
-        else:
-            await life
-            await victim.end()
-        await death
-        reached = await other.do("value")
-        if self.plan.on_lost == "keep" or not any(call.term for call in victim.history):
-            await other.do("lead")
-            await other.do("advance", by=FAR)
-        # It may have been known as a publisher already when it died.
-        replies = {
-            step: await reply_to(wait, f"wait for step {step}")
-            for step, wait in ((5, near), (FAR, far))
-        }
-        for step, reply in replies.items():
-            is_right = (
-                reply.get("error") in _NO_PUBLISHER and reached < step
-                if "error" in reply
-                else reply["result"] >= step
-            )
-            if not is_right:
-                raise ViolationError(
-                    "wrong end", f"the wait for step {step} got {reply} at step {reached}"
-                )
-        self.check_history(data_lost=False)
-        return "typed error" if any("error" in reply for reply in replies.values()) else "resumed"
-
-    async def _live(self, victim: WorkerProcess) -> None:
-        await victim.do("open", run=self.setup.run, **self.setup.where(2))
-        victim.order("wait", step=FAR)
-        await victim.do("advance", times=8)
-        await victim.do("lead")
-        await victim.do("advance", times=3)
-        await victim.do("close")
