@@ -24,6 +24,13 @@ from aiohooks.checkpoint._format import (
 from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, Restored, not_kept
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
 
+_MAX_LISTINGS = 100
+"""How often a reader lists a directory again whose writer has removed what was being read."""
+
+
+class _RemovedError(Exception):
+    """A writer has removed a checkpoint while it was read."""
+
 
 class CheckpointDirectory:
     """A directory of checkpoints, with blocking methods that run one at a time.
@@ -310,7 +317,14 @@ class CheckpointDirectory:
             if step is None and not exists(self._fs, self.path):
                 return None
             with self._opened() as directory:
-                return self._restore(directory, step)
+                for _ in range(_MAX_LISTINGS):
+                    with contextlib.suppress(_RemovedError):
+                        return self._restore(directory, step)
+                raise CheckpointError(
+                    errno.EBUSY,
+                    f"{failure}: its writer removed {_MAX_LISTINGS} checkpoints while they were"
+                    " read; keep more of them",
+                )
 
     def _restore(
         self,
@@ -324,6 +338,7 @@ class CheckpointDirectory:
         Raises:
             CheckpointError: there is none of `step`.
             CorruptCheckpointError: all are damaged.
+            _RemovedError: a writer has removed one meanwhile. `directory` is listed again.
         """
         names = _format.checkpoint_names(directory.names)
         set_aside: list[tuple[str, str]] = []
@@ -336,8 +351,7 @@ class CheckpointDirectory:
             except DamagedError as error:
                 damage = str(error)
             if self._read_only and str(name) not in directory.list_names():
-                # A writer has removed it meanwhile. Again, with the names that were just listed.
-                return self._restore(directory, step)
+                raise _RemovedError
             set_aside.append((str(name), damage))
             self._set_aside(directory, name, damage)
         if step is not None and not set_aside:

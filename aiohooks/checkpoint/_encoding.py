@@ -44,6 +44,8 @@ Ext = msgspec.msgpack.Ext
 _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 _Sizes: TypeAlias = Annotated[list[_Size], msgspec.Meta(max_length=64)]
 
+MAX_CONTAINERS = 5_000_000
+"""How many lists, tuples and dicts a state may have."""
 CHUNK_BYTES = 1 << 20
 """The size of one write."""
 _ALIGNMENT = 64
@@ -203,6 +205,7 @@ class _Encoder:
         self.arrays: dict[str, _Stored] = {}
         self._path: list[str | int] = []
         """Keys and indexes that lead to the value that is being converted."""
+        self._containers = 0
         self._torch: Any = torch_support()
         self._storage_names: dict[Any, str] = {}
 
@@ -337,6 +340,15 @@ class _Encoder:
             place = _place(self._path[:4])
             raise InvalidArgumentError(
                 f"{place}... is nested deeper than {MAX_DEPTH} levels, or in itself; flatten it",
+            )
+        # A container is written wherever it is, so a few that share each other could take memory
+        # without end.
+        self._containers += 1
+        if self._containers > MAX_CONTAINERS:
+            raise InvalidArgumentError(
+                f"the state has more than {MAX_CONTAINERS} lists, tuples and dicts, of which one"
+                " that is there several times counts as often; put numbers into arrays, and shared"
+                " containers into the state once",
             )
         self._path.append("")
 

@@ -176,7 +176,11 @@ class Directory:
                 size += len(chunk)
                 rest = memoryview(chunk)
                 while rest:
-                    rest = rest[self.fs.write(fd, rest) :]
+                    count: int = self.fs.write(fd, rest)
+                    # A broken file system may never write a byte, and report no error.
+                    if not count:
+                        raise OSError(errno.EIO, f"nothing was written to {name}")
+                    rest = rest[count:]
             # Never again after a failure: the data is lost by then, and a second sync succeeds.
             self.fs.fsync(fd)
         except BaseException:

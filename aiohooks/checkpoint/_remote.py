@@ -41,7 +41,7 @@ from aiohooks.checkpoint.policies import (
     MirrorStatus,
     not_kept,
 )
-from aiohooks.errors import CheckpointError, missing_extra
+from aiohooks.errors import InvalidArgumentError, missing_extra
 
 try:
     import fsspec as _untyped  # type: ignore[import-untyped]
@@ -124,8 +124,8 @@ class Copier:
                 with active("save", f"mirror {self.mirror}", self._describe):
                     await self._copy(checkpoint)
                 self._attempt = 0
-            except (MirrorError, DamagedError, CheckpointError) as error:
-                self._note_failure(checkpoint, str(error))
+            except Exception as error:  # also of this system: too many open files, little memory
+                self._note_failure(checkpoint, str(error) or repr(error))
             finally:
                 self._current = None
             if self._attempt:
@@ -311,9 +311,15 @@ class RemoteDirectory:
     """
 
     def __init__(self, mirror: Mirror) -> None:
-        # An unknown protocol is found here, and not by the first copy. Of a chain such as
-        # "simplecache::s3://", it is the first.
-        fsspec.get_filesystem_class(fsspec.utils.get_protocol(mirror.url))
+        # Of a chain such as "simplecache::s3://", this is the first.
+        protocol = fsspec.utils.get_protocol(mirror.url)
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"the mirror {mirror} has the protocol {protocol!r}, which fsspec does not know;"
+                " correct the URL, or register its file system in fsspec first",
+            ) from None
         self._mirror = mirror
         self.newest_sequence: int | None = None
         """The highest sequence in the mirror, or None until it has been read."""

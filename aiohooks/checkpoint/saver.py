@@ -151,6 +151,7 @@ class Saver:
         Raises:
             CheckpointError: the system refused an operation. Nothing of this checkpoint is left.
                 Earlier ones are unchanged.
+            MemoryError: there is too little memory. The directory is unchanged, too.
             CheckpointBusyError: another writer has the directory.
             InvalidArgumentError: something in `state` has no exact form on disk. The message names
                 its place.
@@ -210,6 +211,7 @@ class Saver:
                 none verifies.
             CheckpointError: there is none of that step, or the system refused an operation; or
                 there is none here, and the mirror cannot be read.
+            MemoryError: there is too little memory. It is no damage, so nothing is set aside.
             CheckpointBusyError: another writer has the directory; `read_only=True` reads beside it.
         """
         wanted = None if step is None else _checked_step(step)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import itertools
 import logging
@@ -21,7 +22,15 @@ import fsspec  # type: ignore[import-untyped]
 import pytest
 
 from aiohooks import Backoff
-from aiohooks.checkpoint import KeepEvery, KeepNewest, KeepPolicy, Mirror, MirrorStatus, Saver
+from aiohooks.checkpoint import (
+    KeepEvery,
+    KeepNewest,
+    KeepPolicy,
+    Mirror,
+    MirrorStatus,
+    Saver,
+    _remote,
+)
 from aiohooks.checkpoint._remote import Copier
 from aiohooks.checkpoint.policies import Checkpoint
 from aiohooks.testing import ManualClock
@@ -380,6 +389,27 @@ async def test_one_that_was_removed_here_before_its_upload_is_left_out(
     assert "step-000000000002.000002 is gone, and not copied" in caplog.text
 
 
+async def test_a_failure_of_this_system_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files, or too little memory: the copy is made again, like any other."""
+    errors: list[Exception] = [OSError(errno.EMFILE, "too many open files"), MemoryError()]
+    opening = _remote._open_checkpoint
+
+    def failing(*args: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return opening(*args)
+
+    monkeypatch.setattr(_remote, "_open_checkpoint", failing)
+    disk = Disk()
+    async with Saver(tmp_path, mirror=disk.mirror(backoff=QUICKLY)) as saver:
+        await saver.save(state_of(1), 1)
+        assert await saver.flush_mirror(30)
+        assert (status_of(saver).latest_step, status_of(saver).failures) == (1, 2)
+    assert disk.steps() == [1]
+
+
 async def test_one_that_is_damaged_here_is_not_copied(tmp_path: Path) -> None:
     """What does not fit its manifest does not become a checkpoint there; the next one does."""
     disk = Disk()
@@ -578,7 +608,7 @@ def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (lambda: Saver(tmp_path, mirror=""), "the URL of a mirror is ''; give a str"),
         (
             lambda: Saver(tmp_path, mirror="nothing://x"),
-            "Protocol not known: nothing",
+            "the mirror nothing://x has the protocol 'nothing', which fsspec does not know",
         ),
         (
             lambda: Saver(tmp_path, mirror="memory://x", read_only=True),
