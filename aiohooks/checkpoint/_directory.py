@@ -15,12 +15,7 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks.checkpoint import _encoding, _format
 from aiohooks.checkpoint._files import Directory, DirectoryLock, exists
-from aiohooks.checkpoint._format import (
-    DamagedError,
-    FileEntry,
-    Manifest,
-    Name,
-)
+from aiohooks.checkpoint._format import DamagedError, Manifest, Name
 from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, Restored, not_kept
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
 
@@ -65,12 +60,13 @@ class CheckpointDirectory:
         self._mutex = threading.Lock()
 
     @contextlib.contextmanager
-    def _writing(self, failure: str) -> Generator[Directory]:
-        """Lock the directory for the block, whose errors begin with `failure`.
+    def _locked(self, *, error_prefix: str) -> Generator[Directory]:
+        """Lock the directory, and list it, for the block.
 
-        The leftovers of a writer that was killed are removed.
+        Remove the leftovers of a writer that was killed. Errors of the system become
+        `CheckpointError`, with a message that begins with `error_prefix`.
         """
-        with self._mutex, _error_context(failure):
+        with self._mutex, _checkpoint_errors(error_prefix):
             if self._read_only:
                 raise CheckpointError(
                     errno.EROFS,
@@ -106,16 +102,16 @@ class CheckpointDirectory:
         least_sequence: int = 0,
     ) -> Checkpoint:
         """Save a state, with the next sequence, or with `least_sequence` if that is later."""
-        failure = f"the checkpoint of step {step} was not saved in {self.path}"
-        with _error_context(failure):
+        error_prefix = f"the checkpoint of step {step} was not saved in {self.path}"
+        with _checkpoint_errors(error_prefix):
             data, arrays = _encoding.encode(state)
-        with self._writing(failure) as directory:
+        with self._locked(error_prefix=error_prefix) as directory:
             name = Name(max(_format.next_sequence(directory.names), least_sequence), step)
             contents = {
                 _format.ARRAYS: arrays.chunks(),
                 _format.STATE: [data],
             }
-            saved = self._commit(directory, Manifest(name, metrics, {}), contents)
+            saved = self._commit(directory, name, metrics, contents)
             self._remove_old(directory, saved)
             return saved
 
@@ -125,8 +121,8 @@ class CheckpointDirectory:
         metrics: Mapping[str, float],
     ) -> Checkpoint | None:
         """Add metrics to the newest checkpoint of a step. Return None if there is none."""
-        failure = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
-        with self._writing(failure) as directory:
+        error_prefix = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
+        with self._locked(error_prefix=error_prefix) as directory:
             of_step = [saved for saved in self._sound(directory) if saved.step == step]
             if not of_step:
                 return None
@@ -145,56 +141,47 @@ class CheckpointDirectory:
             self._remove_old(directory, changed)
             return changed
 
-    def add(
+    def add_download(
         self,
         manifest: Manifest,
         contents: Mapping[str, Iterable[bytes]],
     ) -> None:
-        """Commit a checkpoint that was made elsewhere, under the same name.
-
-        Errors of `contents` pass as they are.
-        """
-        name = str(manifest.name)
-        with self._writing(f"checkpoint {name} was not downloaded to {self.path}") as directory:
-            if name in directory.names:
+        """Write a checkpoint of the mirror, under the name that it has there."""
+        name = manifest.name
+        error_prefix = f"checkpoint {name} was not downloaded to {self.path}"
+        with self._locked(error_prefix=error_prefix) as directory:
+            if str(name) in directory.names:
                 message = f"{name} exists, is damaged, and cannot be set aside"
                 raise FileExistsError(errno.EEXIST, message)
-            self._commit(directory, manifest, contents)
+            self._commit(directory, name, manifest.metrics, contents)
 
     def _commit(
         self,
         directory: Directory,
-        manifest: Manifest,
+        name: Name,
+        metrics: Mapping[str, float],
         contents: Mapping[str, Iterable[bytes | memoryview]],
     ) -> Checkpoint:
         """Write a checkpoint under a temporary name, and rename it when it is durable.
 
-        The new name is durable when this returns. If an operation fails, nothing is left of it. The
-        manifest gets the files that are written.
+        The new name is durable when this returns. If an operation fails, nothing is left of it.
         """
-        name = str(manifest.name)
         temporary = _format.unused_name(f".tmp-{name}", directory.names)
         try:
             with directory.make(temporary) as inside:
-                files: dict[str, FileEntry] = {}
-                for file, data in contents.items():
-                    entry = inside.write_new(file, data)
-                    # The manifest of a download has the entries already.
-                    if manifest.files.get(file, entry) != entry:
-                        raise DamagedError(f"{file} does not have the checksum in the manifest")
-                    files[file] = entry
-                manifest = dataclasses.replace(manifest, files=files)
+                files = {file: inside.write_new(file, data) for file, data in contents.items()}
+                manifest = Manifest(name, metrics, files)
                 inside.write_new(_format.MANIFEST, [_format.encode(manifest)])
                 inside.sync()
-            directory.rename(temporary, name)
+            directory.rename(temporary, str(name))
             directory.sync()
             self._lock.check_place()  # it may have been moved meanwhile
         except BaseException:
-            self._undo_commit(directory, temporary, name)
+            self._undo_commit(directory, temporary, str(name))
             raise
-        directory.names.add(name)
+        directory.names.add(str(name))
         saved = manifest.checkpoint(self.path)
-        self._checkpoints[manifest.name] = saved
+        self._checkpoints[name] = saved
         return saved
 
     def _undo_commit(
@@ -307,29 +294,40 @@ class CheckpointDirectory:
                 data = file.read(file.size)
         return manifest, _encoding.decode(data, arrays)
 
-    def restore(self, step: int | None) -> Restored | None:
-        """Restore the newest good checkpoint, or that of a step. See `Saver.restore`."""
-        failure = f"no checkpoint could be restored from {self.path}"
+    def restore(
+        self,
+        step: int | None,
+        set_aside: list[tuple[str, str]] | None = None,
+    ) -> Restored | None:
+        """Restore the newest good checkpoint, or that of a step. See `Saver.restore`.
+
+        Args:
+            step: the step, or None for the newest.
+            set_aside: names and reasons of damaged checkpoints that an earlier call has set aside.
+                This call adds its own.
+        """
+        error_prefix = f"no checkpoint could be restored from {self.path}"
         if not self._read_only:
-            with self._writing(failure) as directory:
-                return self._restore(directory, step)
-        with self._mutex, _error_context(failure):
+            with self._locked(error_prefix=error_prefix) as directory:
+                return self._restore(directory, step, [] if set_aside is None else set_aside)
+        with self._mutex, _checkpoint_errors(error_prefix):
             if step is None and not exists(self._fs, self.path):
                 return None
             with self._opened() as directory:
                 for _ in range(_MAX_LISTINGS):
                     with contextlib.suppress(_RemovedError):
-                        return self._restore(directory, step)
+                        return self._restore(directory, step, [])
                 raise CheckpointError(
                     errno.EBUSY,
-                    f"{failure}: its writer removed {_MAX_LISTINGS} checkpoints while they were"
-                    " read; keep more of them",
+                    f"{error_prefix}: its writer removed {_MAX_LISTINGS} checkpoints while they"
+                    " were read; keep more of them",
                 )
 
     def _restore(
         self,
         directory: Directory,
         step: int | None,
+        set_aside: list[tuple[str, str]],
     ) -> Restored | None:
         """Return the newest good checkpoint, or that of `step`, and set the damaged ones aside.
 
@@ -341,7 +339,6 @@ class CheckpointDirectory:
             _RemovedError: a writer has removed one meanwhile. `directory` is listed again.
         """
         names = _format.checkpoint_names(directory.names)
-        set_aside: list[tuple[str, str]] = []
         for name in names:
             if step not in (None, name.step):
                 continue
@@ -354,18 +351,19 @@ class CheckpointDirectory:
                 raise _RemovedError
             set_aside.append((str(name), damage))
             self._set_aside(directory, name, damage)
-        if step is not None and not set_aside:
+        if set_aside:
+            raise self._none_is_good(*set_aside[0])
+        if step is not None:
             existing = sorted({name.step for name in names})
             steps = ", ".join(map(str, existing))
             message = f"{self.path} has no checkpoint of step {step}"
             raise CheckpointError(errno.ENOENT, f"{message}; there are: {steps or 'none at all'}")
-        if not set_aside:
-            earlier = _format.damaged_names(directory.names)
-            set_aside = [(damaged, "was set aside as damaged before") for damaged in earlier]
-        if not set_aside:
-            return None
-        newest, reason = set_aside[0]
-        raise CorruptCheckpointError(
+        for newest in _format.damaged_names(directory.names):
+            raise self._none_is_good(newest, "was set aside as damaged before")
+        return None
+
+    def _none_is_good(self, newest: str, reason: str) -> CorruptCheckpointError:
+        return CorruptCheckpointError(
             f"{self.path} has checkpoints and none of them is good, the newest is {newest}:"
             f" {reason}; to start from the beginning, use another directory",
             path=self.path / newest,
@@ -396,7 +394,7 @@ class CheckpointDirectory:
         """Return the checkpoints whose manifest is valid, newest first."""
         with (
             self._mutex,
-            _error_context(f"the checkpoints in {self.path} could not be listed"),
+            _checkpoint_errors(f"the checkpoints in {self.path} could not be listed"),
             contextlib.suppress(FileNotFoundError),
             self._opened() as directory,
         ):
@@ -407,7 +405,7 @@ class CheckpointDirectory:
         """Read all checkpoints. See `Saver.verify`."""
         verified: list[tuple[Path, str | None]] = []
         with (
-            _error_context(f"the checkpoints in {self.path} could not be verified"),
+            _checkpoint_errors(f"the checkpoints in {self.path} could not be verified"),
             contextlib.suppress(FileNotFoundError),
             self._opened() as directory,
         ):
@@ -432,12 +430,12 @@ class CheckpointDirectory:
 
 
 @contextlib.contextmanager
-def _error_context(failure: str) -> Generator[None]:
-    """Convert errors of the system to `CheckpointError`, with their errno."""
+def _checkpoint_errors(prefix: str) -> Generator[None]:
+    """Convert errors of the system to `CheckpointError`, with their errno and a prefix."""
     try:
         yield
     except CheckpointError:
         raise
     except OSError as error:
         code = error.errno or errno.EIO
-        raise CheckpointError(code, f"{failure}: {error.strerror or error}") from error
+        raise CheckpointError(code, f"{prefix}: {error.strerror or error}") from error

@@ -6,7 +6,6 @@ A checkpoint is there if its manifest is: the manifest is written last and remov
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -15,7 +14,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +40,7 @@ from aiohooks.checkpoint.policies import (
     MirrorStatus,
     not_kept,
 )
-from aiohooks.errors import InvalidArgumentError, missing_extra
+from aiohooks.errors import CorruptCheckpointError, InvalidArgumentError, missing_extra
 
 try:
     import fsspec as _untyped  # type: ignore[import-untyped]
@@ -51,8 +50,10 @@ except ImportError as _missing:
 fsspec: Any = _untyped
 
 T = TypeVar("T")
-Commit = Callable[[Manifest, Mapping[str, Iterable[bytes]]], object]
-"""Writes a checkpoint that was made elsewhere; blocks."""
+Download = tuple[Manifest, Mapping[str, list[bytes]]]
+"""A checkpoint of the mirror that verifies, in memory: its manifest, and the blocks of its files by
+name.
+"""
 
 _BLOCK_BYTES = 8 << 20
 """How much one call reads or writes."""
@@ -209,83 +210,45 @@ class Copier:
 
     # Copying back
 
-    async def download_newer(
-        self,
-        newest_here: Name | None,
-        step: int | None,
-        commit: Commit,
-    ) -> tuple[bool, list[str]]:
-        """Download the newest good checkpoint of the mirror, or of a step, if it is newer.
+    async def newer_names(self, newest_here: Name | None, step: int | None) -> list[Name]:
+        """Return the checkpoints of the mirror that are newer than `newest_here`, newest first.
 
         Args:
-            newest_here: only later ones are newer.
-            step: the step, or None for any.
-            commit: writes the checkpoint, in a thread.
-
-        Returns:
-            Whether there is a checkpoint, and the damage of skipped checkpoints.
+            newest_here: the newest good one in the directory, if there is one.
+            step: leave out the checkpoints of other steps, unless this is None.
 
         Raises:
             MirrorError: the mirror could not be read.
-            CheckpointError: the checkpoint could not be written here, or has a later version of the
-                format.
         """
-        damaged: list[str] = []
+        newer: list[Name] = []
         for name in await self._remote.names():
             if newest_here is not None and name <= newest_here:
                 break
-            if step is not None and step != name.step:
-                continue
+            if step in (None, name.step):
+                newer.append(name)
+        return newer
+
+    async def download(self, names: Iterable[Name]) -> Download:
+        """Return the first good one of these checkpoints. Skip the damaged ones with a warning.
+
+        Raises:
+            MirrorError: the mirror could not be read.
+            CorruptCheckpointError: all are damaged.
+            CheckpointError: one has a later version of the format.
+        """
+        damages: list[str] = []
+        for name in names:
             try:
-                await self._download(name, commit)
+                return await self._remote.download(name)
             except DamagedError as error:
-                damaged.append(f"{name}: {error}")
+                damages.append(f"{name}: {error}")
                 message = "checkpoint %s in the mirror %s was skipped: %s"
                 logger.warning(message, name, self.mirror, error)
-            else:
-                return True, damaged
-        return False, damaged
-
-    async def _download(self, name: Name, commit: Commit) -> None:
-        """Call `commit` in a thread with a checkpoint of the mirror."""
-        manifest = await self._remote.read_manifest(name)
-        if manifest is None:
-            raise DamagedError("its upload was not finished")
-        download = _Download()
-        contents = {
-            file: download.blocks(self._remote, f"{name}/{file}", entry.size)
-            for file, entry in manifest.files.items()
-        }
-        await to_thread(commit, manifest, contents, on_cancel=download.cancel)
-
-
-class _Download:
-    """Reads files in the event loop for the thread that writes them."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._reading: concurrent.futures.Future[bytes] | None = None
-        self._is_cancelled = False
-
-    def blocks(
-        self,
-        directory: RemoteDirectory,
-        path: str,
-        size: int,
-    ) -> Iterator[bytes]:
-        """Yield the blocks of a file in the thread. Raises as `RemoteDirectory.read_block` does."""
-        for start in range(0, size, _BLOCK_BYTES):
-            reading = directory.read_block(path, start, size)
-            self._reading = asyncio.run_coroutine_threadsafe(reading, self._loop)
-            if self._is_cancelled:  # perhaps before the assignment
-                self._reading.cancel()
-            yield self._reading.result()
-
-    def cancel(self) -> None:
-        """End the thread at its next block."""
-        self._is_cancelled = True
-        if self._reading is not None:
-            self._reading.cancel()
+        raise CorruptCheckpointError(
+            f"the mirror {self.mirror} has checkpoints and none of them is good:"
+            f" {'; '.join(damages[:5])}",
+            reason=damages[0],
+        )
 
 
 def _open_checkpoint(
@@ -424,27 +387,51 @@ class RemoteDirectory:
         with damage_in(_format.MANIFEST):
             return _format.decode(data, name)
 
-    async def read_block(
-        self,
-        path: str,
-        start: int,
-        size: int,
-    ) -> bytes:
-        """Return the block that begins at `start` of a file that should have `size` bytes.
-
-        If the file has more, the last block has one byte more than it should.
+    async def download(self, name: Name) -> Download:
+        """Return a checkpoint.
 
         Raises:
-            DamagedError: the file is missing.
+            DamagedError: it does not verify.
+            MirrorError: it could not be read.
+            CheckpointError: it has a later version of the format.
+        """
+        manifest = await self.read_manifest(name)
+        if manifest is None:
+            raise DamagedError("its upload was not finished")
+        contents: dict[str, list[bytes]] = {}
+        for file, entry in manifest.files.items():
+            blocks = self._verified_blocks(name, file, entry)
+            contents[file] = [block async for block in blocks]
+        return manifest, contents
+
+    async def _verified_blocks(
+        self,
+        name: Name,
+        file: str,
+        entry: FileEntry,
+    ) -> AsyncGenerator[bytes]:
+        """Yield the blocks of a file of a checkpoint. Verify them with its entry in the manifest.
+
+        Raises:
+            DamagedError: it is missing, or has another size or checksum.
             MirrorError: it could not be read.
         """
-        end = start + _BLOCK_BYTES
-        if end >= size:
-            end = size + 1  # one more: the caller sees that a file is too long
-        data = await self.call(self._read_range, path, start, end)
-        if data is None:
-            raise DamagedError(f"{path.rpartition('/')[2]} is missing")
-        return data
+        crc32 = 0
+        with damage_in(file):
+            # An empty file has a block as well: it might be missing, or longer.
+            for start in range(0, max(1, entry.size), _BLOCK_BYTES):
+                end = min(start + _BLOCK_BYTES, entry.size)
+                is_last = end == entry.size
+                # A byte after the end of the file shows that it is too long.
+                block = await self.call(self._read_range, f"{name}/{file}", start, end + is_last)
+                if block is None:
+                    raise DamagedError("is missing")
+                if len(block) != end - start:
+                    raise DamagedError(f"does not have the {entry.size} bytes of the manifest")
+                crc32 = await to_thread(zlib.crc32, block, crc32)
+                yield block
+            if crc32 != entry.crc32:
+                raise DamagedError("does not have the checksum in the manifest")
 
     def _read_range(
         self,
@@ -485,7 +472,8 @@ class RemoteDirectory:
                 await self._write_file(f"{name}/{file}", reader)
             with damage_in("what was read back of"):
                 for file, entry in manifest.files.items():
-                    await self._verify(f"{name}/{file}", entry)
+                    async for _ in self._verified_blocks(name, file, entry):
+                        pass
         elif existing.files != manifest.files:
             raise MirrorError(f"another checkpoint has the name {name}: a mirror has one writer")
         if existing is None or _format.encode(existing) != data:
@@ -494,22 +482,6 @@ class RemoteDirectory:
             if written is None or _format.encode(written) != data:
                 raise DamagedError(f"{_format.MANIFEST} is not what was uploaded")
         self._checkpoints[name] = manifest.checkpoint(Path())
-
-    async def _verify(self, path: str, entry: FileEntry) -> None:
-        """Check that a file has the size and the checksum of its entry in the manifest.
-
-        Raises like `read_block`, and `DamagedError` if they differ.
-        """
-        size = 0
-        crc32 = 0
-        # An empty file is read as well: it might be missing, or longer.
-        for start in range(0, max(1, entry.size), _BLOCK_BYTES):
-            block = await self.read_block(path, start, entry.size)
-            size += len(block)
-            crc32 = await to_thread(zlib.crc32, block, crc32)
-        if size != entry.size or crc32 != entry.crc32:
-            file = path.rpartition("/")[2]
-            raise DamagedError(f"{file} does not have the checksum in the manifest")
 
     async def _write_file(
         self,

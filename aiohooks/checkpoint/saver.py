@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import importlib
 import operator
@@ -100,13 +99,13 @@ class Saver:
             from aiohooks.checkpoint._remote import Copier
 
             self._copier = Copier(mirror, keep)
-        self._is_newest_here = False
-        """Whether the local checkpoints need no comparison with the mirror: this Saver has restored
-        or saved since it took the lock.
+        self._mirror_may_be_newer = True
+        """Whether a restore looks into the mirror as well: until this Saver has saved or restored,
+        since another process may have saved before it took the lock.
         """
-        # In the order of the calls: threads get a mutex in any order, and a restore must not
-        # overtake a save.
-        self._order = asyncio.Lock()
+        # Calls get this lock in their order, so that a restore does not overtake a save. Threads
+        # would get the mutex of the directory in any order.
+        self._call_lock = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"Saver({str(self.checkpoint_dir)!r})"
@@ -122,7 +121,7 @@ class Saver:
         name = f"{method} of {what} in {self.checkpoint_dir}"
         description = Awaited("checkpoint", name, ends=False)
         with active("save", name, lambda: description):
-            async with self._order:
+            async with self._call_lock:
                 yield
 
     async def save(
@@ -162,7 +161,7 @@ class Saver:
         async with self._in_order("save", step):
             least_sequence = 0 if copier is None else copier.least_sequence()
             saved = await to_thread(self._directory.save, state, step, checked, least_sequence)
-            self._is_newest_here = True
+            self._mirror_may_be_newer = False
             if copier is not None:
                 copier.submit(saved)
             return saved
@@ -220,7 +219,7 @@ class Saver:
                 return await to_thread(self._directory.restore, wanted)
             restored = await self._restore_newest(self._copier, wanted)
             if restored is not None and wanted is None:
-                self._is_newest_here = True
+                self._mirror_may_be_newer = False
                 self._copier.submit(restored.checkpoint)  # does nothing if it is there
             return restored
 
@@ -231,52 +230,48 @@ class Saver:
     ) -> Restored | None:
         """Restore from the directory, after a download if the mirror has a newer checkpoint."""
         restored: Restored | None = None
-        failure: CheckpointError | None = None
+        newest_here: Name | None = None
+        set_aside: list[tuple[str, str]] = []
         try:
-            restored = await to_thread(self._directory.restore, step)
+            restored = await to_thread(self._directory.restore, step, set_aside)
         except CheckpointError as error:
+            # The mirror may have what is missing or damaged here.
             if error.errno != errno.ENOENT and not isinstance(error, CorruptCheckpointError):
                 raise
-            failure = error
-        newest: Name | None = None
         if restored is not None:
-            if self._is_newest_here and not restored.set_aside:
+            if not self._mirror_may_be_newer and not set_aside:
                 return restored
-            newest = _format.name_of(restored.checkpoint)
+            newest_here = _format.name_of(restored.checkpoint)
         try:
-            is_newer, damaged = await copier.download_newer(newest, step, self._directory.add)
+            names = await copier.newer_names(newest_here, step)
+            if names:
+                restored = None  # frees its memory for the download
+                await self._download(copier, names)
         except MirrorError as error:
-            if restored is None:
+            if newest_here is None:
                 raise CheckpointError(
                     errno.EIO,
                     f"there is no good checkpoint in {self.checkpoint_dir}, and the mirror"
                     f" {copier.mirror} could not be read: {error}; try again when it can be, or"
                     " restore without it",
-                ) from failure
+                ) from error
             logger.warning(
                 "the mirror %s could not be read (%s): continuing with step %d, the newest here",
                 copier.mirror,
                 error,
-                restored.checkpoint.step,
+                newest_here.step,
             )
-            return restored
-        if is_newer:
-            earlier = () if restored is None else restored.set_aside
-            restored = None  # frees its memory
-            restored = await to_thread(self._directory.restore, step)
-            if restored is not None:
-                set_aside = (*earlier, *restored.set_aside)
-                restored = dataclasses.replace(restored, set_aside=set_aside)
-            return restored
-        if failure is not None:
-            raise failure
-        if restored is None and damaged:
-            raise CorruptCheckpointError(
-                f"the mirror {copier.mirror} has checkpoints and none of them is good:"
-                f" {'; '.join(damaged[:5])}",
-                reason=damaged[0],
-            )
+        except CorruptCheckpointError:
+            if newest_here is None and not set_aside:
+                raise
+        if restored is None:
+            restored = await to_thread(self._directory.restore, step, set_aside)
         return restored
+
+    async def _download(self, copier: Copier, names: list[Name]) -> None:
+        """Write the first good one of these checkpoints of the mirror to the directory."""
+        manifest, contents = await copier.download(names)
+        await to_thread(self._directory.add_download, manifest, contents)
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
@@ -341,19 +336,19 @@ class Saver:
         return await to_thread(self._directory.verify)
 
     async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Release the directory. Calling it again has no effect.
+        """Release the lock of the directory. Calling it again has no effect.
 
-        Checkpoints that are not in the mirror yet are copied first, the newest one before others,
-        for at most `grace_secs`. A warning names the checkpoints that are not. The newest is copied
-        after the next restore.
+        This waits at most `grace_secs` for pending copies to the mirror. A warning lists the steps
+        that were not copied in this time. The next `restore` copies the newest checkpoint again.
         """
         check_secs(grace_secs, "grace_secs")
-        async with self._order:
+        async with self._call_lock:
             try:
                 if self._copier is not None:
                     await self._copier.aclose(grace_secs)
             finally:
-                self._is_newest_here = False
+                # Without the lock, another process may save.
+                self._mirror_may_be_newer = True
                 await to_thread(self._directory.close)
 
     async def __aenter__(self) -> Saver:

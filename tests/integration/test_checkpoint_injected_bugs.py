@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import functools
@@ -107,16 +106,17 @@ def commits_through(written_as: str) -> Bug:
     def commit(
         self: CheckpointDirectory,
         directory: Directory,
-        manifest: _format.Manifest,
+        number: _format.Name,
+        metrics: Mapping[str, float],
         contents: Contents,
     ) -> Checkpoint:
-        name = str(manifest.name)
+        name = str(number)
         directory.names.add(name)
         fs, written = self._fs, written_as.format(name)
         with directory.make(written) as inside:
             inside.fs = without_sync(fs)
             entries = {file: inside.write_new(file, chunks) for file, chunks in contents.items()}
-            manifest = dataclasses.replace(manifest, files=entries)
+            manifest = _format.Manifest(number, metrics, entries)
             inside.write_new(_format.MANIFEST, [_format.encode(manifest)])
             if written != name:
                 directory.rename(written, name)
@@ -126,8 +126,8 @@ def commits_through(written_as: str) -> Bug:
                 fs.close(each)
             fs.fsync(inside.fd)
         directory.sync()
-        self._checkpoints[manifest.name] = manifest.checkpoint(self.path)
-        return self._checkpoints[manifest.name]
+        self._checkpoints[number] = manifest.checkpoint(self.path)
+        return self._checkpoints[number]
 
     return lambda patch: patch.setattr(CheckpointDirectory, "_commit", commit)
 
@@ -158,13 +158,13 @@ def trusts_a_pointer(patch: pytest.MonkeyPatch) -> None:
         return saved
 
     def restoring(
-        self: CheckpointDirectory, directory: Directory, step: int | None
+        self: CheckpointDirectory, directory: Directory, step: int | None, *rest: Any
     ) -> Restored | None:
         if (self.path / "latest").exists():
             latest = _format.parse_name((self.path / "latest").read_text())
             found = _format.checkpoint_names(directory.names)
             directory.names -= {str(name) for name in found if latest is None or name > latest}
-        return restore(self, directory, step)
+        return restore(self, directory, step, *rest)
 
     patch.setattr(CheckpointDirectory, "save", saving)
     patch.setattr(CheckpointDirectory, "_restore", restoring)
@@ -247,10 +247,10 @@ def keeps_failed_saves(patch: pytest.MonkeyPatch) -> None:
 
 def raises_any_error(patch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
-    def error_context(failure: str) -> Generator[None]:
+    def checkpoint_errors(failure: str) -> Generator[None]:
         yield
 
-    patch.setattr(_directory, "_error_context", error_context)
+    patch.setattr(_directory, "_checkpoint_errors", checkpoint_errors)
 
 
 def ignores_errors(patch: pytest.MonkeyPatch) -> None:
