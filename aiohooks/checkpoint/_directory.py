@@ -50,7 +50,7 @@ class CheckpointDirectory:
         # For calls of several tasks, and for a thread that its cancelled caller no longer waits
         # for.
         self._mutex = threading.Lock()
-        self._missing_metrics: set[str] = set()
+        self._has_warned = False
         self._checkpoints: dict[Name, Checkpoint] = {}
         """The checkpoints whose manifest has been read or written."""
         call_after_fork(self)
@@ -246,24 +246,22 @@ class CheckpointDirectory:
         newest_first: list[Checkpoint],
         saved: Checkpoint,
     ) -> None:
-        """Warn of a metric that no checkpoint has, once."""
+        """Warn once of a metric of `keep` that no checkpoint has."""
         # An evaluation of the last one may be to come.
-        if not any(checkpoint.step and checkpoint != saved for checkpoint in newest_first):
+        is_early = not any(checkpoint.step and checkpoint != saved for checkpoint in newest_first)
+        if is_early or self._has_warned:
             return
-        existing: set[str] = set()
-        for checkpoint in newest_first:
-            existing.update(checkpoint.metrics)
-        for metric in self._keep.metrics:
-            if metric not in existing | self._missing_metrics:
-                self._missing_metrics.add(metric)
-                logger.warning(
-                    "%s: no checkpoint has the metric %r by which KeepBest is to keep the best,"
-                    " so it keeps none; give metrics={%r: ...} to CheckpointSaverHook, or an"
-                    " EvaluatorHook that returns it and is due when it saves",
-                    self.path,
-                    metric,
-                    metric,
-                )
+        metrics = [checkpoint.metrics for checkpoint in newest_first]
+        for metric in set(self._keep.metrics).difference(*metrics):
+            self._has_warned = True
+            logger.warning(
+                "%s: no checkpoint has the metric %r by which KeepBest is to keep the best, so it"
+                " keeps none; give metrics={%r: ...} to CheckpointSaverHook, or an EvaluatorHook"
+                " that returns it and is due when it saves",
+                self.path,
+                metric,
+                metric,
+            )
 
     # Reading
 

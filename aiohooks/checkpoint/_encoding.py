@@ -13,7 +13,7 @@ import math
 import re
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, cast
 
@@ -141,7 +141,8 @@ def read_arrays(file: FileReader | io.BytesIO, size: int) -> dict[str, Array]:
     the event loop would stop for a second for each GiB.
 
     Raises:
-        DamagedError: it is not a safetensors file, or its arrays do not follow each other.
+        DamagedError: it is not a safetensors file, or its arrays do not follow each other in the
+            order of the header.
     """
     header_size = int.from_bytes(file.read(8), "little")
     if header_size > min(_MAX_HEADER_BYTES, size - 8):
@@ -150,20 +151,19 @@ def read_arrays(file: FileReader | io.BytesIO, size: int) -> dict[str, Array]:
         entries = _read_header(file.read(header_size))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DamagedError(f"is not a safetensors file ({type(error).__name__})") from None
-    parts = [(*entry.data_offsets, name) for name, entry in entries.items()]
-    parts.sort()
-    position = 0
-    for begin, end, _ in parts:
-        if begin != position or end < begin:
-            raise DamagedError("is not a safetensors file (its arrays overlap, or have gaps)")
-        position = end
     data_size = size - 8 - header_size
-    if position != data_size:
-        raise DamagedError(f"has {data_size} bytes of arrays, and {position} in its header")
     arrays: dict[str, Array] = {}
-    for begin, end, name in parts:
+    position = 0
+    for name, entry in entries.items():
+        begin, end = entry.data_offsets
+        # Also so that a forged header takes no more memory than the file has bytes.
+        if begin != position or not begin <= end <= data_size:
+            raise DamagedError("is not a safetensors file (its arrays overlap, or have gaps)")
         arrays[name] = _new_memory(end - begin)
         file.readinto(cast("Any", arrays[name]))
+        position = end
+    if position != data_size:
+        raise DamagedError(f"has {data_size} bytes of arrays, and {position} in its header")
     return arrays
 
 
@@ -246,13 +246,7 @@ class _Encoder:
         return Ext(_INT, value.to_bytes(size, "little", signed=True))
 
     def items(self, values: Sequence[Any]) -> list[Any]:
-        self._enter()
-        converted: list[Any] = []
-        for index, value in enumerate(values):
-            self._path[-1] = index
-            converted.append(self.value(value))
-        self._path.pop()
-        return converted
+        return list(self._converted(enumerate(values)))
 
     def mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
         for key in values:
@@ -263,13 +257,15 @@ class _Encoder:
                     f"has the key {key!r} of type {type(key).__name__}; keys are str or int of 64"
                     " bits: give str(...) of it",
                 )
+        return dict(zip(values, self._converted(values.items()), strict=True))
+
+    def _converted(self, items: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
+        """Yield the representations of the values in a container, given with their keys."""
         self._enter()
-        converted: dict[Any, Any] = {}
-        for key, value in values.items():
+        for key, value in items:
             self._path[-1] = key
-            converted[key] = self.value(value)
+            yield self.value(value)
         self._path.pop()
-        return converted
 
     def ordered_mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any] | Ext:
         converted = self.mapping(values)

@@ -207,16 +207,15 @@ class Directory:
                 os.O_RDONLY | _NO_WAIT | _NO_LINKS,
                 dir_fd=self.fd,
             )
-        try:
-            with _damage_errors():
+            try:
                 status = self.fs.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise DamagedError("is not a plain file")
-            if size is not None and status.st_size != size:
-                raise DamagedError(f"has {status.st_size} bytes instead of {size}")
-            yield FileReader(self.fs, fd, status.st_size)
-        finally:
-            close_quietly(self.fs, fd)
+                if not stat.S_ISREG(status.st_mode):
+                    raise DamagedError("is not a plain file")
+                if size is not None and status.st_size != size:
+                    raise DamagedError(f"has {status.st_size} bytes instead of {size}")
+                yield FileReader(self.fs, fd, status.st_size)
+            finally:
+                close_quietly(self.fs, fd)
 
     def read_manifest(self, name: Name) -> Manifest:
         """Read the manifest in the directory of a checkpoint.
@@ -294,8 +293,7 @@ class _OpenFile(io.RawIOBase):
         piece = memoryview(buffer)[: min(_PIECE_BYTES, self._unread)]
         if not piece:
             return 0
-        with _damage_errors():
-            count: int = self._fs.readv(self._fd, [piece])
+        count: int = self._fs.readv(self._fd, [piece])
         if not count:
             raise DamagedError(f"ends {self._unread} bytes early")
         self._unread -= count

@@ -76,11 +76,15 @@ class Copier:
 
     def _reset(self) -> None:
         self._remote = RemoteDirectory(self.mirror)
-        self._current: Checkpoint | None = None
-        self._next: Checkpoint | None = None
+        self._pending: list[Checkpoint] = []
+        """The checkpoints to copy: the first is being copied, the second is the newest of those
+        that were submitted since.
+        """
         self._task: asyncio.Task[None] | None = None
         self._attempt = 0
+        """How often the first has failed, from which the pause before the next attempt follows."""
         self._pauses = Waiters()
+        """A pause between attempts, which `flush` ends."""
 
     # A forked child has neither the threads nor the connections of its parent's uploads.
     after_fork = _reset
@@ -88,11 +92,6 @@ class Copier:
     @property
     def status(self) -> MirrorStatus:
         return dataclasses.replace(self._status, pending=len(self._pending))
-
-    @property
-    def _pending(self) -> list[Checkpoint]:
-        """The checkpoints that are not in the mirror yet."""
-        return [*filter(None, (self._current, self._next))]
 
     def least_sequence(self) -> int:
         """Return a sequence that is later than all in the mirror.
@@ -107,31 +106,31 @@ class Copier:
 
     def submit(self, checkpoint: Checkpoint) -> None:
         """Copy a committed checkpoint in the background, unless a newer one is submitted first."""
-        if self._next is None or self._next.sequence <= checkpoint.sequence:
-            self._next = checkpoint
+        waiting = self._pending[1:]
+        if not waiting or waiting[0].sequence <= checkpoint.sequence:
+            self._pending[1:] = [checkpoint]
         if self._task is None or self._task.done():
             self._task = new_task(self._copy_pending(), f"copies to {self.mirror}")
 
     def _describe(self) -> Awaited:
-        return Awaited("mirror", str(self._status), ends=False)
+        status = self._status
+        text = f"{status.url}: latest step {status.latest_step}, {status.error or 'no error'}"
+        return Awaited("mirror", text, ends=False)
 
     async def _copy_pending(self) -> None:
         self._attempt = 0
-        while self._next is not None:
-            checkpoint = self._next
-            self._next = None
-            self._current = checkpoint
+        while self._pending:
+            checkpoint = self._pending[0]
             try:
                 with active("save", f"mirror {self.mirror}", self._describe):
                     await self._copy(checkpoint)
-                self._attempt = 0
             except Exception as error:  # also of this system: too many open files, little memory
                 self._note_failure(checkpoint, str(error) or repr(error))
-            finally:
-                self._current = None
-            if self._attempt:
-                # `flush` ends the pause.
                 await self._pauses.wait(self.mirror.backoff.pause_secs(self._attempt))
+                if len(self._pending) == 1:
+                    continue  # another attempt
+            self._attempt = 0
+            del self._pending[0]
 
     def _note_failure(self, checkpoint: Checkpoint, error: str) -> None:
         if self._status.error is None:
@@ -145,8 +144,6 @@ class Copier:
         failures = self._status.failures + 1
         self._status = dataclasses.replace(self._status, failures=failures, error=error)
         self._attempt += 1
-        if self._next is None:
-            self._next = checkpoint
 
     async def _copy(self, checkpoint: Checkpoint) -> None:
         names = await self._remote.names()

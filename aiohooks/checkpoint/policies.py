@@ -126,7 +126,7 @@ class KeepNewest(KeepPolicy):
     n: int = 5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", checked_int(self.n, "n of KeepNewest", 1))
+        checked_int(self.n, "n of KeepNewest", 1)
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the last `n`."""
@@ -151,7 +151,7 @@ class KeepBest(KeepPolicy):
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", checked_int(self.k, "k of KeepBest", 1))
+        checked_int(self.k, "k of KeepBest", 1)
         check_instance(self.metric, str, "metric of KeepBest")
         check_choice(self.mode, "mode of KeepBest", "min", "max")
 
@@ -186,7 +186,7 @@ class KeepEvery(KeepPolicy):
     steps: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", checked_int(self.steps, "steps of KeepEvery", 1))
+        checked_int(self.steps, "steps of KeepEvery", 1)
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the first one of each interval of `steps`, and the newest."""
@@ -255,12 +255,3 @@ class MirrorStatus:
     failures: int = 0
     error: str | None = None
 
-    def __str__(self) -> str:
-        parts = [f"mirror {self.url}: latest step {self.latest_step}"]
-        if self.pending:
-            parts.append(f"{self.pending} pending")
-        if self.failures:
-            parts.append(f"{self.failures} failures")
-        if self.error is not None:
-            parts.append(f"failing: {self.error}")
-        return ", ".join(parts)
