@@ -15,7 +15,7 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks.checkpoint import _encoding, _format
 from aiohooks.checkpoint._files import Directory, DirectoryLock, exists
-from aiohooks.checkpoint._format import DamagedError, Manifest, Name
+from aiohooks.checkpoint._format import DamagedError, Name
 from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, Restored, not_kept
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
 
@@ -51,8 +51,6 @@ class CheckpointDirectory:
         # for.
         self._mutex = threading.Lock()
         self._has_warned = False
-        self._checkpoints: dict[Name, Checkpoint] = {}
-        """The checkpoints whose manifest has been read or written."""
         call_after_fork(self)
 
     def after_fork(self) -> None:
@@ -111,7 +109,7 @@ class CheckpointDirectory:
                 _format.ARRAYS: arrays.chunks(),
                 _format.STATE: [data],
             }
-            saved = self._commit(directory, name, metrics, contents)
+            saved = self._commit(directory, str(name), metrics, contents)
             self._remove_old(directory, saved)
             return saved
 
@@ -126,39 +124,36 @@ class CheckpointDirectory:
             of_step = [saved for saved in self._sound(directory) if saved.step == step]
             if not of_step:
                 return None
-            name = _format.name_of(of_step[0])
+            saved = of_step[0]
+            added = _format.check_metrics({**saved.metrics, **metrics})
+            changed = dataclasses.replace(saved, metrics=added)
             temporary = f".tmp-{_format.MANIFEST}"
-            with directory.open_checkpoint(name) as inside:
-                manifest = inside.read_manifest(name)
-                added = _format.check_metrics({**manifest.metrics, **metrics})
-                manifest = dataclasses.replace(manifest, metrics=added)
+            with directory.open_checkpoint(saved.path.name) as inside:
                 inside.unlink(temporary)  # of a writer that was killed
-                inside.write_new(temporary, [_format.encode(manifest)])
+                inside.write_new(temporary, [_format.encode(changed)])
                 inside.rename(temporary, _format.MANIFEST)
                 inside.sync()
-            changed = manifest.checkpoint(self.path)
-            self._checkpoints[name] = changed
             self._remove_old(directory, changed)
             return changed
 
     def add_download(
         self,
-        manifest: Manifest,
+        checkpoint: Checkpoint,
         contents: Mapping[str, Iterable[bytes]],
     ) -> None:
         """Write a checkpoint of the mirror, under the name that it has there."""
-        name = manifest.name
+        name = checkpoint.path.name
         error_prefix = f"checkpoint {name} was not downloaded to {self.path}"
         with self._locked(error_prefix=error_prefix) as directory:
-            if str(name) in directory.names:
+            if name in directory.names:
                 message = f"{name} exists, is damaged, and cannot be set aside"
                 raise FileExistsError(errno.EEXIST, message)
-            self._commit(directory, name, manifest.metrics, contents)
+            self._commit(directory, name, checkpoint.metrics, contents)
 
     def _commit(
         self,
         directory: Directory,
-        name: Name,
+        name: str,
         metrics: Mapping[str, float],
         contents: Mapping[str, Iterable[bytes | memoryview]],
     ) -> Checkpoint:
@@ -170,18 +165,16 @@ class CheckpointDirectory:
         try:
             with directory.make(temporary) as inside:
                 files = {file: inside.write_new(file, data) for file, data in contents.items()}
-                manifest = Manifest(name, metrics, files)
-                inside.write_new(_format.MANIFEST, [_format.encode(manifest)])
+                saved = _format.checkpoint_of(self.path / name, metrics, files)
+                inside.write_new(_format.MANIFEST, [_format.encode(saved)])
                 inside.sync()
-            directory.rename(temporary, str(name))
+            directory.rename(temporary, name)
             directory.sync()
             self._lock.check_place()  # it may have been moved meanwhile
         except BaseException:
-            self._undo_commit(directory, temporary, str(name))
+            self._undo_commit(directory, temporary, name)
             raise
-        directory.names.add(str(name))
-        saved = manifest.checkpoint(self.path)
-        self._checkpoints[name] = saved
+        directory.names.add(name)
         return saved
 
     def _undo_commit(
@@ -267,30 +260,26 @@ class CheckpointDirectory:
 
     def _sound(self, directory: Directory) -> list[Checkpoint]:
         """Return the checkpoints whose manifest is valid, newest first."""
-        sound: dict[Name, Checkpoint] = {}
-        for name in _format.checkpoint_names(directory.names):
-            with contextlib.suppress(DamagedError):
-                if name in self._checkpoints:
-                    sound[name] = self._checkpoints[name]
-                    continue
-                with directory.open_checkpoint(name) as inside:
-                    sound[name] = inside.read_manifest(name).checkpoint(self.path)
-        self._checkpoints = sound
-        return list(sound.values())
+        sound: list[Checkpoint] = []
+        for name in map(str, _format.checkpoint_names(directory.names)):
+            with contextlib.suppress(DamagedError), directory.open_checkpoint(name) as inside:
+                sound.append(inside.read_manifest(self.path / name))
+        return sound
 
     def _read(
         self,
         directory: Directory,
-        name: Name,
-    ) -> tuple[Manifest, dict[str, Any]]:
+        name: str,
+    ) -> tuple[Checkpoint, dict[str, Any]]:
         """Read a checkpoint completely. Raises as `read_manifest` does."""
         with directory.open_checkpoint(name) as inside:
-            manifest = inside.read_manifest(name)
-            with inside.verified(_format.ARRAYS, manifest) as file:
+            checkpoint = inside.read_manifest(self.path / name)
+            files = checkpoint.files
+            with inside.verified(_format.ARRAYS, files[_format.ARRAYS]) as file:
                 arrays = _encoding.read_arrays(file, file.size)
-            with inside.verified(_format.STATE, manifest) as file:
+            with inside.verified(_format.STATE, files[_format.STATE]) as file:
                 data = file.read(file.size)
-        return manifest, _encoding.decode(data, arrays)
+        return checkpoint, _encoding.decode(data, arrays)
 
     def restore(
         self,
@@ -341,14 +330,14 @@ class CheckpointDirectory:
             if step not in (None, name.step):
                 continue
             try:
-                manifest, state = self._read(directory, name)
-                return Restored(manifest.checkpoint(self.path), state, tuple(set_aside))
+                checkpoint, state = self._read(directory, str(name))
+                return Restored(checkpoint, state, tuple(set_aside))
             except DamagedError as error:
                 damage = str(error)
             if self._read_only and str(name) not in directory.list_names():
                 raise _RemovedError
             set_aside.append((str(name), damage))
-            self._set_aside(directory, name, damage)
+            self._set_aside(directory, str(name), damage)
         if set_aside:
             raise self._none_is_good(*set_aside[0])
         if step is not None:
@@ -371,21 +360,20 @@ class CheckpointDirectory:
     def _set_aside(
         self,
         directory: Directory,
-        name: Name,
+        name: str,
         reason: str,
     ) -> None:
         """Rename a damaged checkpoint, if this process may. Never remove it."""
-        self._checkpoints.pop(name, None)
         outcome = "was skipped"
         if not self._read_only:
             aside = _format.unused_name(f"damaged-{name}", directory.names)
             outcome = f"was set aside as {aside}"
             try:
-                directory.rename(str(name), aside)
+                directory.rename(name, aside)
                 directory.sync()
             except OSError as error:
                 outcome = f"could not be set aside ({error})"
-        path = self.path / str(name)
+        path = self.path / name
         logger.warning("checkpoint %s is damaged and %s: %s", path, outcome, reason)
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -407,16 +395,16 @@ class CheckpointDirectory:
             contextlib.suppress(FileNotFoundError),
             self._opened() as directory,
         ):
-            for name in _format.checkpoint_names(directory.names):
+            for name in map(str, _format.checkpoint_names(directory.names)):
                 damage: str | None = None
                 try:
                     self._read(directory, name)
                 except DamagedError as error:
                     # A writer may have removed it, or set it aside, meanwhile.
-                    if str(name) not in directory.list_names():
+                    if name not in directory.list_names():
                         continue
                     damage = str(error)
-                verified.append((self.path / str(name), damage))
+                verified.append((self.path / name, damage))
             damaged = _format.damaged_names(directory.list_names())
             verified += [(self.path / text, "was set aside as damaged") for text in damaged]
         return verified

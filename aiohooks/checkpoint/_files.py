@@ -20,7 +20,8 @@ from typing import Any
 
 from aiohooks._core.fork import call_after_fork
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._format import DamagedError, FileEntry, Manifest, Name, damage_in
+from aiohooks.checkpoint._format import DamagedError, damage_in
+from aiohooks.checkpoint.policies import Checkpoint, FileEntry
 from aiohooks.errors import CheckpointBusyError, CheckpointError
 
 if sys.platform != "win32":
@@ -121,14 +122,14 @@ class Directory:
         """Open a directory in this one."""
         return Directory(self.fs, name, self.fd)
 
-    def open_checkpoint(self, name: Name) -> Directory:
+    def open_checkpoint(self, name: str) -> Directory:
         """Open the directory of a checkpoint.
 
         Raises:
             DamagedError: it is missing, not a directory, or unreadable.
         """
         with _damage_errors():
-            return self.subdirectory(str(name))
+            return self.subdirectory(name)
 
     def list_names(self) -> set[str]:
         """Read the names in the directory."""
@@ -217,30 +218,29 @@ class Directory:
             finally:
                 close_quietly(self.fs, fd)
 
-    def read_manifest(self, name: Name) -> Manifest:
-        """Read the manifest in the directory of a checkpoint.
+    def read_manifest(self, path: Path) -> Checkpoint:
+        """Return the checkpoint at this path, which is that of this directory.
 
         Raises:
-            DamagedError: it does not verify.
+            DamagedError: its manifest does not verify.
             CheckpointError: it has a later version of the format.
             OSError: the system refused an operation for a reason that is not damage.
         """
         with damage_in(_format.MANIFEST), self.opened(_format.MANIFEST) as file:
             if file.size > _format.MAX_MANIFEST_BYTES:
                 raise DamagedError(f"has {file.size} bytes, more than a manifest")
-            return _format.decode(file.read(file.size), name)
+            return _format.decode(file.read(file.size), path)
 
     @contextlib.contextmanager
     def verified(
         self,
         file: str,
-        manifest: Manifest,
+        entry: FileEntry,
     ) -> Generator[FileReader]:
         """Open a file for the block. Raise as `opened` does, or if it has another checksum.
 
         A wrong checksum is reported in place of the damage that the block has found.
         """
-        entry = manifest.files[file]
         with damage_in(file), self.opened(file, entry.size) as reader:
             try:
                 yield reader

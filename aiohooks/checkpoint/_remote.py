@@ -25,14 +25,7 @@ from aiohooks._core.reports import logger
 from aiohooks._core.waits import Waiters
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Directory, FileReader, exists
-from aiohooks.checkpoint._format import (
-    DamagedError,
-    FileEntry,
-    Manifest,
-    MirrorError,
-    Name,
-    damage_in,
-)
+from aiohooks.checkpoint._format import DamagedError, MirrorError, Name, damage_in
 from aiohooks.checkpoint.policies import (
     Checkpoint,
     KeepPolicy,
@@ -50,10 +43,8 @@ except ImportError as _missing:
 fsspec: Any = _untyped
 
 T = TypeVar("T")
-Download = tuple[Manifest, Mapping[str, list[bytes]]]
-"""A checkpoint of the mirror that verifies, in memory: its manifest, and the blocks of its files by
-name.
-"""
+Download = tuple[Checkpoint, Mapping[str, list[bytes]]]
+"""A checkpoint of the mirror that verifies, and the blocks of its files by name."""
 
 _BLOCK_BYTES = 8 << 20
 """How much one call reads or writes."""
@@ -149,21 +140,21 @@ class Copier:
         names = await self._remote.names()
         with contextlib.ExitStack() as opened:
             try:
-                manifest, contents = await to_thread(_open_checkpoint, checkpoint, opened)
+                files = await to_thread(_open_files, checkpoint, opened)
             except (FileNotFoundError, DamagedError):
                 if await to_thread(exists, os, checkpoint.path):
                     raise
                 # `keep` or a user has removed it.
                 logger.info("mirror %s: %s is gone, and not copied", self.mirror, checkpoint.path)
                 return
-            await self._remote.upload(manifest, contents)
+            await self._remote.upload(checkpoint, files)
         self._status = dataclasses.replace(
             self._status,
             latest_step=checkpoint.step,
             error=None,
         )
         try:
-            await self._remote.remove_old(self._keep, names, manifest.name)
+            await self._remote.remove_old(self._keep, names, checkpoint)
         except Exception as error:  # also of the policy
             logger.warning(
                 "mirror %s: old checkpoints could not be removed (%r); the next copy tries again",
@@ -248,18 +239,16 @@ class Copier:
         )
 
 
-def _open_checkpoint(
+def _open_files(
     checkpoint: Checkpoint,
     opened: contextlib.ExitStack,
-) -> tuple[Manifest, dict[str, FileReader]]:
-    """Open a checkpoint, whose files can be read to their end when it is removed meanwhile."""
+) -> dict[str, FileReader]:
+    """Open the files of a checkpoint, which can be read to their end if it is removed meanwhile."""
     directory = opened.enter_context(Directory(os, checkpoint.path))
-    manifest = directory.read_manifest(_format.name_of(checkpoint))
-    files = {
+    return {
         file: opened.enter_context(directory.opened(file, entry.size))
-        for file, entry in manifest.files.items()
+        for file, entry in checkpoint.files.items()
     }
-    return manifest, files
 
 
 class RemoteDirectory:
@@ -285,7 +274,7 @@ class RemoteDirectory:
         """The highest sequence in the mirror, or None until it has been read."""
         self._opened: tuple[Any, str] | None = None
         self._checkpoints: dict[Name, Checkpoint] = {}
-        """The checkpoints whose manifest has been read or written."""
+        """The checkpoints whose manifest has been read or written: a read takes a request."""
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Call a blocking function.
@@ -370,11 +359,11 @@ class RemoteDirectory:
                 raise FileNotFoundError(text) from None
         return []
 
-    async def read_manifest(self, name: Name) -> Manifest | None:
-        """Read the manifest of a checkpoint, or None if its upload has not been finished.
+    async def read_manifest(self, name: Name) -> Checkpoint | None:
+        """Return the checkpoint of a name, or None if its upload has not been finished.
 
         Raises:
-            DamagedError: it does not verify.
+            DamagedError: its manifest does not verify.
             CheckpointError: it has a later version of the format.
         """
         path = f"{name}/{_format.MANIFEST}"
@@ -382,7 +371,7 @@ class RemoteDirectory:
         if data is None:
             return None
         with damage_in(_format.MANIFEST):
-            return _format.decode(data, name)
+            return _format.decode(data, Path(str(name)))
 
     async def download(self, name: Name) -> Download:
         """Return a checkpoint.
@@ -392,27 +381,27 @@ class RemoteDirectory:
             MirrorError: it could not be read.
             CheckpointError: it has a later version of the format.
         """
-        manifest = await self.read_manifest(name)
-        if manifest is None:
+        checkpoint = await self.read_manifest(name)
+        if checkpoint is None:
             raise DamagedError("its upload was not finished")
         contents: dict[str, list[bytes]] = {}
-        for file, entry in manifest.files.items():
-            blocks = self._verified_blocks(name, file, entry)
-            contents[file] = [block async for block in blocks]
-        return manifest, contents
+        for file in checkpoint.files:
+            contents[file] = [block async for block in self._verified_blocks(checkpoint, file)]
+        return checkpoint, contents
 
     async def _verified_blocks(
         self,
-        name: Name,
+        checkpoint: Checkpoint,
         file: str,
-        entry: FileEntry,
     ) -> AsyncGenerator[bytes]:
-        """Yield the blocks of a file of a checkpoint. Verify them with its entry in the manifest.
+        """Yield the blocks of a file of a checkpoint, and verify them.
 
         Raises:
             DamagedError: it is missing, or has another size or checksum.
             MirrorError: it could not be read.
         """
+        path = f"{_format.name_of(checkpoint)}/{file}"
+        entry = checkpoint.files[file]
         crc32 = 0
         with damage_in(file):
             # An empty file has a block as well: it might be missing, or longer.
@@ -420,7 +409,7 @@ class RemoteDirectory:
                 end = min(start + _BLOCK_BYTES, entry.size)
                 is_last = end == entry.size
                 # A byte after the end of the file shows that it is too long.
-                block = await self.call(self._read_range, f"{name}/{file}", start, end + is_last)
+                block = await self.call(self._read_range, path, start, end + is_last)
                 if block is None:
                     raise DamagedError("is missing")
                 if len(block) != end - start:
@@ -448,8 +437,8 @@ class RemoteDirectory:
 
     async def upload(
         self,
-        manifest: Manifest,
-        contents: Mapping[str, FileReader],
+        checkpoint: Checkpoint,
+        sources: Mapping[str, FileReader],
     ) -> None:
         """Write a checkpoint: its files, and when they verify, its manifest.
 
@@ -459,26 +448,26 @@ class RemoteDirectory:
             DamagedError: a file that is read back does not fit the manifest.
             MirrorError: another checkpoint has that name, or the mirror could not be written.
         """
-        name = manifest.name
-        data = _format.encode(manifest)
-        existing: Manifest | None = None
+        name = _format.name_of(checkpoint)
+        manifest = _format.encode(checkpoint)
+        existing: Checkpoint | None = None
         with contextlib.suppress(DamagedError):
             existing = await self.read_manifest(name)
         if existing is None:
-            for file, reader in contents.items():
-                await self._write_file(f"{name}/{file}", reader)
+            for file, source in sources.items():
+                await self._write_file(f"{name}/{file}", source)
             with damage_in("what was read back of"):
-                for file, entry in manifest.files.items():
-                    async for _ in self._verified_blocks(name, file, entry):
+                for file in checkpoint.files:
+                    async for _ in self._verified_blocks(checkpoint, file):
                         pass
-        elif existing.files != manifest.files:
+        elif existing.files != checkpoint.files:
             raise MirrorError(f"another checkpoint has the name {name}: a mirror has one writer")
-        if existing is None or _format.encode(existing) != data:
-            await self._write_file(f"{name}/{_format.MANIFEST}", io.BytesIO(data))
+        if existing is None or _format.encode(existing) != manifest:
+            await self._write_file(f"{name}/{_format.MANIFEST}", io.BytesIO(manifest))
             written = await self.read_manifest(name)
-            if written is None or _format.encode(written) != data:
+            if written is None or _format.encode(written) != manifest:
                 raise DamagedError(f"{_format.MANIFEST} is not what was uploaded")
-        self._checkpoints[name] = manifest.checkpoint(Path())
+        self._checkpoints[name] = checkpoint
 
     async def _write_file(
         self,
@@ -511,27 +500,26 @@ class RemoteDirectory:
         self,
         keep: KeepPolicy,
         names: Sequence[Name],
-        saved: Name,
+        saved: Checkpoint,
     ) -> None:
         """Remove the checkpoints among `names` that are older than `saved` and not kept.
 
-        Uploads that have not been finished are removed, too.
+        Uploads that have not been finished are removed, too. Damaged checkpoints stay.
         """
+        saved_name = _format.name_of(saved)
         sound: dict[Name, Checkpoint] = {}
-        old: list[Name] = []
-        for name in sorted({saved, *names}, reverse=True):
+        unfinished: list[Name] = []
+        for name in sorted({saved_name, *names}, reverse=True):
             with contextlib.suppress(DamagedError):
-                if name in self._checkpoints:
-                    sound[name] = self._checkpoints[name]
-                elif manifest := await self.read_manifest(name):
-                    sound[name] = manifest.checkpoint(Path())
+                checkpoint = self._checkpoints.get(name) or await self.read_manifest(name)
+                if checkpoint is None:
+                    unfinished.append(name)
                 else:
-                    old.append(name)
+                    sound[name] = checkpoint
         self._checkpoints = sound
-        removed = not_kept(keep, list(sound.values()), sound[saved])
-        old += map(_format.name_of, removed)
-        for name in old:
-            if name < saved:
+        removed = not_kept(keep, list(sound.values()), sound[saved_name])
+        for name in (*unfinished, *map(_format.name_of, removed)):
+            if name < saved_name:
                 await self.call(self._remove, name)
                 sound.pop(name, None)
 

@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from aiohooks._core.validate import (
     check_choice,
@@ -28,6 +27,13 @@ INTERIM = "(interim)"
 """The metric by which a manifest says that a checkpoint is an interim one."""
 
 
+class FileEntry(NamedTuple):
+    """The size and the checksum of a file of a checkpoint, from its manifest."""
+
+    size: int
+    crc32: int
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint on disk."""
@@ -36,19 +42,21 @@ class Checkpoint:
     """The global step it holds."""
     sequence: int
     """Its number in the order of commits: the newest checkpoint of a directory has the highest."""
-    metrics: Mapping[str, float] = field(
-        hash=False,
-        default_factory=lambda: MappingProxyType({}),
-    )
+    metrics: Mapping[str, float] = field(hash=False, default_factory=dict[str, float])
     """The metrics given to `Saver.save`. `KeepBest` compares them."""
     path: Path = Path()
     """Its directory."""
-    size: int = 0
-    """The bytes of its state."""
+    files: Mapping[str, FileEntry] = field(hash=False, default_factory=dict[str, FileEntry])
+    """The files of its state, by name: the size and the CRC-32 that each should have."""
     interim: bool = False
     """Whether it was saved where the run stopped, and was not due: the next checkpoint of the
     resumed run replaces it.
     """
+
+    @property
+    def size(self) -> int:
+        """The bytes of its state."""
+        return sum(entry.size for entry in self.files.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,4 +262,3 @@ class MirrorStatus:
     pending: int = 0
     failures: int = 0
     error: str | None = None
-

@@ -270,8 +270,8 @@ class Saver:
 
     async def _download(self, copier: Copier, names: list[Name]) -> None:
         """Write the first good one of these checkpoints of the mirror to the directory."""
-        manifest, contents = await copier.download(names)
-        await to_thread(self._directory.add_download, manifest, contents)
+        checkpoint, contents = await copier.download(names)
+        await to_thread(self._directory.add_download, checkpoint, contents)
 
     @property
     def mirror_status(self) -> MirrorStatus | None:

@@ -394,14 +394,14 @@ async def test_a_failure_of_this_system_is_retried(
 ) -> None:
     """Too many open files, or too little memory: the copy is made again, like any other."""
     errors: list[Exception] = [OSError(errno.EMFILE, "too many open files"), MemoryError()]
-    opening = _remote._open_checkpoint
+    opening = _remote._open_files
 
     def failing(*args: Any) -> Any:
         if errors:
             raise errors.pop(0)
         return opening(*args)
 
-    monkeypatch.setattr(_remote, "_open_checkpoint", failing)
+    monkeypatch.setattr(_remote, "_open_files", failing)
     disk = Disk()
     async with Saver(tmp_path, mirror=disk.mirror(backoff=QUICKLY)) as saver:
         await saver.save(state_of(1), 1)

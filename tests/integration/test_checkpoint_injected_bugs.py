@@ -106,18 +106,17 @@ def commits_through(written_as: str) -> Bug:
     def commit(
         self: CheckpointDirectory,
         directory: Directory,
-        number: _format.Name,
+        name: str,
         metrics: Mapping[str, float],
         contents: Contents,
     ) -> Checkpoint:
-        name = str(number)
         directory.names.add(name)
         fs, written = self._fs, written_as.format(name)
         with directory.make(written) as inside:
             inside.fs = without_sync(fs)
             entries = {file: inside.write_new(file, chunks) for file, chunks in contents.items()}
-            manifest = _format.Manifest(number, metrics, entries)
-            inside.write_new(_format.MANIFEST, [_format.encode(manifest)])
+            saved = _format.checkpoint_of(self.path / name, metrics, entries)
+            inside.write_new(_format.MANIFEST, [_format.encode(saved)])
             if written != name:
                 directory.rename(written, name)
             for file in (*contents, _format.MANIFEST):
@@ -126,8 +125,7 @@ def commits_through(written_as: str) -> Bug:
                 fs.close(each)
             fs.fsync(inside.fd)
         directory.sync()
-        self._checkpoints[number] = manifest.checkpoint(self.path)
-        return self._checkpoints[number]
+        return saved
 
     return lambda patch: patch.setattr(CheckpointDirectory, "_commit", commit)
 
@@ -177,12 +175,12 @@ def accepts_any_form(patch: pytest.MonkeyPatch) -> None:
     """Accept a manifest that is not canonical."""
     sound = _format.decode
 
-    def decode(data: bytes, name: _format.Name) -> _format.Manifest:
+    def decode(data: bytes, path: Path) -> Checkpoint:
         with contextlib.suppress(ValueError):
             content = json.loads(data)
             content["checksum"] = content["checksum"].lower()
             data = _format._canonical(content)
-        return sound(data, name)
+        return sound(data, path)
 
     patch.setattr(_format, "decode", decode)
 
@@ -196,10 +194,8 @@ def follows_links(patch: pytest.MonkeyPatch) -> None:
 
 
 def removes_what_is_damaged(patch: pytest.MonkeyPatch) -> None:
-    def set_aside(
-        self: CheckpointDirectory, directory: Directory, name: _format.Name, reason: str
-    ) -> None:
-        directory.remove(str(name))
+    def set_aside(self: CheckpointDirectory, directory: Directory, name: str, reason: str) -> None:
+        directory.remove(name)
 
     patch.setattr(CheckpointDirectory, "_set_aside", set_aside)
 
