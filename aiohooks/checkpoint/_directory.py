@@ -101,8 +101,7 @@ class CheckpointDirectory:
     ) -> Checkpoint:
         """Save a state, with the next sequence, or with `least_sequence` if that is later."""
         error_prefix = f"the checkpoint of step {step} was not saved in {self.path}"
-        with _checkpoint_errors(error_prefix):
-            data, arrays = _encoding.encode(state)
+        data, arrays = _encoding.encode(state)
         with self._locked(error_prefix=error_prefix) as directory:
             name = Name(max(_format.next_sequence(directory.names), least_sequence), step)
             contents = {

@@ -406,15 +406,12 @@ def decode(data: bytes, arrays: Mapping[str, Array]) -> dict[str, Any]:
         DamagedError: it is not what `encode` gives.
     """
     with damage_in(STATE):
-        decoder = _Decoder(arrays)
         try:
-            state = decoder.tree(data)
+            state = _Decoder(arrays).tree(data)
         except (*MALFORMED, msgspec.MsgspecError, struct.error) as error:
             raise DamagedError(
                 f"is not the state of a checkpoint ({type(error).__name__}: {error})",
             ) from None
-        finally:
-            del decoder.tree  # which refers to it, and so would keep the arrays
         if not isinstance(state, dict):
             raise DamagedError("is not the state of a checkpoint")
         return cast("dict[str, Any]", state)
@@ -432,8 +429,10 @@ class _Decoder:
         self._arrays = arrays
         self._torch: Any = torch_support()
         self._storages: dict[str, Any] = {}
-        decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
-        self.tree: Callable[[bytes], Any] = decoder.decode
+
+    def tree(self, data: bytes) -> Any:
+        # A `Decoder` would refer to this object, which would keep it and the arrays alive.
+        return msgspec.msgpack.decode(data, ext_hook=self._extension)
 
     def _extension(self, code: int, data: memoryview) -> Any:
         convert = _EXTENSIONS.get(code)

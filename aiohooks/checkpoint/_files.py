@@ -324,7 +324,6 @@ class DirectoryLock:
         """
         if self._directory is not None:
             self.check_place()
-            self._lock_file(self._directory)
             return self._directory
         check_system()
         self._make_parent(self._path.parent)
@@ -354,18 +353,22 @@ class DirectoryLock:
             directory.sync()
 
     def check_place(self) -> None:
-        """Raise `CheckpointError` if the locked directory is no longer at its path.
+        """Raise `CheckpointError` if the locked directory or its `.lock` is no longer at its path.
 
         A later process would not find files that were written to a directory that was renamed,
-        removed or mounted over.
+        removed or mounted over, and another writer could lock a new `.lock`.
         """
         directory = self._directory
-        if directory is None or self._is_at(self._path, directory.fd):
+        if directory is None or self._lock is None:
+            return
+        is_in_place = self._is_at(self._path, directory.fd)
+        if is_in_place and self._is_at(_format.LOCK, self._lock, directory.fd):
             return
         raise CheckpointError(
             errno.ESTALE,
             f"{self._path} is not the directory that this Saver has locked, which was moved,"
-            " removed or mounted over; put it back, or close the Saver to use what is at the path",
+            f" removed or mounted over, or its {_format.LOCK} was; put it back, or close the Saver"
+            " to use what is at the path",
         )
 
     def _is_at(
@@ -381,13 +384,6 @@ class DirectoryLock:
         return False
 
     def _lock_file(self, directory: Directory) -> None:
-        """Lock `.lock`, unless the file of that name is locked already.
-
-        If it was removed or replaced, another writer could lock the new file.
-        """
-        held = self._lock
-        if held is not None and self._is_at(_format.LOCK, held, directory.fd):
-            return
         flags = os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_LINKS
         fd: int = self._fs.open(
             _format.LOCK,
@@ -407,8 +403,6 @@ class DirectoryLock:
                 ) from None
             raise
         self._lock = fd
-        if held is not None:
-            close_quietly(self._fs, held)
 
     def _flock(self, fd: int, operation: int) -> None:
         getattr(self._fs, "flock", fcntl.flock)(fd, operation)

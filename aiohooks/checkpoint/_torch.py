@@ -5,7 +5,7 @@ This module is imported only where the program has imported torch (`stateful.tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,8 +71,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
         dtype=torch.uint8,
         device=storage.device,
     )
-    shape = (storage.nbytes(),)
-    return empty.set_(storage, 0, shape, (1,))
+    return empty.set_(storage)
 
 
 def host_bytes(storage: torch.UntypedStorage) -> memoryview:
@@ -92,16 +91,17 @@ def new_memory(size: int) -> Any:
 
 
 def host_copies(
-    tensors: Mapping[int, Tensor],
+    tensors: Iterable[Tensor],
     take: Callable[[int], memoryview],
 ) -> dict[int, Any]:
-    """Return copies of tensors in the memory that `take` gives. Shared memory stays shared.
+    """Return copies of tensors by their `id`, in the memory that `take` gives.
 
-    Tensors that a checkpoint cannot hold are returned as they are: a copy may be impossible, and
-    the save rejects them.
+    Shared memory stays shared. Tensors that a checkpoint cannot hold are returned as they are: a
+    copy may be impossible, and the save rejects them.
     """
+    copies = {id(tensor): tensor for tensor in tensors}
     stored: dict[int, Tensor] = {}
-    for key, tensor in tensors.items():
+    for key, tensor in copies.items():
         if refusal(tensor) is None:
             stored[key] = as_stored(tensor)
     sources: dict[object, Tensor] = {}
@@ -121,14 +121,11 @@ def host_copies(
         else:
             host.copy_(source)
         storages[address] = host.untyped_storage()
-    copies = dict(tensors)
     for key, tensor in stored.items():
-        storage = storages[storage_address(tensor)]
-        offset = int(tensor.storage_offset())
         copies[key] = tensor_in(
-            storage,
+            storages[storage_address(tensor)],
             dtype_name(tensor),
-            offset,
+            int(tensor.storage_offset()),
             tensor.shape,
             tensor.stride(),
         )

@@ -170,11 +170,12 @@ class KeepBest(KeepPolicy):
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the best `k` checkpoints that are not interim, and the newest."""
-        candidates: list[Checkpoint] = []
-        for checkpoint in checkpoints:
-            value = checkpoint.metrics.get(self.metric, math.nan)
-            if not checkpoint.interim and not math.isnan(value):
-                candidates.append(checkpoint)
+        candidates = [
+            checkpoint
+            for checkpoint in checkpoints
+            if not checkpoint.interim
+            and not math.isnan(checkpoint.metrics.get(self.metric, math.nan))
+        ]
         # Sorting keeps the order of equals, also in reverse.
         candidates.sort(
             key=lambda checkpoint: checkpoint.metrics[self.metric],

@@ -87,9 +87,7 @@ def snapshot(state: Any, memory: HostMemory) -> Any:
     copied: dict[int, Any] = {}  # by identity, as `deepcopy` notes what it has copied
     try:
         if torch is not None:
-            state_tensors = _tensors_in(state, torch, {})
-            tensors = {id(tensor): tensor for tensor in state_tensors}
-            copied = torch.host_copies(tensors, memory.take)
+            copied = torch.host_copies(_tensors_in(state, torch, {}), memory.take)
         return copy.deepcopy(state, copied)
     except RecursionError:
         raise InvalidArgumentError(
@@ -104,17 +102,19 @@ def _tensors_in(
 ) -> Iterator[Any]:
     """Yield the tensors in a value, in their order.
 
-    A container is searched only once, however often it is there, or in itself.
+    `seen` are the containers that were searched, by `id`: each is searched only once, however often
+    it is there, or in itself.
     """
+    items = value
     if torch.is_tensor(value):
         yield value
-    elif isinstance(value, Mapping | list | tuple) and id(cast("Any", value)) not in seen:
-        container = cast("Any", value)
-        seen[id(container)] = container
-        if isinstance(value, Mapping):
-            container = container.values()
-        for item in container:
-            yield from _tensors_in(item, torch, seen)
+    if not isinstance(value, (Mapping, list, tuple)) or id(items) in seen:
+        return
+    seen[id(items)] = items
+    if isinstance(value, Mapping):
+        items = items.values()
+    for item in items:
+        yield from _tensors_in(item, torch, seen)
 
 
 _Access = tuple[Callable[[], Any], Callable[[Any], object]]
