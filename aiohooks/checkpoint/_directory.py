@@ -6,12 +6,10 @@ import contextlib
 import dataclasses
 import errno
 import os
-import threading
 from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks.checkpoint import _encoding, _format
 from aiohooks.checkpoint._files import Directory, DirectoryLock, exists
@@ -47,15 +45,7 @@ class CheckpointDirectory:
         self._read_only = read_only
         self._fs = fs
         self._lock = DirectoryLock(fs, path)
-        # For calls of several tasks, and for a thread that its cancelled caller no longer waits
-        # for.
-        self._mutex = threading.Lock()
         self._has_warned = False
-        call_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Replace the mutex in a forked child, where no thread would release it."""
-        self._mutex = threading.Lock()
 
     @contextlib.contextmanager
     def _locked(self, *, error_prefix: str) -> Generator[Directory]:
@@ -64,7 +54,7 @@ class CheckpointDirectory:
         Remove the leftovers of a writer that was killed. Errors of the system become
         `CheckpointError`, with a message that begins with `error_prefix`.
         """
-        with self._mutex, _checkpoint_errors(error_prefix):
+        with self._lock.mutex, _checkpoint_errors(error_prefix):
             if self._read_only:
                 raise CheckpointError(
                     errno.EROFS,
@@ -296,7 +286,7 @@ class CheckpointDirectory:
         if not self._read_only:
             with self._locked(error_prefix=error_prefix) as directory:
                 return self._restore(directory, step, [] if set_aside is None else set_aside)
-        with self._mutex, _checkpoint_errors(error_prefix):
+        with self._lock.mutex, _checkpoint_errors(error_prefix):
             if step is None and not exists(self._fs, self.path):
                 return None
             with self._opened() as directory:
@@ -378,7 +368,7 @@ class CheckpointDirectory:
     def checkpoints(self) -> list[Checkpoint]:
         """Return the checkpoints whose manifest is valid, newest first."""
         with (
-            self._mutex,
+            self._lock.mutex,
             _checkpoint_errors(f"the checkpoints in {self.path} could not be listed"),
             contextlib.suppress(FileNotFoundError),
             self._opened() as directory,
@@ -410,7 +400,7 @@ class CheckpointDirectory:
 
     def close(self) -> None:
         """Release the lock. The directory can be used again."""
-        with self._mutex:
+        with self._lock.mutex:
             self._lock.release()
 
 

@@ -273,10 +273,7 @@ class _Encoder:
         if metadata is None:
             return converted
         # The state of a module of torch, which has its versions there.
-        self._path.append("_metadata")
-        metadata = self.value(metadata)
-        self._path.pop()
-        return _extension(_MODULE, [converted, metadata])
+        return _extension(_MODULE, [converted, self.value(metadata)])
 
     def array(self, array: Array) -> Ext:
         dtype = self._checked_dtype(array.dtype)
@@ -296,7 +293,7 @@ class _Encoder:
         if reason is not None:
             raise self._rejected(reason)
         tensor = self._torch.as_stored(value)
-        dtype = self._torch.dtype_name(tensor)
+        dtype = self._torch.NAMES[tensor.dtype]
         shape = list(tensor.shape)
         address = self._torch.storage_address(tensor)
         name = self._storage_names.get(address)

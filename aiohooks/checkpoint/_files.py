@@ -13,6 +13,7 @@ import io
 import os
 import stat
 import sys
+import threading
 import zlib
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -48,7 +49,7 @@ _DAMAGE = {
     errno.ENXIO,
     errno.ENODEV,
     errno.EIO,
-    getattr(errno, "EBADMSG", errno.EIO),
+    errno.EBADMSG,
     getattr(errno, "EUCLEAN", errno.EIO),
 }
 
@@ -267,7 +268,7 @@ class FileReader(io.BufferedReader):
         self._file = _OpenFile(fs, fd, size)
         # For a checkpoint of many small arrays, a read of the system for each would take longer
         # than all the rest.
-        super().__init__(self._file, max(1, min(size, _BUFFER_BYTES)))
+        super().__init__(self._file, _BUFFER_BYTES)
 
     def check(self, crc32: int) -> None:
         """Read the rest. Raise `DamagedError` if the file has another checksum."""
@@ -305,6 +306,10 @@ class DirectoryLock:
     """The lock of a checkpoint directory, which admits one writer.
 
     The kernel releases it when the process ends.
+
+    Attributes:
+        mutex: for the threads of this process: those of several tasks, and a thread that its
+            cancelled caller no longer waits for.
     """
 
     def __init__(self, fs: Any, path: Path) -> None:
@@ -312,6 +317,7 @@ class DirectoryLock:
         self._path = path
         self._directory: Directory | None = None
         self._lock: int | None = None
+        self.mutex: threading.Lock = threading.Lock()
         call_after_fork(self)
 
     def acquire(self) -> Directory:
@@ -412,10 +418,15 @@ class DirectoryLock:
             # Closing would not release it while a forked child has the file open.
             with contextlib.suppress(OSError):
                 self._flock(self._lock, fcntl.LOCK_UN)
-        self.after_fork()
+        self._close_files()
 
     def after_fork(self) -> None:
-        """Close the descriptors. In a forked child, the parent keeps the lock."""
+        """Forget the lock in a forked child. The parent keeps it."""
+        # No thread of the child would release the mutex.
+        self.mutex = threading.Lock()
+        self._close_files()
+
+    def _close_files(self) -> None:
         if self._lock is not None:
             close_quietly(self._fs, self._lock)
         if self._directory is not None:

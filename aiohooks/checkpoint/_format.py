@@ -197,14 +197,15 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
     check_mapping(metrics, "metrics")
     checked: dict[str, float] = {}
     for name, value in (metrics or {}).items():
-        number: float | None = None
-        is_number = not isinstance(value, (bool, str, bytes))
-        if is_number and isinstance(name, str):
-            with contextlib.suppress(TypeError, ValueError, OverflowError):
-                number = float(value)
-        if number is None:
-            raise InvalidArgumentError(f"metrics[{name!r}] is {value!r}; give numbers by name")
-        checked[str(name)] = number
+        try:
+            # A bool or a text is no number, though `float` would take it.
+            if not isinstance(name, str) or isinstance(value, (bool, str, bytes)):
+                raise TypeError
+            checked[str(name)] = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidArgumentError(
+                f"metrics[{name!r}] is {value!r}; give numbers by name",
+            ) from None
     if len(_canonical(_metrics_to_json(checked))) > MAX_MANIFEST_BYTES - 4096:
         raise InvalidArgumentError(
             f"metrics has {len(checked)} entries, too many for a manifest; put them into the state"
@@ -265,13 +266,8 @@ def decode(data: bytes, path: Path) -> Checkpoint:
 
 
 def _metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    converted: dict[str, float | str] = {}
-    for name, value in metrics.items():
-        converted[name] = value
-        # JSON has no such numbers, but a loss may be one.
-        if not math.isfinite(value):
-            converted[name] = str(value)
-    return converted
+    # JSON has no infinities and no NaN, but a loss may be one.
+    return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
 
 
 def _canonical(content: object) -> bytes:

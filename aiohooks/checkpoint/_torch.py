@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import is_tensor as is_tensor
 
 from aiohooks.checkpoint._format import TORCH_DTYPES
 
@@ -17,15 +18,10 @@ _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in TORCH_DTYPES if hasattr(torch, name)
 }
 """The dtypes of this torch that a checkpoint can hold."""
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # Subclasses have more than would be kept: a mesh, a scale, other tensors.
 _TYPES = {Tensor, torch.nn.Parameter}
 _ALIGNMENT = 64
-
-
-def is_tensor(value: object) -> bool:
-    """Return whether `value` is a tensor, of any kind."""
-    return isinstance(value, Tensor)
 
 
 def refusal(tensor: Tensor) -> str | None:
@@ -33,7 +29,7 @@ def refusal(tensor: Tensor) -> str | None:
     # A parameter without a shape, or on the meta device, has no values.
     can_be_stored = (
         type(tensor) in _TYPES
-        and tensor.dtype in _NAMES
+        and tensor.dtype in NAMES
         and tensor.layout is torch.strided
         and tensor.device.type != "meta"
         and not tensor.is_quantized
@@ -46,11 +42,6 @@ def refusal(tensor: Tensor) -> str | None:
         f" {tensor.device}, which one file cannot hold; give dense tensors with values, or use"
         " torch.distributed.checkpoint"
     )
-
-
-def dtype_name(tensor: Tensor) -> str:
-    """Return the name of its dtype, one of `TORCH_DTYPES`."""
-    return _NAMES[tensor.dtype]
 
 
 def as_stored(tensor: Tensor) -> Tensor:
@@ -124,7 +115,7 @@ def host_copies(
     for key, tensor in stored.items():
         copies[key] = tensor_in(
             storages[storage_address(tensor)],
-            dtype_name(tensor),
+            NAMES[tensor.dtype],
             int(tensor.storage_offset()),
             tensor.shape,
             tensor.stride(),

@@ -184,29 +184,6 @@ class KeepBest(KeepPolicy):
         return {*candidates[: self.k], *checkpoints[:1]}
 
 
-@dataclass(frozen=True, slots=True)
-class KeepEvery(KeepPolicy):
-    """Keeps the first checkpoint at or after each multiple of `steps`, and the newest.
-
-    Raises:
-        InvalidArgumentError: `steps` is not an int of 1 or more.
-    """
-
-    steps: int
-
-    def __post_init__(self) -> None:
-        checked_int(self.steps, "steps of KeepEvery", 1)
-
-    def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
-        """Return the first one of each interval of `steps`, and the newest."""
-        first: dict[int, Checkpoint] = {}
-        for checkpoint in checkpoints:
-            interval = checkpoint.step // self.steps
-            if interval not in first or checkpoint.step < first[interval].step:
-                first[interval] = checkpoint
-        return {*first.values(), *checkpoints[:1]}
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Mirror:
     """Where and how the checkpoints of a `Saver` are mirrored.

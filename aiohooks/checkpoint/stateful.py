@@ -145,15 +145,10 @@ class RandomState:
             str(number): _access(generator) for number, generator in enumerate(generators)
         }
 
-    def _current_generators(self) -> dict[str, _Access]:
-        return self._generators or _global_generators()
-
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the generators."""
-        states: dict[str, Any] = {}
-        for name, (read, _) in self._current_generators().items():
-            states[name] = read()
-        return states
+        generators = self._generators or _global_generators()
+        return {name: read() for name, (read, _) in generators.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from such states.
@@ -162,7 +157,7 @@ class RandomState:
             CheckpointMismatchError: they belong to other generators, or to a package that is not
                 imported here.
         """
-        generators = self._current_generators()
+        generators = self._generators or _global_generators()
         unknown = state.keys() - generators.keys()
         not_saved = self._generators.keys() - state.keys()
         if unknown or not_saved:

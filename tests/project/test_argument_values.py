@@ -14,7 +14,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook
-from aiohooks.checkpoint import KeepBest, KeepEvery, KeepNewest
+from aiohooks.checkpoint import KeepBest, KeepNewest
 from aiohooks.stores.local import LocalEngine
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid, refused
@@ -371,11 +371,6 @@ VALUES = [
     *refusals(
         KeepNewest,
         other(" is 0", "give ", n=0),
-    ),
-    *refusals(
-        KeepEvery,
-        other(" is -1", "give ", steps=-1),
-        other(" is '5'", "give ", steps="5"),
     ),
     *refusals(
         KeepBest,

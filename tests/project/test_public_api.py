@@ -183,7 +183,6 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.HookTimingHook.report": "(self)",
     "hooks.JSONLinesHook": ("(path, values, *, every=<Every>)"),
     "checkpoint.KeepBest": "(k, metric, mode='min')",
-    "checkpoint.KeepEvery": "(steps)",
     "checkpoint.KeepNewest": "(n=5)",
     "checkpoint.KeepPolicy": None,
     "checkpoint.KeepPolicy.kept": "(self, checkpoints)",
