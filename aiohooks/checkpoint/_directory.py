@@ -45,14 +45,15 @@ class CheckpointDirectory:
         self._read_only = read_only
         self._fs = fs
         self._lock = DirectoryLock(fs, path)
+        # Whether the log has the warning of `_warn_of_missing_metrics`.
         self._has_warned = False
 
     @contextlib.contextmanager
     def _locked(self, *, error_prefix: str) -> Generator[Directory]:
-        """Lock the directory, and list it, for the block.
+        """Yield the directory, which this process has locked, and whose names were just listed.
 
-        Remove the leftovers of a writer that was killed. Errors of the system become
-        `CheckpointError`, with a message that begins with `error_prefix`.
+        The leftovers of a writer that was killed are removed. An error of the system, here or in
+        the block, becomes a `CheckpointError` whose message begins with `error_prefix`.
         """
         with self._lock.mutex, _checkpoint_errors(error_prefix):
             if self._read_only:
@@ -74,7 +75,7 @@ class CheckpointDirectory:
 
     @contextlib.contextmanager
     def _opened(self) -> Generator[Directory]:
-        """Open and list the directory for the block, without taking the lock."""
+        """Yield the directory for reading, without the lock. Its names were just listed."""
         self._lock.check_place()
         with Directory(self._fs, self.path) as directory:
             directory.list_names()
@@ -89,7 +90,7 @@ class CheckpointDirectory:
         metrics: Mapping[str, float],
         least_sequence: int = 0,
     ) -> Checkpoint:
-        """Save a state, with the next sequence, or with `least_sequence` if that is later."""
+        """Save a state. Its sequence is the next one here, or `least_sequence` if that is later."""
         error_prefix = f"the checkpoint of step {step} was not saved in {self.path}"
         data, arrays = _encoding.encode(state)
         with self._locked(error_prefix=error_prefix) as directory:
@@ -110,12 +111,13 @@ class CheckpointDirectory:
         """Add metrics to the newest checkpoint of a step. Return None if there is none."""
         error_prefix = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
         with self._locked(error_prefix=error_prefix) as directory:
-            of_step = [saved for saved in self._sound(directory) if saved.step == step]
+            of_step = [saved for saved in self._readable(directory) if saved.step == step]
             if not of_step:
                 return None
             saved = of_step[0]
-            added = _format.check_metrics({**saved.metrics, **metrics})
-            changed = dataclasses.replace(saved, metrics=added)
+            all_metrics = _format.check_metrics({**saved.metrics, **metrics})
+            changed = dataclasses.replace(saved, metrics=all_metrics)
+            # Its manifest is replaced in one operation.
             temporary = f".tmp-{_format.MANIFEST}"
             with directory.open_checkpoint(saved.path.name) as inside:
                 inside.unlink(temporary)  # of a writer that was killed
@@ -130,7 +132,7 @@ class CheckpointDirectory:
         checkpoint: Checkpoint,
         contents: Mapping[str, Iterable[bytes]],
     ) -> None:
-        """Write a checkpoint of the mirror, under the name that it has there."""
+        """Write a checkpoint that was downloaded from the mirror, under the name it has there."""
         name = checkpoint.path.name
         error_prefix = f"checkpoint {name} was not downloaded to {self.path}"
         with self._locked(error_prefix=error_prefix) as directory:
@@ -172,9 +174,10 @@ class CheckpointDirectory:
         temporary: str,
         name: str,
     ) -> None:
+        """Remove what a failed save has written. An error of that is logged."""
         try:
-            # If it has its final name, it is not known whether that is durable: the save failed all
-            # the same.
+            # It may have its final name already. Whether that is durable is not known, so that the
+            # save has failed.
             with contextlib.suppress(FileNotFoundError):
                 directory.rename(name, temporary)
             directory.remove(temporary)
@@ -191,7 +194,7 @@ class CheckpointDirectory:
         Errors, also of the policy, are logged: the new checkpoint is durable.
         """
         try:
-            newest_first = self._sound(directory)
+            newest_first = self._readable(directory)
             removed = not_kept(self._keep, newest_first, saved)
             if removed:
                 self._warn_of_missing_metrics(newest_first, saved)
@@ -229,9 +232,9 @@ class CheckpointDirectory:
         saved: Checkpoint,
     ) -> None:
         """Warn once of a metric of `keep` that no checkpoint has."""
-        # An evaluation of the last one may be to come.
-        is_early = not any(checkpoint.step and checkpoint != saved for checkpoint in newest_first)
-        if is_early or self._has_warned:
+        # The evaluation of `saved` may be to come, and at step 0 there may be none.
+        early = {0, saved.step}
+        if self._has_warned or all(checkpoint.step in early for checkpoint in newest_first):
             return
         metrics = [checkpoint.metrics for checkpoint in newest_first]
         for metric in set(self._keep.metrics).difference(*metrics):
@@ -247,20 +250,20 @@ class CheckpointDirectory:
 
     # Reading
 
-    def _sound(self, directory: Directory) -> list[Checkpoint]:
-        """Return the checkpoints whose manifest is valid, newest first."""
-        sound: list[Checkpoint] = []
+    def _readable(self, directory: Directory) -> list[Checkpoint]:
+        """Return the checkpoints whose manifest verifies, newest first. Read no other file."""
+        checkpoints: list[Checkpoint] = []
         for name in map(str, _format.checkpoint_names(directory.names)):
             with contextlib.suppress(DamagedError), directory.open_checkpoint(name) as inside:
-                sound.append(inside.read_manifest(self.path / name))
-        return sound
+                checkpoints.append(inside.read_manifest(self.path / name))
+        return checkpoints
 
     def _read(
         self,
         directory: Directory,
         name: str,
     ) -> tuple[Checkpoint, dict[str, Any]]:
-        """Read a checkpoint completely. Raises as `read_manifest` does."""
+        """Return a checkpoint and its state. Raises as `Directory.read_manifest` does."""
         with directory.open_checkpoint(name) as inside:
             checkpoint = inside.read_manifest(self.path / name)
             files = checkpoint.files
@@ -305,14 +308,15 @@ class CheckpointDirectory:
         step: int | None,
         set_aside: list[tuple[str, str]],
     ) -> Restored | None:
-        """Return the newest good checkpoint, or that of `step`, and set the damaged ones aside.
+        """Read the newest checkpoint that is good, or that of `step`. Set the damaged ones aside.
 
         Return None if there are none at all.
 
         Raises:
             CheckpointError: there is none of `step`.
             CorruptCheckpointError: all are damaged.
-            _RemovedError: a writer has removed one meanwhile. `directory` is listed again.
+            _RemovedError: the writer has removed the one that was read. `directory` has the names
+                that are there now, for another call.
         """
         names = _format.checkpoint_names(directory.names)
         for name in names:
@@ -334,11 +338,13 @@ class CheckpointDirectory:
             steps = ", ".join(map(str, existing))
             message = f"{self.path} has no checkpoint of step {step}"
             raise CheckpointError(errno.ENOENT, f"{message}; there are: {steps or 'none at all'}")
-        for newest in _format.damaged_names(directory.names):
-            raise self._none_is_good(newest, "was set aside as damaged before")
+        earlier = _format.damaged_names(directory.names)
+        if earlier:
+            raise self._none_is_good(earlier[0], "was set aside as damaged before")
         return None
 
     def _none_is_good(self, newest: str, reason: str) -> CorruptCheckpointError:
+        """Return the error for a directory whose checkpoints are all damaged."""
         return CorruptCheckpointError(
             f"{self.path} has checkpoints and none of them is good, the newest is {newest}:"
             f" {reason}; to start from the beginning, use another directory",
@@ -366,14 +372,14 @@ class CheckpointDirectory:
         logger.warning("checkpoint %s is damaged and %s: %s", path, outcome, reason)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Return the checkpoints whose manifest is valid, newest first."""
+        """Return the checkpoints whose manifest verifies, newest first."""
         with (
             self._lock.mutex,
             _checkpoint_errors(f"the checkpoints in {self.path} could not be listed"),
             contextlib.suppress(FileNotFoundError),
             self._opened() as directory,
         ):
-            return self._sound(directory)
+            return self._readable(directory)
         return []
 
     def verify(self) -> list[tuple[Path, str | None]]:

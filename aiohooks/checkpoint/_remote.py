@@ -53,9 +53,9 @@ _PART_BYTES = 32 << 20
 
 
 class Copier:
-    """Copies checkpoints to a mirror in the background, and back.
+    """Copies checkpoints to a mirror in the background, and back when they are restored.
 
-    While a checkpoint is copied, the newest of the others waits.
+    While a checkpoint is being copied, only the newest of the others waits.
     """
 
     def __init__(self, mirror: Mirror, keep: KeepPolicy) -> None:
@@ -73,9 +73,9 @@ class Copier:
         """
         self._task: asyncio.Task[None] | None = None
         self._attempt = 0
-        """How often the first has failed, from which the pause before the next attempt follows."""
+        """How many attempts have failed one after another. It sets the pause before the next."""
         self._pauses = Waiters()
-        """A pause between attempts, which `flush` ends."""
+        """The wait between two attempts, which `flush` ends."""
 
     # A forked child has neither the threads nor the connections of its parent's uploads.
     after_fork = _reset
@@ -104,26 +104,27 @@ class Copier:
             self._task = new_task(self._copy_pending(), f"copies to {self.mirror}")
 
     def _describe(self) -> Awaited:
-        status = self._status
-        text = f"{status.url}: latest step {status.latest_step}, {status.error or 'no error'}"
+        text = f"{self.mirror}, {self._status.error or 'without an error'}"
         return Awaited("mirror", text, ends=False)
 
     async def _copy_pending(self) -> None:
+        """Copy checkpoints until none is pending. A copy that fails is made again."""
         self._attempt = 0
         while self._pending:
             checkpoint = self._pending[0]
             try:
                 with active("save", f"mirror {self.mirror}", self._describe):
                     await self._copy(checkpoint)
+                self._attempt = 0
             except Exception as error:  # also of this system: too many open files, little memory
                 self._note_failure(checkpoint, str(error) or repr(error))
                 await self._pauses.wait(self.mirror.backoff.pause_secs(self._attempt))
                 if len(self._pending) == 1:
-                    continue  # another attempt
-            self._attempt = 0
+                    continue  # no newer checkpoint replaces it
             del self._pending[0]
 
     def _note_failure(self, checkpoint: Checkpoint, error: str) -> None:
+        """Count a failed attempt. Log the first one since the last success."""
         if self._status.error is None:
             logger.warning(
                 "mirror %s: the checkpoint of step %d was not copied (%s); trying again, and"
@@ -137,6 +138,11 @@ class Copier:
         self._attempt += 1
 
     async def _copy(self, checkpoint: Checkpoint) -> None:
+        """Copy a checkpoint, and remove the old ones in the mirror.
+
+        An error of the removal is only logged. A checkpoint that was removed here meanwhile is left
+        out.
+        """
         names = await self._remote.names()
         with contextlib.ExitStack() as opened:
             try:
@@ -144,7 +150,7 @@ class Copier:
             except (FileNotFoundError, DamagedError):
                 if await to_thread(exists, os, checkpoint.path):
                     raise
-                # `keep` or a user has removed it.
+                # The policy or a user has removed it.
                 logger.info("mirror %s: %s is gone, and not copied", self.mirror, checkpoint.path)
                 return
             await self._remote.upload(checkpoint, files)
@@ -165,8 +171,7 @@ class Copier:
     async def flush(self, secs: float | None) -> bool:
         """Wait until all pending checkpoints have been copied, at most `secs`.
 
-        Returns:
-            Whether they have been copied.
+        Return whether they have been copied. If not, a warning lists their steps.
         """
         self._attempt = 0  # the next pauses are short
         self._pauses.wake()
@@ -185,7 +190,7 @@ class Copier:
         return complete
 
     async def aclose(self, grace_secs: float) -> None:
-        """Wait for the pending checkpoints, at most `grace_secs`, and give up the others."""
+        """Wait for the pending checkpoints, at most `grace_secs`. Then copy no more."""
         try:
             await self.flush(grace_secs)
         finally:

@@ -106,8 +106,10 @@ def not_kept(
         # An uninterrupted run would not have an interim checkpoint.
         if checkpoint == newest_first[0] or not checkpoint.interim:
             newest_of_step.setdefault(checkpoint.step, checkpoint)
-    kept = {*policy.kept(list(newest_of_step.values())), saved}
-    return [checkpoint for checkpoint in newest_first if checkpoint not in kept]
+    # Not by equality: a metric may be NaN, which equals nothing.
+    kept = {checkpoint.sequence for checkpoint in policy.kept(list(newest_of_step.values()))}
+    kept.add(saved.sequence)
+    return [checkpoint for checkpoint in newest_first if checkpoint.sequence not in kept]
 
 
 @dataclass(frozen=True, slots=True)

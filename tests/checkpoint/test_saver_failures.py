@@ -7,14 +7,14 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.checkpoint import KeepNewest
+from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
 from tests.support.checkpoint_files import WatchedFs, directory, names, saved, state_of
 from tests.support.checks import refused
@@ -82,6 +82,20 @@ def test_a_reader_that_never_catches_up_ends(tmp_path: Path) -> None:
     with refused(CheckpointError, "its writer removed 100 checkpoints while they were read"):
         reader.restore(None)
     assert fs.opened == set()
+
+
+def test_a_checkpoint_with_a_nan_is_kept(tmp_path: Path) -> None:
+    """NaN equals nothing, and yet the new checkpoint is the one that a policy must not lose."""
+
+    class KeepNothing(KeepPolicy):
+        def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
+            return set()
+
+    one = directory(tmp_path, keep=KeepNothing())
+    for step in (1, 2):
+        one.save({}, step, {"loss": float("nan")})
+    one.close()
+    assert names(tmp_path) == ["step-000000000002.000002"]
 
 
 @pytest.mark.parametrize("call", ["checkpoints", "verify", "restore"])

@@ -135,7 +135,7 @@ def removes_too_early(patch: pytest.MonkeyPatch) -> None:
     sound = CheckpointDirectory._commit
 
     def commit(self: CheckpointDirectory, directory: Directory, *rest: Any) -> Checkpoint:
-        self._remove(directory, self._sound(directory)[1:])
+        self._remove(directory, self._readable(directory)[1:])
         return sound(self, directory, *rest)
 
     patch.setattr(CheckpointDirectory, "_commit", commit)
