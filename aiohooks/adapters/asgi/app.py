@@ -138,9 +138,7 @@ class SessionService:
         self._runner = None if run is None else SessionRunner(session, run, grace_secs, drain_secs)
         self._reporter = SessionReporter(session, self._runner)
         self._drain_secs = drain_secs
-        self._controls: tuple[str, ...] = ()
-        if controls:
-            self._controls = ("stop", "drain")
+        self._controls: tuple[str, ...] = ("stop", "drain") if controls else ()
         self._waiters = 0
         self._app = self._make_app()
 
@@ -242,8 +240,9 @@ class SessionService:
     async def _serve_step(self, request: Request) -> Response:
         step = request.path_params["n"]
         if not _STEP.fullmatch(step) or int(step) > MAX_STEP:
-            text = safe_text(step, 40)
-            message = f"the step is {text!r}: give a whole number from 0 to {MAX_STEP}"
+            message = (
+                f"the step is {safe_text(step, 40)!r}: give a whole number from 0 to {MAX_STEP}"
+            )
             return _response(error_reply(400, "bad_step", message))
         timeouts = request.query_params.getlist("timeout")
         if len(timeouts) > 1 or not all(map(_SECS.fullmatch, timeouts)):
