@@ -12,7 +12,6 @@ import errno
 import io
 import os
 import stat
-import sys
 import threading
 import zlib
 from collections.abc import Generator, Iterable
@@ -25,15 +24,21 @@ from aiohooks.checkpoint._format import DamagedError, damage_in
 from aiohooks.checkpoint.policies import Checkpoint, FileEntry
 from aiohooks.errors import CheckpointBusyError, CheckpointError
 
-if sys.platform != "win32":
+try:
     import fcntl
+except ImportError as error:
+    raise CheckpointError(
+        errno.ENOTSUP,
+        "checkpoints need directories that can be opened, as on Unix; use Linux, macOS, or Linux in"
+        " Windows (WSL)",
+    ) from error
 
 # Python closes each descriptor in a new program, and tries again what a signal has interrupted,
 # except `close`.
-_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_NO_LINKS = os.O_NOFOLLOW
 # Opening a pipe for reading would wait for a writer.
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+_NO_WAIT = os.O_NONBLOCK
 # Small pieces let other threads run, and stay in the cache of the processor for their checksum.
 _PIECE_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 16
@@ -63,16 +68,6 @@ def _damage_errors() -> Generator[None]:
         if error.errno in _DAMAGE:
             raise DamagedError(f"cannot be read ({error.strerror})") from error
         raise
-
-
-def check_system() -> None:
-    """Reject a system that opens no directories."""
-    if os.open not in os.supports_dir_fd:
-        raise OSError(
-            errno.ENOTSUP,
-            "checkpoints need directories that can be opened, as on Unix; use Linux, macOS, or"
-            " Linux in Windows (WSL)",
-        )
 
 
 def close_quietly(fs: Any, fd: int) -> None:
@@ -107,7 +102,6 @@ class Directory:
         path: str | Path,
         dir_fd: int | None = None,
     ) -> None:
-        check_system()
         self.fs = fs
         flags = _DIRECTORY if dir_fd is None else _DIRECTORY | _NO_LINKS
         self.fd: int = fs.open(path, flags, dir_fd=dir_fd)
@@ -331,7 +325,6 @@ class DirectoryLock:
         if self._directory is not None:
             self.check_place()
             return self._directory
-        check_system()
         self._make_parent(self._path.parent)
         with contextlib.suppress(FileExistsError):
             self._fs.mkdir(self._path, 0o700)

@@ -229,18 +229,18 @@ class Copier:
             CorruptCheckpointError: all are damaged.
             CheckpointError: one has a later version of the format.
         """
-        damages: list[str] = []
+        newest = ""
         for name in names:
             try:
                 return await self._remote.download(name)
             except DamagedError as error:
-                damages.append(f"{name}: {error}")
+                newest = newest or f"{name}: {error}"
                 message = "checkpoint %s in the mirror %s was skipped: %s"
                 logger.warning(message, name, self.mirror, error)
         raise CorruptCheckpointError(
-            f"the mirror {self.mirror} has checkpoints and none of them is good:"
-            f" {'; '.join(damages[:5])}",
-            reason=damages[0],
+            f"the mirror {self.mirror} has checkpoints and none of them is good, the newest is"
+            f" {newest}",
+            reason=newest,
         )
 
 
