@@ -79,7 +79,9 @@ class _Stored(NamedTuple):
     shape: list[int]
     nbytes: int
     alignment: int
+    """The size of an item."""
     data: Callable[[], memoryview]
+    """Returns the bytes, when they are written: a copy of a device takes memory until then."""
 
 
 class ArrayFile:
@@ -206,8 +208,10 @@ class _Encoder:
         self._path: list[str | int] = []
         """Keys and indexes that lead to the value that is being converted."""
         self._containers = 0
+        """How many containers were converted."""
         self._torch: Any = torch_support()
         self._storage_names: dict[Any, str] = {}
+        """The names of arrays that are the memory of tensors, by its address."""
 
     def value(self, value: Any) -> Any:
         """Return the representation of a value in MessagePack."""
@@ -268,11 +272,11 @@ class _Encoder:
         self._path.pop()
 
     def ordered_mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any] | Ext:
+        """Convert an OrderedDict, which is the state of a torch module if it has metadata."""
         converted = self.mapping(values)
         metadata = getattr(values, "_metadata", None)
         if metadata is None:
             return converted
-        # The state of a module of torch, which has its versions there.
         return _extension(_MODULE, [converted, self.value(metadata)])
 
     def array(self, array: Array) -> Ext:
@@ -282,6 +286,7 @@ class _Encoder:
         if not dtype.startswith(">"):
             native = SAFETENSORS_NAMES.get(array.dtype.name)
         alignment = array.itemsize if native else 1
+        # `_bytes_of` may copy the array, so it is called when the bytes are written.
         data = functools.partial(_bytes_of, array)
         stored = _Stored(native, shape, array.nbytes, alignment, data)
         name = self._add(stored)
@@ -298,7 +303,7 @@ class _Encoder:
         address = self._torch.storage_address(tensor)
         name = self._storage_names.get(address)
         if name is None:
-            # The first tensor decides how other programs see the memory.
+            # If several tensors share the memory, this one decides how other programs see it.
             storage = tensor.untyped_storage()
             native = None
             if tensor.is_contiguous() and tensor.nbytes == storage.nbytes():
@@ -328,7 +333,7 @@ class _Encoder:
         return name
 
     def _enter(self) -> None:
-        """Begin to convert the values in a container. The last of the path is for their keys."""
+        """Begin to convert the values in a container: add a place for their keys to the path."""
         if len(self._path) >= MAX_DEPTH:
             place = _place(self._path[:4])
             raise InvalidArgumentError(

@@ -177,12 +177,12 @@ class Directory:
                     if not count:
                         raise OSError(errno.EIO, f"nothing was written to {name}")
                     rest = rest[count:]
-            # Never again after a failure: the data is lost by then, and a second sync succeeds.
+            # A failed sync is not tried again: the data is lost, though a second sync succeeds.
             self.fs.fsync(fd)
         except BaseException:
             close_quietly(self.fs, fd)
             raise
-        self.fs.close(fd)  # an error may mean a lost write
+        self.fs.close(fd)  # its error is not ignored, because it may mean a lost write
         return FileEntry(size, crc32)
 
     @contextlib.contextmanager
@@ -234,7 +234,7 @@ class Directory:
     ) -> Generator[FileReader]:
         """Open a file for the block. Raise as `opened` does, or if it has another checksum.
 
-        A wrong checksum is reported in place of the damage that the block has found.
+        If the block finds damage, a wrong checksum is reported instead, which is its cause.
         """
         with damage_in(file), self.opened(file, entry.size) as reader:
             try:
@@ -242,7 +242,7 @@ class Directory:
             except DamagedError:
                 reader.check(entry.crc32)
                 raise
-            # Not after other errors, which say nothing about the file.
+            # Other errors, such as a MemoryError, say nothing about the file: it is not read on.
             reader.check(entry.crc32)
 
 
@@ -310,7 +310,7 @@ class DirectoryLock:
         self._fs = fs
         self._path = path
         self._directory: Directory | None = None
-        self._lock: int | None = None
+        self._lock_fd: int | None = None
         self.mutex: threading.Lock = threading.Lock()
         call_after_fork(self)
 
@@ -331,7 +331,7 @@ class DirectoryLock:
         self._directory = Directory(self._fs, self._path)
         try:
             self._lock_file(self._directory)
-            # The name of the directory itself, which may be new, or not yet durable since a crash.
+            # The directory may be new, or its name not yet durable since a crash.
             self._sync_names_in(self._path.parent)
         except BaseException:
             self.release()
@@ -358,10 +358,10 @@ class DirectoryLock:
         removed or mounted over, and another writer could lock a new `.lock`.
         """
         directory = self._directory
-        if directory is None or self._lock is None:
+        if directory is None or self._lock_fd is None:
             return
         is_in_place = self._is_at(self._path, directory.fd)
-        if is_in_place and self._is_at(_format.LOCK, self._lock, directory.fd):
+        if is_in_place and self._is_at(_format.LOCK, self._lock_fd, directory.fd):
             return
         raise CheckpointError(
             errno.ESTALE,
@@ -383,6 +383,7 @@ class DirectoryLock:
         return False
 
     def _lock_file(self, directory: Directory) -> None:
+        """Lock the file `.lock`, which is made if it is missing."""
         flags = os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_LINKS
         fd: int = self._fs.open(
             _format.LOCK,
@@ -401,16 +402,17 @@ class DirectoryLock:
                     " pass read_only=True to read only",
                 ) from None
             raise
-        self._lock = fd
+        self._lock_fd = fd
 
     def _flock(self, fd: int, operation: int) -> None:
         getattr(self._fs, "flock", fcntl.flock)(fd, operation)
 
     def release(self) -> None:
-        if self._lock is not None:
-            # Closing would not release it while a forked child has the file open.
+        """Release the lock, if it is held, and close the files."""
+        if self._lock_fd is not None:
+            # Closing the file would not release the lock while a forked child has it open.
             with contextlib.suppress(OSError):
-                self._flock(self._lock, fcntl.LOCK_UN)
+                self._flock(self._lock_fd, fcntl.LOCK_UN)
         self._close_files()
 
     def after_fork(self) -> None:
@@ -420,9 +422,9 @@ class DirectoryLock:
         self._close_files()
 
     def _close_files(self) -> None:
-        if self._lock is not None:
-            close_quietly(self._fs, self._lock)
+        if self._lock_fd is not None:
+            close_quietly(self._fs, self._lock_fd)
         if self._directory is not None:
             close_quietly(self._fs, self._directory.fd)
-        self._lock = None
+        self._lock_fd = None
         self._directory = None

@@ -265,7 +265,7 @@ class RemoteDirectory:
     """
 
     def __init__(self, mirror: Mirror) -> None:
-        # Of a chain such as "simplecache::s3://", this is the first.
+        # In a chain of URLs such as "simplecache::s3://", this is the first protocol.
         protocol = fsspec.utils.get_protocol(mirror.url)
         try:
             fsspec.get_filesystem_class(protocol)
@@ -278,6 +278,7 @@ class RemoteDirectory:
         self.newest_sequence: int | None = None
         """The highest sequence in the mirror, or None until it has been read."""
         self._opened: tuple[Any, str] | None = None
+        """The file system, and the path of the directory in it."""
         self._checkpoints: dict[Name, Checkpoint] = {}
         """The checkpoints whose manifest has been read or written: a read takes a request."""
 
@@ -298,6 +299,7 @@ class RemoteDirectory:
         function: Callable[..., T],
         *args: Any,
     ) -> asyncio.Future[T]:
+        """Call a function in a new daemon thread, and return the future of its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         future.add_done_callback(retrieve_exception)  # the caller may have been cancelled
@@ -344,6 +346,7 @@ class RemoteDirectory:
         return names
 
     def _list(self) -> list[str]:
+        """Return the paths in the directory. See `names`."""
         fs, root = self._open()
         with contextlib.suppress(FileNotFoundError):
             paths: list[str] = fs.ls(root, detail=False)
@@ -413,7 +416,7 @@ class RemoteDirectory:
             for start in range(0, max(1, entry.size), _BLOCK_BYTES):
                 end = min(start + _BLOCK_BYTES, entry.size)
                 is_last = end == entry.size
-                # A byte after the end of the file shows that it is too long.
+                # One byte more than the file should have: it is read if the file is too long.
                 block = await self.call(self._read_range, path, start, end + is_last)
                 if block is None:
                     raise DamagedError("is missing")
@@ -479,6 +482,7 @@ class RemoteDirectory:
         path: str,
         source: FileReader | io.BytesIO,
     ) -> None:
+        """Write a file in blocks. Discard it if a block fails."""
         file = await self.call(self._create, path)
         try:
             while block := await to_thread(source.read, _BLOCK_BYTES):
@@ -491,6 +495,7 @@ class RemoteDirectory:
             raise
 
     def _create(self, path: str) -> Any:
+        """Open a new file for writing. Make the directory of its checkpoint, if it is missing."""
         fs, root = self._open()
         with contextlib.suppress(FileNotFoundError):
             return fs.open(f"{root}/{path}", "wb", block_size=_PART_BYTES)
@@ -529,6 +534,7 @@ class RemoteDirectory:
                 sound.pop(name, None)
 
     def _remove(self, name: Name) -> None:
+        """Remove a checkpoint, and no other files in its directory."""
         fs, root = self._open()
         # The manifest first: without it the rest is no checkpoint.
         for file in (_format.MANIFEST, *_format.FILES):

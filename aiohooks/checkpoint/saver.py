@@ -71,8 +71,9 @@ class Saver:
             InvalidArgumentError: an argument is invalid.
             ImportError: an extra is missing. Install `aiohooks[checkpoint]`, and for a mirror
                 `aiohooks[fsspec]` and the package of its file system.
+            CheckpointError: checkpoints need Unix.
         """
-        # The modules need extras, and a missing package is found here, not at the first save.
+        # This module needs an extra. A missing package is found here, not at the first save.
         from aiohooks.checkpoint._directory import CheckpointDirectory
 
         check_checkpoint_dir(checkpoint_dir)
@@ -116,7 +117,10 @@ class Saver:
         method: str,
         step: int | None,
     ) -> AsyncGenerator[None]:
-        """Wait for the calls before this one, and be the current call in the block."""
+        """Enter the block when the calls before this one have ended.
+
+        A status and `why` show this call by its method and its step until the block has ended.
+        """
         what = "a checkpoint" if step is None else f"the checkpoint of step {step}"
         name = f"{method} of {what} in {self.checkpoint_dir}"
         description = Awaited("checkpoint", name, ends=False)
@@ -367,10 +371,10 @@ def check_tracked(
     tracked: Mapping[str, Stateful],
     state_of: Callable[[Stateful], Any],
 ) -> None:
-    """Encode the states of tracked objects, and write nothing.
+    """Check that a checkpoint can hold the states of tracked objects. Write nothing.
 
     Raises:
-        InvalidArgumentError: a checkpoint cannot hold one. The message has its name.
+        InvalidArgumentError: it cannot hold one of them. The message has its name.
     """
     states = {name: state_of(value) for name, value in tracked.items()}
     _encoding().encode({"tracked": states})
@@ -383,7 +387,8 @@ def is_same(
     """Return whether two states are equal to the last bit in a checkpoint."""
     data, arrays = _encoding().encode(state)
     other_data, other_arrays = _encoding().encode(other)
-    # Chunks begin with a header that has the number of all bytes.
+    # Both have the same number of chunks if their first ones, the headers, are equal: a header has
+    # the size of each array.
     return data == other_data and all(
         map(
             operator.eq,

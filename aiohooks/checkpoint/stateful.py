@@ -66,12 +66,13 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._memory: Any = b""
+        # A weak reference to what `take` has returned last.
         self._in_use: Callable[[], memoryview | None] = lambda: None
 
     def take(self, size: int) -> memoryview:
         """Return so many bytes at least, which are in use as long as the returned object is."""
         if len(self._memory) < size or self._in_use() is not None:
-            self._memory = b""  # first of all, so that there are not two
+            self._memory = b""  # frees it before new memory is taken
             self._memory = torch_support().new_memory(size)
         taken = memoryview(self._memory)
         self._in_use = weakref.ref(taken)
