@@ -284,10 +284,10 @@ def test_a_directory_that_is_moved_during_a_save_is_an_error(tmp_path: Path) -> 
             name: str,
             args: object,
             fs: WatchedFs = fs,
-            last: int = len(fs.log) + number,
+            last: int = len(fs.done) + number,
             path: Path = path,
         ) -> None:
-            if len(fs.log) == last and path.exists():
+            if len(fs.done) == last + 1 and path.exists():
                 path.rename(path.with_suffix(".moved"))
 
         fs.before = move
