@@ -111,10 +111,10 @@ class CheckpointDirectory:
         """Add metrics to the newest checkpoint of a step. Return None if there is none."""
         error_prefix = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
         with self._locked(error_prefix=error_prefix) as directory:
-            of_step = [saved for saved in self._readable(directory) if saved.step == step]
-            if not of_step:
+            newest_first = self._readable(directory)
+            saved = next((saved for saved in newest_first if saved.step == step), None)
+            if saved is None:
                 return None
-            saved = of_step[0]
             all_metrics = _format.check_metrics({**saved.metrics, **metrics})
             changed = dataclasses.replace(saved, metrics=all_metrics)
             # Its manifest is replaced in one operation.

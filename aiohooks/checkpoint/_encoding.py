@@ -189,7 +189,7 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
     if not isinstance(state, Mapping):
         raise InvalidArgumentError(f"state is {state!r}; give a mapping")
     encoder = _Encoder()
-    data = _write_tree(encoder.mapping(dict(state)))
+    data = _write_tree(encoder.mapping(state))
     return data, ArrayFile(encoder.arrays)
 
 
@@ -288,8 +288,7 @@ class _Encoder:
         alignment = array.itemsize if native else 1
         # `_bytes_of` may copy the array, so it is called when the bytes are written.
         data = functools.partial(_bytes_of, array)
-        stored = _Stored(native, shape, array.nbytes, alignment, data)
-        name = self._add(stored)
+        name = self._add(_Stored(native, shape, array.nbytes, alignment, data))
         return _extension(_ARRAY, [name, dtype, shape])
 
     def _tensor(self, value: Any) -> Ext:

@@ -287,6 +287,7 @@ class RemoteDirectory:
 
         Raises:
             MirrorError: the function failed, or took longer than `timeout_secs`.
+            MemoryError: there was too little memory, which says nothing about the mirror.
         """
         future = self._start(function, *args)
         if not await wait_done([future], self._mirror.timeout_secs):
@@ -309,10 +310,11 @@ class RemoteDirectory:
             try:
                 finish = functools.partial(future.set_result, function(*args))
             except Exception as error:
-                # The error gets no traceback: its frames refer to open files, whose finalizers
-                # would block the event loop.
+                # The error of the thread is not raised: the frames in its traceback refer to open
+                # files, whose finalizers would block the event loop.
                 text = f"{type(error).__name__}: {error}".removesuffix(": ")
-                finish = functools.partial(future.set_exception, MirrorError(text))
+                kind = MemoryError if isinstance(error, MemoryError) else MirrorError
+                finish = functools.partial(future.set_exception, kind(text))
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(finish)
 
@@ -323,9 +325,11 @@ class RemoteDirectory:
         """Return the file system and the path of the directory."""
         if self._opened is None:
             # An instance of its own: its connections end with it.
-            options = self._mirror.storage_options or {}
-            url = self._mirror.url
-            fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, **options)
+            fs, root = fsspec.core.url_to_fs(
+                self._mirror.url,
+                skip_instance_cache=True,
+                **(self._mirror.storage_options or {}),
+            )
             self._opened = fs, str(root).rstrip("/")
         self._opened[0].invalidate_cache()  # of listings, which others may have changed
         return self._opened

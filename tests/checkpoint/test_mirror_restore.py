@@ -181,6 +181,28 @@ async def test_a_mirror_that_cannot_be_read(
     assert disk.steps() == [1, 3, 2]
 
 
+@pytest.mark.parametrize("operation", ["ls", "read"])
+async def test_too_little_memory_is_no_failure_of_the_mirror(
+    tmp_path: Path, operation: str
+) -> None:
+    """A restore does not continue from an older checkpoint because of it."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    await mirrored(tmp_path / "a", disk, 2)
+
+    def fail(found: str, path: str) -> None:
+        if found == operation:
+            raise MemoryError
+
+    disk.before = fail
+    async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
+        with pytest.raises(MemoryError):
+            await saver.restore()
+        disk.heal()
+        assert step_of(await saver.restore()) == 2
+
+
 @pytest.mark.parametrize(
     "url", ["faulty://disk/run", "file://{}/mount/backup/run", "memory://{}/mount/backup/run"]
 )
