@@ -494,6 +494,7 @@ class RemoteDirectory:
             await self.call(file.close)
         except BaseException as error:
             discarding = self._start(_discard, file)
+            # A caller that was cancelled does not wait for a file system that may hang.
             if isinstance(error, Exception):
                 await wait_done([discarding], self._mirror.timeout_secs)
             raise
@@ -521,7 +522,7 @@ class RemoteDirectory:
         Uploads that have not been finished are removed, too. Damaged checkpoints stay.
         """
         saved_name = _format.name_of(saved)
-        sound: dict[Name, Checkpoint] = {}
+        readable: dict[Name, Checkpoint] = {}
         unfinished: list[Name] = []
         for name in sorted({saved_name, *names}, reverse=True):
             with contextlib.suppress(DamagedError):
@@ -529,13 +530,13 @@ class RemoteDirectory:
                 if checkpoint is None:
                     unfinished.append(name)
                 else:
-                    sound[name] = checkpoint
-        self._checkpoints = sound
-        removed = not_kept(keep, list(sound.values()), sound[saved_name])
+                    readable[name] = checkpoint
+        self._checkpoints = readable
+        removed = not_kept(keep, list(readable.values()), readable[saved_name])
         for name in (*unfinished, *map(_format.name_of, removed)):
             if name < saved_name:
                 await self.call(self._remove, name)
-                sound.pop(name, None)
+                readable.pop(name, None)
 
     def _remove(self, name: Name) -> None:
         """Remove a checkpoint, and no other files in its directory."""

@@ -294,7 +294,7 @@ BUGS: list[tuple[str, Bug, Program, int, str]] = [
     ("leftovers kept", keeps_leftovers, kill, 60, "leftovers were not removed"),
     ("no lock", through(without_lock), kill, 100, "second writer"),
     ("no lock, in turn", through(without_lock), turns, 20, "without the lock|two writers"),
-    ("the lock removed when it is released", removes_the_lock, turns, 200, "two writers"),
+    ("the lock removed when it is released", removes_the_lock, turns, 200, "two writers|lock was"),
     ("files left open", leaks, error, 20, "left open"),
     ("files left open, full disk", leaks, full, 20, "left open"),
     ("failed saves kept", keeps_failed_saves, full, 20, "not cleaned up|given back"),

@@ -171,7 +171,7 @@ class SessionRunner:
     async def _limit_end(self) -> None:
         """Wait for the end of the session. Cancel it when the grace period after a stop is over.
 
-        If it goes on after another grace period, report that as its failure, and wait no more.
+        If it continues after another grace period, report that as its failure, and wait no more.
         """
         task = self._task
         assert task is not None
