@@ -136,7 +136,7 @@ class KeepNewest(KeepPolicy):
     n: int = 5
 
     def __post_init__(self) -> None:
-        checked_int(self.n, "n of KeepNewest", 1)
+        object.__setattr__(self, "n", checked_int(self.n, "n of KeepNewest", 1))
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the last `n`."""
@@ -161,7 +161,7 @@ class KeepBest(KeepPolicy):
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        checked_int(self.k, "k of KeepBest", 1)
+        object.__setattr__(self, "k", checked_int(self.k, "k of KeepBest", 1))
         check_instance(self.metric, str, "metric of KeepBest")
         check_choice(self.mode, "mode of KeepBest", "min", "max")
 
