@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import importlib
 import operator
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -362,11 +361,6 @@ class Saver:
         await self.aclose()
 
 
-def _encoding() -> Any:
-    """Return the module that encodes states, which needs an extra."""
-    return importlib.import_module("aiohooks.checkpoint._encoding")
-
-
 def check_tracked(
     tracked: Mapping[str, Stateful],
     state_of: Callable[[Stateful], Any],
@@ -376,8 +370,11 @@ def check_tracked(
     Raises:
         InvalidArgumentError: it cannot hold one of them. The message has its name.
     """
+    # This module needs an extra.
+    from aiohooks.checkpoint._encoding import encode
+
     states = {name: state_of(value) for name, value in tracked.items()}
-    _encoding().encode({"tracked": states})
+    encode({"tracked": states})
 
 
 def is_same(
@@ -385,8 +382,10 @@ def is_same(
     other: Mapping[str, Any],
 ) -> bool:
     """Return whether two states are equal to the last bit in a checkpoint."""
-    data, arrays = _encoding().encode(state)
-    other_data, other_arrays = _encoding().encode(other)
+    from aiohooks.checkpoint._encoding import encode
+
+    data, arrays = encode(state)
+    other_data, other_arrays = encode(other)
     # Both have the same number of chunks if their first ones, the headers, are equal: a header has
     # the size of each array.
     return data == other_data and all(
