@@ -213,13 +213,10 @@ class Copier:
         Raises:
             MirrorError: the mirror could not be read.
         """
-        newer: list[Name] = []
-        for name in await self._remote.names():
-            if newest_here is not None and name <= newest_here:
-                break
-            if step in (None, name.step):
-                newer.append(name)
-        return newer
+        names = await self._remote.names()
+        if newest_here is not None:
+            names = [name for name in names if name > newest_here]
+        return [name for name in names if step in (None, name.step)]
 
     async def download(self, names: Iterable[Name]) -> Download:
         """Return the first good one of these checkpoints. Skip the damaged ones with a warning.

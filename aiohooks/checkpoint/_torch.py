@@ -91,16 +91,29 @@ def host_copies(
     copy may be impossible, and the save rejects them.
     """
     copies = {id(tensor): tensor for tensor in tensors}
-    stored: dict[int, Tensor] = {}
-    for key, tensor in copies.items():
-        if refusal(tensor) is None:
-            stored[key] = as_stored(tensor)
-    sources: dict[object, Tensor] = {}
-    for tensor in stored.values():
-        sources[storage_address(tensor)] = _bytes_of(tensor.untyped_storage())
+    stored = {key: as_stored(value) for key, value in copies.items() if refusal(value) is None}
+    storages = {storage_address(value): value.untyped_storage() for value in stored.values()}
+    host_storages = _copy_storages(storages, take)
+    for key, tensor in stored.items():
+        copies[key] = tensor_in(
+            host_storages[storage_address(tensor)],
+            NAMES[tensor.dtype],
+            int(tensor.storage_offset()),
+            tensor.shape,
+            tensor.stride(),
+        )
+    return copies
+
+
+def _copy_storages(
+    storages: Mapping[object, torch.UntypedStorage],
+    take: Callable[[int], memoryview],
+) -> dict[object, torch.UntypedStorage]:
+    """Return copies of storages, which lie one after another in the memory that `take` gives."""
+    sources = {address: _bytes_of(storage) for address, storage in storages.items()}
     size = sum(map(_aligned_size, sources.values()))
     memory = take(max(1, size))
-    storages: dict[object, torch.UntypedStorage] = {}
+    copies: dict[object, torch.UntypedStorage] = {}
     offset = 0
     for address, source in sources.items():
         host = _host_part(memory, offset, source.nbytes)
@@ -111,23 +124,17 @@ def host_copies(
             host.numpy()[:] = source.numpy()
         else:
             host.copy_(source)
-        storages[address] = host.untyped_storage()
-    for key, tensor in stored.items():
-        copies[key] = tensor_in(
-            storages[storage_address(tensor)],
-            NAMES[tensor.dtype],
-            int(tensor.storage_offset()),
-            tensor.shape,
-            tensor.stride(),
-        )
+        copies[address] = host.untyped_storage()
     return copies
 
 
 def _aligned_size(source: Tensor) -> int:
+    """Return the bytes of a tensor, rounded up to a multiple of the alignment."""
     return -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _host_part(memory: memoryview, offset: int, size: int) -> Tensor:
+    """Return a part of memory as a tensor of bytes, with a storage of its own."""
     if size == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(
@@ -160,12 +167,7 @@ def tensor_in(
     if kind is None:
         raise ValueError(f"this torch has no {dtype}")
     empty = torch.empty(0, dtype=kind, device="cpu")
-    return empty.set_(
-        storage,
-        offset,
-        tuple(shape),
-        tuple(strides),
-    )
+    return empty.set_(storage, offset, shape, strides)
 
 
 def random_state() -> dict[str, Any]:

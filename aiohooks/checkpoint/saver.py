@@ -203,7 +203,8 @@ class Saver:
         bucket of a mirror is an error, as it may not be mounted. Damaged checkpoints are skipped
         with a warning and set aside: renamed to `damaged-...`, never removed. The newest checkpoint
         is the one saved last, whatever its step. The arrays belong to the caller and are writable.
-        If there is a newer one in the mirror that verifies, it is downloaded first.
+        If there is a newer one in the mirror that verifies, it is downloaded first, whole into
+        memory and then to the directory.
 
         Args:
             step: the global step of the checkpoint, or None for the newest.
@@ -231,9 +232,13 @@ class Saver:
         copier: Copier,
         step: int | None,
     ) -> Restored | None:
-        """Restore from the directory, after a download if the mirror has a newer checkpoint."""
+        """Restore from the directory, after a download if the mirror has a newer checkpoint.
+
+        Damaged checkpoints of the mirror are no error if there is a good one here.
+        """
         restored: Restored | None = None
         newest_here: Name | None = None
+        # What the first read has set aside is reported by the second as well.
         set_aside: list[tuple[str, str]] = []
         try:
             restored = await to_thread(self._directory.restore, step, set_aside)
@@ -265,6 +270,7 @@ class Saver:
                 newest_here.step,
             )
         except CorruptCheckpointError:
+            # If there are checkpoints here, the second read returns one, or raises their damage.
             if newest_here is None and not set_aside:
                 raise
         if restored is None:
