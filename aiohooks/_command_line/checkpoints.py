@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._directory import CheckpointDirectory
 from aiohooks.errors import CheckpointError, printable
 
 
@@ -23,8 +22,11 @@ def list_checkpoints(directory: str) -> int:
     if not path.is_dir():
         print(printable(f"{directory} is not a directory"), file=sys.stderr)
         return 1
-    opened = CheckpointDirectory(path, read_only=True)
     try:
+        # This raises where the system cannot open directories.
+        from aiohooks.checkpoint._directory import CheckpointDirectory
+
+        opened = CheckpointDirectory(path, read_only=True)
         verified = opened.verify()
         sound = {checkpoint.path: checkpoint for checkpoint in opened.checkpoints()}
     except CheckpointError as error:

@@ -632,11 +632,13 @@ class _CallsInOrder:
 
 def _checked_hooks(hooks: object) -> list[Any]:
     """Return the hooks as a list. Raise unless all are hooks of TensorFlow."""
-    wanted = "a list of objects of SessionRunHook of tensorflow"
-    if not isinstance(hooks, Iterable):
-        raise InvalidArgumentError(f"hooks is {safe_repr(hooks)}; give {wanted}")
-    checked: list[Any] = [*hooks]  # pyright: ignore[reportUnknownArgumentType]
+    checked: list[Any] = [hooks]
+    if isinstance(hooks, Iterable):
+        checked = [*hooks]  # pyright: ignore[reportUnknownArgumentType]
     for hook in checked:
         if not isinstance(hook, tf.train.SessionRunHook):
-            raise InvalidArgumentError(f"hooks has {safe_repr(hook)}; give {wanted}")
+            raise InvalidArgumentError(
+                f"hooks has {safe_repr(hook)}; give a list of objects of SessionRunHook of"
+                " tensorflow"
+            )
     return checked

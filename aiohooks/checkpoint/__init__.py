@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from aiohooks.checkpoint.policies import (
         Checkpoint,
         KeepBest,
-        KeepEvery,
         KeepNewest,
         KeepPolicy,
         Mirror,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "KeepBest",
-    "KeepEvery",
     "KeepNewest",
     "KeepPolicy",
     "Mirror",
@@ -69,7 +67,6 @@ if not TYPE_CHECKING:
             "aiohooks.checkpoint.policies": (
                 "Checkpoint",
                 "KeepBest",
-                "KeepEvery",
                 "KeepNewest",
                 "KeepPolicy",
                 "Mirror",

@@ -6,23 +6,23 @@ import contextlib
 import dataclasses
 import errno
 import os
-import threading
 from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks.checkpoint import _encoding, _format
 from aiohooks.checkpoint._files import Directory, DirectoryLock, exists
-from aiohooks.checkpoint._format import (
-    DamagedError,
-    FileEntry,
-    Manifest,
-    Name,
-)
+from aiohooks.checkpoint._format import DamagedError, Name
 from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, Restored, not_kept
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
+
+_MAX_LISTINGS = 100
+"""How often a reader lists a directory again whose writer has removed what was being read."""
+
+
+class _RemovedError(Exception):
+    """A writer has removed a checkpoint while it was read."""
 
 
 class CheckpointDirectory:
@@ -45,25 +45,17 @@ class CheckpointDirectory:
         self._read_only = read_only
         self._fs = fs
         self._lock = DirectoryLock(fs, path)
-        # For calls of several tasks, and for a thread that its cancelled caller no longer waits
-        # for.
-        self._mutex = threading.Lock()
-        self._missing_metrics: set[str] = set()
-        self._checkpoints: dict[Name, Checkpoint] = {}
-        """The checkpoints whose manifest has been read or written."""
-        call_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Replace the mutex in a forked child, where no thread would release it."""
-        self._mutex = threading.Lock()
+        # Whether the log has the warning of `_warn_of_missing_metrics`.
+        self._has_warned = False
 
     @contextlib.contextmanager
-    def _writing(self, failure: str) -> Generator[Directory]:
-        """Lock the directory for the block, whose errors begin with `failure`.
+    def _locked(self, *, error_prefix: str) -> Generator[Directory]:
+        """Yield the directory, which this process has locked, and whose names were just listed.
 
-        The leftovers of a writer that was killed are removed.
+        The leftovers of a writer that was killed are removed. An error of the system, here or in
+        the block, becomes a `CheckpointError` whose message begins with `error_prefix`.
         """
-        with self._mutex, _error_context(failure):
+        with self._lock.mutex, _checkpoint_errors(error_prefix):
             if self._read_only:
                 raise CheckpointError(
                     errno.EROFS,
@@ -83,7 +75,7 @@ class CheckpointDirectory:
 
     @contextlib.contextmanager
     def _opened(self) -> Generator[Directory]:
-        """Open and list the directory for the block, without taking the lock."""
+        """Yield the directory for reading, without the lock. Its names were just listed."""
         self._lock.check_place()
         with Directory(self._fs, self.path) as directory:
             directory.list_names()
@@ -98,17 +90,16 @@ class CheckpointDirectory:
         metrics: Mapping[str, float],
         least_sequence: int = 0,
     ) -> Checkpoint:
-        """Save a state, with the next sequence, or with `least_sequence` if that is later."""
-        failure = f"the checkpoint of step {step} was not saved in {self.path}"
-        with _error_context(failure):
-            data, arrays = _encoding.encode(state)
-        with self._writing(failure) as directory:
+        """Save a state. Its sequence is the next one here, or `least_sequence` if that is later."""
+        error_prefix = f"the checkpoint of step {step} was not saved in {self.path}"
+        data, arrays = _encoding.encode(state)
+        with self._locked(error_prefix=error_prefix) as directory:
             name = Name(max(_format.next_sequence(directory.names), least_sequence), step)
             contents = {
                 _format.ARRAYS: arrays.chunks(),
                 _format.STATE: [data],
             }
-            saved = self._commit(directory, Manifest(name, metrics, {}), contents)
+            saved = self._commit(directory, str(name), metrics, contents)
             self._remove_old(directory, saved)
             return saved
 
@@ -118,66 +109,55 @@ class CheckpointDirectory:
         metrics: Mapping[str, float],
     ) -> Checkpoint | None:
         """Add metrics to the newest checkpoint of a step. Return None if there is none."""
-        failure = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
-        with self._writing(failure) as directory:
-            of_step = [saved for saved in self._sound(directory) if saved.step == step]
-            if not of_step:
+        error_prefix = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
+        with self._locked(error_prefix=error_prefix) as directory:
+            newest_first = self._readable(directory)
+            saved = next((saved for saved in newest_first if saved.step == step), None)
+            if saved is None:
                 return None
-            name = _format.name_of(of_step[0])
+            all_metrics = _format.check_metrics({**saved.metrics, **metrics})
+            changed = dataclasses.replace(saved, metrics=all_metrics)
+            # Its manifest is replaced in one operation.
             temporary = f".tmp-{_format.MANIFEST}"
-            with directory.open_checkpoint(name) as inside:
-                manifest = inside.read_manifest(name)
-                added = _format.check_metrics({**manifest.metrics, **metrics})
-                manifest = dataclasses.replace(manifest, metrics=added)
+            with directory.open_checkpoint(saved.path.name) as inside:
                 inside.unlink(temporary)  # of a writer that was killed
-                inside.write_new(temporary, [_format.encode(manifest)])
+                inside.write_new(temporary, [_format.encode(changed)])
                 inside.rename(temporary, _format.MANIFEST)
                 inside.sync()
-            changed = manifest.checkpoint(self.path)
-            self._checkpoints[name] = changed
             self._remove_old(directory, changed)
             return changed
 
-    def add(
+    def add_download(
         self,
-        manifest: Manifest,
+        checkpoint: Checkpoint,
         contents: Mapping[str, Iterable[bytes]],
     ) -> None:
-        """Commit a checkpoint that was made elsewhere, under the same name.
-
-        Errors of `contents` pass as they are.
-        """
-        name = str(manifest.name)
-        with self._writing(f"checkpoint {name} was not downloaded to {self.path}") as directory:
+        """Write a checkpoint that was downloaded from the mirror, under the name it has there."""
+        name = checkpoint.path.name
+        error_prefix = f"checkpoint {name} was not downloaded to {self.path}"
+        with self._locked(error_prefix=error_prefix) as directory:
             if name in directory.names:
                 message = f"{name} exists, is damaged, and cannot be set aside"
                 raise FileExistsError(errno.EEXIST, message)
-            self._commit(directory, manifest, contents)
+            self._commit(directory, name, checkpoint.metrics, contents)
 
     def _commit(
         self,
         directory: Directory,
-        manifest: Manifest,
+        name: str,
+        metrics: Mapping[str, float],
         contents: Mapping[str, Iterable[bytes | memoryview]],
     ) -> Checkpoint:
         """Write a checkpoint under a temporary name, and rename it when it is durable.
 
-        The new name is durable when this returns. If an operation fails, nothing is left of it. The
-        manifest gets the files that are written.
+        The new name is durable when this returns. If an operation fails, nothing is left of it.
         """
-        name = str(manifest.name)
         temporary = _format.unused_name(f".tmp-{name}", directory.names)
         try:
             with directory.make(temporary) as inside:
-                files: dict[str, FileEntry] = {}
-                for file, data in contents.items():
-                    entry = inside.write_new(file, data)
-                    # The manifest of a download has the entries already.
-                    if manifest.files.get(file, entry) != entry:
-                        raise DamagedError(f"{file} does not have the checksum in the manifest")
-                    files[file] = entry
-                manifest = dataclasses.replace(manifest, files=files)
-                inside.write_new(_format.MANIFEST, [_format.encode(manifest)])
+                files = {file: inside.write_new(file, data) for file, data in contents.items()}
+                saved = _format.checkpoint_of(self.path / name, metrics, files)
+                inside.write_new(_format.MANIFEST, [_format.encode(saved)])
                 inside.sync()
             directory.rename(temporary, name)
             directory.sync()
@@ -186,8 +166,6 @@ class CheckpointDirectory:
             self._undo_commit(directory, temporary, name)
             raise
         directory.names.add(name)
-        saved = manifest.checkpoint(self.path)
-        self._checkpoints[manifest.name] = saved
         return saved
 
     def _undo_commit(
@@ -196,9 +174,10 @@ class CheckpointDirectory:
         temporary: str,
         name: str,
     ) -> None:
+        """Remove what a failed save has written. An error of that is logged."""
         try:
-            # If it has its final name, it is not known whether that is durable: the save failed all
-            # the same.
+            # It may have its final name already. Whether that is durable is not known, so that the
+            # save has failed.
             with contextlib.suppress(FileNotFoundError):
                 directory.rename(name, temporary)
             directory.remove(temporary)
@@ -215,7 +194,7 @@ class CheckpointDirectory:
         Errors, also of the policy, are logged: the new checkpoint is durable.
         """
         try:
-            newest_first = self._sound(directory)
+            newest_first = self._readable(directory)
             removed = not_kept(self._keep, newest_first, saved)
             if removed:
                 self._warn_of_missing_metrics(newest_first, saved)
@@ -252,106 +231,121 @@ class CheckpointDirectory:
         newest_first: list[Checkpoint],
         saved: Checkpoint,
     ) -> None:
-        """Warn of a metric that no checkpoint has, once."""
-        # An evaluation of the last one may be to come.
-        if not any(checkpoint.step and checkpoint != saved for checkpoint in newest_first):
+        """Warn once of a metric of `keep` that no checkpoint has."""
+        # The evaluation of `saved` may be to come, and at step 0 there may be none.
+        early = {0, saved.step}
+        if self._has_warned or all(checkpoint.step in early for checkpoint in newest_first):
             return
-        existing: set[str] = set()
-        for checkpoint in newest_first:
-            existing.update(checkpoint.metrics)
-        for metric in self._keep.metrics:
-            if metric not in existing | self._missing_metrics:
-                self._missing_metrics.add(metric)
-                logger.warning(
-                    "%s: no checkpoint has the metric %r by which KeepBest is to keep the best,"
-                    " so it keeps none; give metrics={%r: ...} to CheckpointSaverHook, or an"
-                    " EvaluatorHook that returns it and is due when it saves",
-                    self.path,
-                    metric,
-                    metric,
-                )
+        metrics = [checkpoint.metrics for checkpoint in newest_first]
+        for metric in set(self._keep.metrics).difference(*metrics):
+            self._has_warned = True
+            logger.warning(
+                "%s: no checkpoint has the metric %r by which KeepBest is to keep the best, so it"
+                " keeps none; give metrics={%r: ...} to CheckpointSaverHook, or an EvaluatorHook"
+                " that returns it and is due when it saves",
+                self.path,
+                metric,
+                metric,
+            )
 
     # Reading
 
-    def _sound(self, directory: Directory) -> list[Checkpoint]:
-        """Return the checkpoints whose manifest is valid, newest first."""
-        sound: dict[Name, Checkpoint] = {}
-        for name in _format.checkpoint_names(directory.names):
-            with contextlib.suppress(DamagedError):
-                if name in self._checkpoints:
-                    sound[name] = self._checkpoints[name]
-                    continue
-                with directory.open_checkpoint(name) as inside:
-                    sound[name] = inside.read_manifest(name).checkpoint(self.path)
-        self._checkpoints = sound
-        return list(sound.values())
+    def _readable(self, directory: Directory) -> list[Checkpoint]:
+        """Return the checkpoints whose manifest verifies, newest first. Read no other file."""
+        checkpoints: list[Checkpoint] = []
+        for name in map(str, _format.checkpoint_names(directory.names)):
+            with contextlib.suppress(DamagedError), directory.open_checkpoint(name) as inside:
+                checkpoints.append(inside.read_manifest(self.path / name))
+        return checkpoints
 
     def _read(
         self,
         directory: Directory,
-        name: Name,
-    ) -> tuple[Manifest, dict[str, Any]]:
-        """Read a checkpoint completely. Raises as `read_manifest` does."""
+        name: str,
+    ) -> tuple[Checkpoint, dict[str, Any]]:
+        """Return a checkpoint and its state. Raises as `Directory.read_manifest` does."""
         with directory.open_checkpoint(name) as inside:
-            manifest = inside.read_manifest(name)
-            with inside.verified(_format.ARRAYS, manifest) as file:
+            checkpoint = inside.read_manifest(self.path / name)
+            files = checkpoint.files
+            with inside.verified(_format.ARRAYS, files[_format.ARRAYS]) as file:
                 arrays = _encoding.read_arrays(file, file.size)
-            with inside.verified(_format.STATE, manifest) as file:
+            with inside.verified(_format.STATE, files[_format.STATE]) as file:
                 data = file.read(file.size)
-        return manifest, _encoding.decode(data, arrays)
+        return checkpoint, _encoding.decode(data, arrays)
 
-    def restore(self, step: int | None) -> Restored | None:
-        """Restore the newest good checkpoint, or that of a step. See `Saver.restore`."""
-        failure = f"no checkpoint could be restored from {self.path}"
+    def restore(
+        self,
+        step: int | None,
+        set_aside: list[tuple[str, str]] | None = None,
+    ) -> Restored | None:
+        """Restore the newest good checkpoint, or that of a step. See `Saver.restore`.
+
+        Args:
+            step: the step, or None for the newest.
+            set_aside: names and reasons of damaged checkpoints that an earlier call has set aside.
+                This call adds its own.
+        """
+        error_prefix = f"no checkpoint could be restored from {self.path}"
         if not self._read_only:
-            with self._writing(failure) as directory:
-                return self._restore(directory, step)
-        with self._mutex, _error_context(failure):
+            with self._locked(error_prefix=error_prefix) as directory:
+                return self._restore(directory, step, [] if set_aside is None else set_aside)
+        with self._lock.mutex, _checkpoint_errors(error_prefix):
             if step is None and not exists(self._fs, self.path):
                 return None
             with self._opened() as directory:
-                return self._restore(directory, step)
+                for _ in range(_MAX_LISTINGS):
+                    with contextlib.suppress(_RemovedError):
+                        return self._restore(directory, step, [])
+                raise CheckpointError(
+                    errno.EBUSY,
+                    f"{error_prefix}: its writer removed {_MAX_LISTINGS} checkpoints while they"
+                    " were read; keep more of them",
+                )
 
     def _restore(
         self,
         directory: Directory,
         step: int | None,
+        set_aside: list[tuple[str, str]],
     ) -> Restored | None:
-        """Return the newest good checkpoint, or that of `step`, and set the damaged ones aside.
+        """Read the newest checkpoint that is good, or that of `step`. Set the damaged ones aside.
 
         Return None if there are none at all.
 
         Raises:
             CheckpointError: there is none of `step`.
             CorruptCheckpointError: all are damaged.
+            _RemovedError: the writer has removed the one that was read. `directory` has the names
+                that are there now, for another call.
         """
         names = _format.checkpoint_names(directory.names)
-        set_aside: list[tuple[str, str]] = []
         for name in names:
             if step not in (None, name.step):
                 continue
             try:
-                manifest, state = self._read(directory, name)
-                return Restored(manifest.checkpoint(self.path), state, tuple(set_aside))
+                checkpoint, state = self._read(directory, str(name))
+                return Restored(checkpoint, state, tuple(set_aside))
             except DamagedError as error:
                 damage = str(error)
             if self._read_only and str(name) not in directory.list_names():
-                # A writer has removed it meanwhile. Again, with the names that were just listed.
-                return self._restore(directory, step)
+                raise _RemovedError
             set_aside.append((str(name), damage))
-            self._set_aside(directory, name, damage)
-        if step is not None and not set_aside:
+            self._set_aside(directory, str(name), damage)
+        if set_aside:
+            raise self._none_is_good(*set_aside[0])
+        if step is not None:
             existing = sorted({name.step for name in names})
             steps = ", ".join(map(str, existing))
             message = f"{self.path} has no checkpoint of step {step}"
             raise CheckpointError(errno.ENOENT, f"{message}; there are: {steps or 'none at all'}")
-        if not set_aside:
-            earlier = _format.damaged_names(directory.names)
-            set_aside = [(damaged, "was set aside as damaged before") for damaged in earlier]
-        if not set_aside:
-            return None
-        newest, reason = set_aside[0]
-        raise CorruptCheckpointError(
+        earlier = _format.damaged_names(directory.names)
+        if earlier:
+            raise self._none_is_good(earlier[0], "was set aside as damaged before")
+        return None
+
+    def _none_is_good(self, newest: str, reason: str) -> CorruptCheckpointError:
+        """Return the error for a directory whose checkpoints are all damaged."""
+        return CorruptCheckpointError(
             f"{self.path} has checkpoints and none of them is good, the newest is {newest}:"
             f" {reason}; to start from the beginning, use another directory",
             path=self.path / newest,
@@ -361,65 +355,64 @@ class CheckpointDirectory:
     def _set_aside(
         self,
         directory: Directory,
-        name: Name,
+        name: str,
         reason: str,
     ) -> None:
         """Rename a damaged checkpoint, if this process may. Never remove it."""
-        self._checkpoints.pop(name, None)
         outcome = "was skipped"
         if not self._read_only:
             aside = _format.unused_name(f"damaged-{name}", directory.names)
             outcome = f"was set aside as {aside}"
             try:
-                directory.rename(str(name), aside)
+                directory.rename(name, aside)
                 directory.sync()
             except OSError as error:
                 outcome = f"could not be set aside ({error})"
-        path = self.path / str(name)
+        path = self.path / name
         logger.warning("checkpoint %s is damaged and %s: %s", path, outcome, reason)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Return the checkpoints whose manifest is valid, newest first."""
+        """Return the checkpoints whose manifest verifies, newest first."""
         with (
-            self._mutex,
-            _error_context(f"the checkpoints in {self.path} could not be listed"),
+            self._lock.mutex,
+            _checkpoint_errors(f"the checkpoints in {self.path} could not be listed"),
             contextlib.suppress(FileNotFoundError),
             self._opened() as directory,
         ):
-            return self._sound(directory)
+            return self._readable(directory)
         return []
 
     def verify(self) -> list[tuple[Path, str | None]]:
         """Read all checkpoints. See `Saver.verify`."""
         verified: list[tuple[Path, str | None]] = []
         with (
-            _error_context(f"the checkpoints in {self.path} could not be verified"),
+            _checkpoint_errors(f"the checkpoints in {self.path} could not be verified"),
             contextlib.suppress(FileNotFoundError),
             self._opened() as directory,
         ):
-            for name in _format.checkpoint_names(directory.names):
+            for name in map(str, _format.checkpoint_names(directory.names)):
                 damage: str | None = None
                 try:
                     self._read(directory, name)
                 except DamagedError as error:
                     # A writer may have removed it, or set it aside, meanwhile.
-                    if str(name) not in directory.list_names():
+                    if name not in directory.list_names():
                         continue
                     damage = str(error)
-                verified.append((self.path / str(name), damage))
+                verified.append((self.path / name, damage))
             damaged = _format.damaged_names(directory.list_names())
             verified += [(self.path / text, "was set aside as damaged") for text in damaged]
         return verified
 
     def close(self) -> None:
         """Release the lock. The directory can be used again."""
-        with self._mutex:
+        with self._lock.mutex:
             self._lock.release()
 
 
 @contextlib.contextmanager
-def _error_context(failure: str) -> Generator[None]:
-    """Convert errors of the system to `CheckpointError`, with their errno."""
+def _checkpoint_errors(prefix: str) -> Generator[None]:
+    """Convert errors of the system to `CheckpointError`, with their errno and a prefix."""
     try:
         yield
     except CheckpointError:
@@ -427,4 +420,4 @@ def _error_context(failure: str) -> Generator[None]:
     except OSError as error:
         code = error.errno or errno.EIO
         # The message has all that the error of the system says.
-        raise CheckpointError(code, f"{failure}: {error.strerror or error}") from None
+        raise CheckpointError(code, f"{prefix}: {error.strerror or error}") from None

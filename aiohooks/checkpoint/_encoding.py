@@ -13,7 +13,7 @@ import math
 import re
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, cast
 
@@ -44,6 +44,8 @@ Ext = msgspec.msgpack.Ext
 _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 _Sizes: TypeAlias = Annotated[list[_Size], msgspec.Meta(max_length=64)]
 
+MAX_CONTAINERS = 5_000_000
+"""How many lists, tuples and dicts a state may have."""
 CHUNK_BYTES = 1 << 20
 """The size of one write."""
 _ALIGNMENT = 64
@@ -77,7 +79,9 @@ class _Stored(NamedTuple):
     shape: list[int]
     nbytes: int
     alignment: int
+    """The size of an item."""
     data: Callable[[], memoryview]
+    """Returns the bytes, when they are written: a copy of a device takes memory until then."""
 
 
 class ArrayFile:
@@ -139,7 +143,8 @@ def read_arrays(file: FileReader | io.BytesIO, size: int) -> dict[str, Array]:
     the event loop would stop for a second for each GiB.
 
     Raises:
-        DamagedError: it is not a safetensors file, or its arrays do not follow each other.
+        DamagedError: it is not a safetensors file, or its arrays do not follow each other in the
+            order of the header.
     """
     header_size = int.from_bytes(file.read(8), "little")
     if header_size > min(_MAX_HEADER_BYTES, size - 8):
@@ -148,20 +153,19 @@ def read_arrays(file: FileReader | io.BytesIO, size: int) -> dict[str, Array]:
         entries = _read_header(file.read(header_size))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DamagedError(f"is not a safetensors file ({type(error).__name__})") from None
-    parts = [(*entry.data_offsets, name) for name, entry in entries.items()]
-    parts.sort()
-    position = 0
-    for begin, end, _ in parts:
-        if begin != position or end < begin:
-            raise DamagedError("is not a safetensors file (its arrays overlap, or have gaps)")
-        position = end
     data_size = size - 8 - header_size
-    if position != data_size:
-        raise DamagedError(f"has {data_size} bytes of arrays, and {position} in its header")
     arrays: dict[str, Array] = {}
-    for begin, end, name in parts:
+    position = 0
+    for name, entry in entries.items():
+        begin, end = entry.data_offsets
+        # Also so that a forged header takes no more memory than the file has bytes.
+        if begin != position or not begin <= end <= data_size:
+            raise DamagedError("is not a safetensors file (its arrays overlap, or have gaps)")
         arrays[name] = _new_memory(end - begin)
         file.readinto(cast("Any", arrays[name]))
+        position = end
+    if position != data_size:
+        raise DamagedError(f"has {data_size} bytes of arrays, and {position} in its header")
     return arrays
 
 
@@ -185,7 +189,7 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
     if not isinstance(state, Mapping):
         raise InvalidArgumentError(f"state is {state!r}; give a mapping")
     encoder = _Encoder()
-    data = _write_tree(encoder.mapping(dict(state)))
+    data = _write_tree(encoder.mapping(state))
     return data, ArrayFile(encoder.arrays)
 
 
@@ -203,8 +207,11 @@ class _Encoder:
         self.arrays: dict[str, _Stored] = {}
         self._path: list[str | int] = []
         """Keys and indexes that lead to the value that is being converted."""
+        self._containers = 0
+        """How many containers were converted."""
         self._torch: Any = torch_support()
         self._storage_names: dict[Any, str] = {}
+        """The names of arrays that are the memory of tensors, by its address."""
 
     def value(self, value: Any) -> Any:
         """Return the representation of a value in MessagePack."""
@@ -243,13 +250,7 @@ class _Encoder:
         return Ext(_INT, value.to_bytes(size, "little", signed=True))
 
     def items(self, values: Sequence[Any]) -> list[Any]:
-        self._enter()
-        converted: list[Any] = []
-        for index, value in enumerate(values):
-            self._path[-1] = index
-            converted.append(self.value(value))
-        self._path.pop()
-        return converted
+        return list(self._converted(enumerate(values)))
 
     def mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
         for key in values:
@@ -260,24 +261,23 @@ class _Encoder:
                     f"has the key {key!r} of type {type(key).__name__}; keys are str or int of 64"
                     " bits: give str(...) of it",
                 )
+        return dict(zip(values, self._converted(values.items()), strict=True))
+
+    def _converted(self, items: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
+        """Yield the representations of the values in a container, given with their keys."""
         self._enter()
-        converted: dict[Any, Any] = {}
-        for key, value in values.items():
+        for key, value in items:
             self._path[-1] = key
-            converted[key] = self.value(value)
+            yield self.value(value)
         self._path.pop()
-        return converted
 
     def ordered_mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any] | Ext:
+        """Convert an OrderedDict, which is the state of a torch module if it has metadata."""
         converted = self.mapping(values)
         metadata = getattr(values, "_metadata", None)
         if metadata is None:
             return converted
-        # The state of a module of torch, which has its versions there.
-        self._path.append("_metadata")
-        metadata = self.value(metadata)
-        self._path.pop()
-        return _extension(_MODULE, [converted, metadata])
+        return _extension(_MODULE, [converted, self.value(metadata)])
 
     def array(self, array: Array) -> Ext:
         dtype = self._checked_dtype(array.dtype)
@@ -286,9 +286,9 @@ class _Encoder:
         if not dtype.startswith(">"):
             native = SAFETENSORS_NAMES.get(array.dtype.name)
         alignment = array.itemsize if native else 1
+        # `_bytes_of` may copy the array, so it is called when the bytes are written.
         data = functools.partial(_bytes_of, array)
-        stored = _Stored(native, shape, array.nbytes, alignment, data)
-        name = self._add(stored)
+        name = self._add(_Stored(native, shape, array.nbytes, alignment, data))
         return _extension(_ARRAY, [name, dtype, shape])
 
     def _tensor(self, value: Any) -> Ext:
@@ -297,12 +297,12 @@ class _Encoder:
         if reason is not None:
             raise self._rejected(reason)
         tensor = self._torch.as_stored(value)
-        dtype = self._torch.dtype_name(tensor)
+        dtype = self._torch.NAMES[tensor.dtype]
         shape = list(tensor.shape)
         address = self._torch.storage_address(tensor)
         name = self._storage_names.get(address)
         if name is None:
-            # The first tensor decides how other programs see the memory.
+            # If several tensors share the memory, this one decides how other programs see it.
             storage = tensor.untyped_storage()
             native = None
             if tensor.is_contiguous() and tensor.nbytes == storage.nbytes():
@@ -332,11 +332,20 @@ class _Encoder:
         return name
 
     def _enter(self) -> None:
-        """Begin to convert the values in a container. The last of the path is for their keys."""
+        """Begin to convert the values in a container: add a place for their keys to the path."""
         if len(self._path) >= MAX_DEPTH:
             place = _place(self._path[:4])
             raise InvalidArgumentError(
                 f"{place}... is nested deeper than {MAX_DEPTH} levels, or in itself; flatten it",
+            )
+        # A container is written wherever it is, so a few that share each other could take memory
+        # without end.
+        self._containers += 1
+        if self._containers > MAX_CONTAINERS:
+            raise InvalidArgumentError(
+                f"the state has more than {MAX_CONTAINERS} lists, tuples and dicts, of which one"
+                " that is there several times counts as often; put numbers into arrays, and shared"
+                " containers into the state once",
             )
         self._path.append("")
 
@@ -398,15 +407,12 @@ def decode(data: bytes, arrays: Mapping[str, Array]) -> dict[str, Any]:
         DamagedError: it is not what `encode` gives.
     """
     with damage_in(STATE):
-        decoder = _Decoder(arrays)
         try:
-            state = decoder.tree(data)
+            state = _Decoder(arrays).tree(data)
         except (*MALFORMED, msgspec.MsgspecError, struct.error) as error:
             raise DamagedError(
                 f"is not the state of a checkpoint ({type(error).__name__}: {error})",
             ) from None
-        finally:
-            del decoder.tree  # which refers to it, and so would keep the arrays
         if not isinstance(state, dict):
             raise DamagedError("is not the state of a checkpoint")
         return cast("dict[str, Any]", state)
@@ -424,8 +430,10 @@ class _Decoder:
         self._arrays = arrays
         self._torch: Any = torch_support()
         self._storages: dict[str, Any] = {}
-        decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
-        self.tree: Callable[[bytes], Any] = decoder.decode
+
+    def tree(self, data: bytes) -> Any:
+        # A `Decoder` would refer to this object, which would keep it and the arrays alive.
+        return msgspec.msgpack.decode(data, ext_hook=self._extension)
 
     def _extension(self, code: int, data: memoryview) -> Any:
         convert = _EXTENSIONS.get(code)

@@ -12,7 +12,7 @@ import errno
 import io
 import os
 import stat
-import sys
+import threading
 import zlib
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -20,18 +20,25 @@ from typing import Any
 
 from aiohooks._core.fork import call_after_fork
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._format import DamagedError, FileEntry, Manifest, Name, damage_in
+from aiohooks.checkpoint._format import DamagedError, damage_in
+from aiohooks.checkpoint.policies import Checkpoint, FileEntry
 from aiohooks.errors import CheckpointBusyError, CheckpointError
 
-if sys.platform != "win32":
+try:
     import fcntl
+except ImportError as error:
+    raise CheckpointError(
+        errno.ENOTSUP,
+        "checkpoints need directories that can be opened, as on Unix; use Linux, macOS, or Linux in"
+        " Windows (WSL)",
+    ) from error
 
 # Python closes each descriptor in a new program, and tries again what a signal has interrupted,
 # except `close`.
-_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_NO_LINKS = os.O_NOFOLLOW
 # Opening a pipe for reading would wait for a writer.
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+_NO_WAIT = os.O_NONBLOCK
 # Small pieces let other threads run, and stay in the cache of the processor for their checksum.
 _PIECE_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 16
@@ -47,7 +54,7 @@ _DAMAGE = {
     errno.ENXIO,
     errno.ENODEV,
     errno.EIO,
-    getattr(errno, "EBADMSG", errno.EIO),
+    errno.EBADMSG,
     getattr(errno, "EUCLEAN", errno.EIO),
 }
 
@@ -61,16 +68,6 @@ def _damage_errors() -> Generator[None]:
         if error.errno in _DAMAGE:
             raise DamagedError(f"cannot be read ({error.strerror})") from error
         raise
-
-
-def check_system() -> None:
-    """Reject a system that opens no directories."""
-    if os.open not in os.supports_dir_fd:
-        raise OSError(
-            errno.ENOTSUP,
-            "checkpoints need directories that can be opened, as on Unix; use Linux, macOS, or"
-            " Linux in Windows (WSL)",
-        )
 
 
 def close_quietly(fs: Any, fd: int) -> None:
@@ -105,7 +102,6 @@ class Directory:
         path: str | Path,
         dir_fd: int | None = None,
     ) -> None:
-        check_system()
         self.fs = fs
         flags = _DIRECTORY if dir_fd is None else _DIRECTORY | _NO_LINKS
         self.fd: int = fs.open(path, flags, dir_fd=dir_fd)
@@ -121,14 +117,14 @@ class Directory:
         """Open a directory in this one."""
         return Directory(self.fs, name, self.fd)
 
-    def open_checkpoint(self, name: Name) -> Directory:
+    def open_checkpoint(self, name: str) -> Directory:
         """Open the directory of a checkpoint.
 
         Raises:
             DamagedError: it is missing, not a directory, or unreadable.
         """
         with _damage_errors():
-            return self.subdirectory(str(name))
+            return self.subdirectory(name)
 
     def list_names(self) -> set[str]:
         """Read the names in the directory."""
@@ -176,13 +172,17 @@ class Directory:
                 size += len(chunk)
                 rest = memoryview(chunk)
                 while rest:
-                    rest = rest[self.fs.write(fd, rest) :]
-            # Never again after a failure: the data is lost by then, and a second sync succeeds.
+                    count: int = self.fs.write(fd, rest)
+                    # A broken file system may never write a byte, and report no error.
+                    if not count:
+                        raise OSError(errno.EIO, f"nothing was written to {name}")
+                    rest = rest[count:]
+            # A failed sync is not tried again: the data is lost, though a second sync succeeds.
             self.fs.fsync(fd)
         except BaseException:
             close_quietly(self.fs, fd)
             raise
-        self.fs.close(fd)  # an error may mean a lost write
+        self.fs.close(fd)  # its error is not ignored, because it may mean a lost write
         return FileEntry(size, crc32)
 
     @contextlib.contextmanager
@@ -203,48 +203,46 @@ class Directory:
                 os.O_RDONLY | _NO_WAIT | _NO_LINKS,
                 dir_fd=self.fd,
             )
-        try:
-            with _damage_errors():
+            try:
                 status = self.fs.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise DamagedError("is not a plain file")
-            if size is not None and status.st_size != size:
-                raise DamagedError(f"has {status.st_size} bytes instead of {size}")
-            yield FileReader(self.fs, fd, status.st_size)
-        finally:
-            close_quietly(self.fs, fd)
+                if not stat.S_ISREG(status.st_mode):
+                    raise DamagedError("is not a plain file")
+                if size is not None and status.st_size != size:
+                    raise DamagedError(f"has {status.st_size} bytes instead of {size}")
+                yield FileReader(self.fs, fd, status.st_size)
+            finally:
+                close_quietly(self.fs, fd)
 
-    def read_manifest(self, name: Name) -> Manifest:
-        """Read the manifest in the directory of a checkpoint.
+    def read_manifest(self, path: Path) -> Checkpoint:
+        """Return the checkpoint at this path, which is that of this directory.
 
         Raises:
-            DamagedError: it does not verify.
+            DamagedError: its manifest does not verify.
             CheckpointError: it has a later version of the format.
             OSError: the system refused an operation for a reason that is not damage.
         """
         with damage_in(_format.MANIFEST), self.opened(_format.MANIFEST) as file:
             if file.size > _format.MAX_MANIFEST_BYTES:
                 raise DamagedError(f"has {file.size} bytes, more than a manifest")
-            return _format.decode(file.read(file.size), name)
+            return _format.decode(file.read(file.size), path)
 
     @contextlib.contextmanager
     def verified(
         self,
         file: str,
-        manifest: Manifest,
+        entry: FileEntry,
     ) -> Generator[FileReader]:
         """Open a file for the block. Raise as `opened` does, or if it has another checksum.
 
-        A wrong checksum is reported in place of the damage that the block has found.
+        If the block finds damage, a wrong checksum is reported instead, which is its cause.
         """
-        entry = manifest.files[file]
         with damage_in(file), self.opened(file, entry.size) as reader:
             try:
                 yield reader
             except DamagedError:
                 reader.check(entry.crc32)
                 raise
-            # Not after other errors, which say nothing about the file.
+            # Other errors, such as a MemoryError, say nothing about the file: it is not read on.
             reader.check(entry.crc32)
 
 
@@ -264,7 +262,7 @@ class FileReader(io.BufferedReader):
         self._file = _OpenFile(fs, fd, size)
         # For a checkpoint of many small arrays, a read of the system for each would take longer
         # than all the rest.
-        super().__init__(self._file, max(1, min(size, _BUFFER_BYTES)))
+        super().__init__(self._file, _BUFFER_BYTES)
 
     def check(self, crc32: int) -> None:
         """Read the rest. Raise `DamagedError` if the file has another checksum."""
@@ -290,8 +288,7 @@ class _OpenFile(io.RawIOBase):
         piece = memoryview(buffer)[: min(_PIECE_BYTES, self._unread)]
         if not piece:
             return 0
-        with _damage_errors():
-            count: int = self._fs.readv(self._fd, [piece])
+        count: int = self._fs.readv(self._fd, [piece])
         if not count:
             raise DamagedError(f"ends {self._unread} bytes early")
         self._unread -= count
@@ -303,13 +300,18 @@ class DirectoryLock:
     """The lock of a checkpoint directory, which admits one writer.
 
     The kernel releases it when the process ends.
+
+    Attributes:
+        mutex: for the threads of this process: those of several tasks, and a thread that its
+            cancelled caller no longer waits for.
     """
 
     def __init__(self, fs: Any, path: Path) -> None:
         self._fs = fs
         self._path = path
         self._directory: Directory | None = None
-        self._lock: int | None = None
+        self._lock_fd: int | None = None
+        self.mutex: threading.Lock = threading.Lock()
         call_after_fork(self)
 
     def acquire(self) -> Directory:
@@ -322,16 +324,14 @@ class DirectoryLock:
         """
         if self._directory is not None:
             self.check_place()
-            self._lock_file(self._directory)
             return self._directory
-        check_system()
         self._make_parent(self._path.parent)
         with contextlib.suppress(FileExistsError):
             self._fs.mkdir(self._path, 0o700)
         self._directory = Directory(self._fs, self._path)
         try:
             self._lock_file(self._directory)
-            # The name of the directory itself, which may be new, or not yet durable since a crash.
+            # The directory may be new, or its name not yet durable since a crash.
             self._sync_names_in(self._path.parent)
         except BaseException:
             self.release()
@@ -352,18 +352,22 @@ class DirectoryLock:
             directory.sync()
 
     def check_place(self) -> None:
-        """Raise `CheckpointError` if the locked directory is no longer at its path.
+        """Raise `CheckpointError` if the locked directory or its `.lock` is no longer at its path.
 
         A later process would not find files that were written to a directory that was renamed,
-        removed or mounted over.
+        removed or mounted over, and another writer could lock a new `.lock`.
         """
         directory = self._directory
-        if directory is None or self._is_at(self._path, directory.fd):
+        if directory is None or self._lock_fd is None:
+            return
+        is_in_place = self._is_at(self._path, directory.fd)
+        if is_in_place and self._is_at(_format.LOCK, self._lock_fd, directory.fd):
             return
         raise CheckpointError(
             errno.ESTALE,
             f"{self._path} is not the directory that this Saver has locked, which was moved,"
-            " removed or mounted over; put it back, or close the Saver to use what is at the path",
+            f" removed or mounted over, or its {_format.LOCK} was; put it back, or close the Saver"
+            " to use what is at the path",
         )
 
     def _is_at(
@@ -379,13 +383,7 @@ class DirectoryLock:
         return False
 
     def _lock_file(self, directory: Directory) -> None:
-        """Lock `.lock`, unless the file of that name is locked already.
-
-        If it was removed or replaced, another writer could lock the new file.
-        """
-        held = self._lock
-        if held is not None and self._is_at(_format.LOCK, held, directory.fd):
-            return
+        """Lock the file `.lock`, which is made if it is missing."""
         flags = os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_LINKS
         fd: int = self._fs.open(
             _format.LOCK,
@@ -404,25 +402,29 @@ class DirectoryLock:
                     " pass read_only=True to read only",
                 ) from None
             raise
-        self._lock = fd
-        if held is not None:
-            close_quietly(self._fs, held)
+        self._lock_fd = fd
 
     def _flock(self, fd: int, operation: int) -> None:
         getattr(self._fs, "flock", fcntl.flock)(fd, operation)
 
     def release(self) -> None:
-        if self._lock is not None:
-            # Closing would not release it while a forked child has the file open.
+        """Release the lock, if it is held, and close the files."""
+        if self._lock_fd is not None:
+            # Closing the file would not release the lock while a forked child has it open.
             with contextlib.suppress(OSError):
-                self._flock(self._lock, fcntl.LOCK_UN)
-        self.after_fork()
+                self._flock(self._lock_fd, fcntl.LOCK_UN)
+        self._close_files()
 
     def after_fork(self) -> None:
-        """Close the descriptors. In a forked child, the parent keeps the lock."""
-        if self._lock is not None:
-            close_quietly(self._fs, self._lock)
+        """Forget the lock in a forked child. The parent keeps it."""
+        # No thread of the child would release the mutex.
+        self.mutex = threading.Lock()
+        self._close_files()
+
+    def _close_files(self) -> None:
+        if self._lock_fd is not None:
+            close_quietly(self._fs, self._lock_fd)
         if self._directory is not None:
             close_quietly(self._fs, self._directory.fd)
-        self._lock = None
+        self._lock_fd = None
         self._directory = None

@@ -12,13 +12,12 @@ import json
 import math
 import re
 from collections.abc import Container, Generator, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from aiohooks._core.validate import check_mapping
-from aiohooks.checkpoint.policies import INTERIM, Checkpoint
+from aiohooks.checkpoint.policies import INTERIM, Checkpoint, FileEntry
 from aiohooks.errors import CheckpointError, InvalidArgumentError
 
 FORMAT = "aiohooks-checkpoint"
@@ -167,33 +166,25 @@ def name_of(checkpoint: Checkpoint) -> Name:
     return Name(checkpoint.sequence, checkpoint.step)
 
 
-class FileEntry(NamedTuple):
-    """The entry of a file in a manifest."""
+def checkpoint_of(
+    path: Path,
+    metrics: Mapping[str, float],
+    files: Mapping[str, FileEntry],
+) -> Checkpoint:
+    """Return the checkpoint at a path, whose name has its step and its sequence.
 
-    size: int
-    crc32: int
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """The contents of a manifest."""
-
-    name: Name
-    metrics: Mapping[str, float]
-    files: Mapping[str, FileEntry]
-
-    def checkpoint(self, parent: Path) -> Checkpoint:
-        """Return the checkpoint that it describes, in a directory."""
-        metrics = dict(self.metrics)
-        interim = metrics.pop(INTERIM, None) is not None
-        return Checkpoint(
-            self.name.step,
-            self.name.sequence,
-            MappingProxyType(metrics),
-            parent / str(self.name),
-            sum(entry.size for entry in self.files.values()),
-            interim,
-        )
+    The entry `INTERIM` of the metrics, if it is there, becomes the attribute `interim`.
+    """
+    name = parse_name(path.name)
+    assert name is not None, "the path of a checkpoint"
+    return Checkpoint(
+        name.step,
+        name.sequence,
+        MappingProxyType({key: value for key, value in metrics.items() if key != INTERIM}),
+        path,
+        MappingProxyType(files),
+        INTERIM in metrics,
+    )
 
 
 def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
@@ -206,14 +197,15 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
     check_mapping(metrics, "metrics")
     checked: dict[str, float] = {}
     for name, value in (metrics or {}).items():
-        number: float | None = None
-        is_number = not isinstance(value, (bool, str, bytes))
-        if is_number and isinstance(name, str):
-            with contextlib.suppress(TypeError, ValueError, OverflowError):
-                number = float(value)
-        if number is None:
-            raise InvalidArgumentError(f"metrics[{name!r}] is {value!r}; give numbers by name")
-        checked[str(name)] = number
+        try:
+            # A bool or a text is no number, though `float` would take it.
+            if not isinstance(name, str) or isinstance(value, (bool, str, bytes)):
+                raise TypeError
+            checked[str(name)] = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidArgumentError(
+                f"metrics[{name!r}] is {value!r}; give numbers by name",
+            ) from None
     if len(_canonical(_metrics_to_json(checked))) > MAX_MANIFEST_BYTES - 4096:
         raise InvalidArgumentError(
             f"metrics has {len(checked)} entries, too many for a manifest; put them into the state"
@@ -222,24 +214,27 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
     return MappingProxyType(dict(sorted(checked.items())))
 
 
-def encode(manifest: Manifest) -> bytes:
-    """Return the bytes of a manifest, which are the same for the same contents on every Python."""
+def encode(checkpoint: Checkpoint) -> bytes:
+    """Return the manifest of a checkpoint, which is the same on every Python."""
+    metrics = dict(checkpoint.metrics)
+    if checkpoint.interim:
+        metrics[INTERIM] = 1.0
     content = {
         "format": FORMAT,
         "version": VERSION,
-        "step": manifest.name.step,
-        "sequence": manifest.name.sequence,
-        "metrics": _metrics_to_json(manifest.metrics),
+        "step": checkpoint.step,
+        "sequence": checkpoint.sequence,
+        "metrics": _metrics_to_json(metrics),
         "files": {
             name: {"size": entry.size, "crc32": f"{entry.crc32:08x}"}
-            for name, entry in manifest.files.items()
+            for name, entry in checkpoint.files.items()
         },
     }
     return _sealed(content)
 
 
-def decode(data: bytes, name: Name) -> Manifest:
-    """Read the manifest of the checkpoint of that name.
+def decode(data: bytes, path: Path) -> Checkpoint:
+    """Return the checkpoint at a path, which has this manifest.
 
     Raises:
         DamagedError: it is not what `encode` gives, or belongs to another checkpoint.
@@ -250,8 +245,8 @@ def decode(data: bytes, name: Name) -> Manifest:
         if content["version"] > VERSION and _sealed(content) == data:
             raise CheckpointError(
                 errno.ENOTSUP,
-                f"{name} has version {content['version']} of the format, and this aiohooks reads"
-                f" versions up to {VERSION}; install a later one",
+                f"{path.name} has version {content['version']} of the format, and this aiohooks"
+                f" reads versions up to {VERSION}; install a later one",
             )
         if content["files"].keys() != set(FILES):
             raise DamagedError(f"does not name the files {' and '.join(FILES)}, and no others")
@@ -260,26 +255,19 @@ def decode(data: bytes, name: Name) -> Manifest:
             for file, entry in content["files"].items()
         }
         metrics = {key: float(value) for key, value in content["metrics"].items()}
-        manifest = Manifest(name, MappingProxyType(metrics), MappingProxyType(files))
+        checkpoint = checkpoint_of(path, metrics, files)
     except MALFORMED as error:
         raise DamagedError(f"is not a manifest ({type(error).__name__})") from None
     # This finds a wrong checksum, another step, an entry too many, and each other form: a key that
     # is there twice, a bool in place of an int, a number in a text.
-    if encode(manifest) != data:
+    if encode(checkpoint) != data:
         raise DamagedError("is of another checkpoint, or not in canonical form with its checksum")
-    if not all(0 <= number <= MAX_INT for entry in files.values() for number in entry):
-        raise DamagedError("has a number out of its range")
-    return manifest
+    return checkpoint
 
 
 def _metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    converted: dict[str, float | str] = {}
-    for name, value in metrics.items():
-        converted[name] = value
-        # JSON has no such numbers, but a loss may be one.
-        if not math.isfinite(value):
-            converted[name] = str(value)
-    return converted
+    # JSON has no infinities and no NaN, but a loss may be one.
+    return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
 
 
 def _canonical(content: object) -> bytes:

@@ -6,7 +6,6 @@ A checkpoint is there if its manifest is: the manifest is written last and remov
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -15,7 +14,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,14 +25,7 @@ from aiohooks._core.reports import logger
 from aiohooks._core.waits import Waiters
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Directory, FileReader, exists
-from aiohooks.checkpoint._format import (
-    DamagedError,
-    FileEntry,
-    Manifest,
-    MirrorError,
-    Name,
-    damage_in,
-)
+from aiohooks.checkpoint._format import DamagedError, MirrorError, Name, damage_in
 from aiohooks.checkpoint.policies import (
     Checkpoint,
     KeepPolicy,
@@ -41,7 +33,7 @@ from aiohooks.checkpoint.policies import (
     MirrorStatus,
     not_kept,
 )
-from aiohooks.errors import CheckpointError, missing_extra
+from aiohooks.errors import CorruptCheckpointError, InvalidArgumentError, missing_extra
 
 try:
     import fsspec as _untyped  # type: ignore[import-untyped]
@@ -51,8 +43,8 @@ except ImportError as _missing:
 fsspec: Any = _untyped
 
 T = TypeVar("T")
-Commit = Callable[[Manifest, Mapping[str, Iterable[bytes]]], object]
-"""Writes a checkpoint that was made elsewhere; blocks."""
+Download = tuple[Checkpoint, Mapping[str, list[bytes]]]
+"""A checkpoint of the mirror that verifies, and the blocks of its files by name."""
 
 _BLOCK_BYTES = 8 << 20
 """How much one call reads or writes."""
@@ -61,9 +53,9 @@ _PART_BYTES = 32 << 20
 
 
 class Copier:
-    """Copies checkpoints to a mirror in the background, and back.
+    """Copies checkpoints to a mirror in the background, and back when they are restored.
 
-    While a checkpoint is copied, the newest of the others waits.
+    While a checkpoint is being copied, only the newest of the others waits.
     """
 
     def __init__(self, mirror: Mirror, keep: KeepPolicy) -> None:
@@ -75,11 +67,15 @@ class Copier:
 
     def _reset(self) -> None:
         self._remote = RemoteDirectory(self.mirror)
-        self._current: Checkpoint | None = None
-        self._next: Checkpoint | None = None
+        self._pending: list[Checkpoint] = []
+        """The checkpoints to copy: the first is being copied, the second is the newest of those
+        that were submitted since.
+        """
         self._task: asyncio.Task[None] | None = None
         self._attempt = 0
+        """How many attempts have failed one after another. It sets the pause before the next."""
         self._pauses = Waiters()
+        """The wait between two attempts, which `flush` ends."""
 
     # A forked child has neither the threads nor the connections of its parent's uploads.
     after_fork = _reset
@@ -87,11 +83,6 @@ class Copier:
     @property
     def status(self) -> MirrorStatus:
         return dataclasses.replace(self._status, pending=len(self._pending))
-
-    @property
-    def _pending(self) -> list[Checkpoint]:
-        """The checkpoints that are not in the mirror yet."""
-        return [*filter(None, (self._current, self._next))]
 
     def least_sequence(self) -> int:
         """Return a sequence that is later than all in the mirror.
@@ -106,33 +97,34 @@ class Copier:
 
     def submit(self, checkpoint: Checkpoint) -> None:
         """Copy a committed checkpoint in the background, unless a newer one is submitted first."""
-        if self._next is None or self._next.sequence <= checkpoint.sequence:
-            self._next = checkpoint
+        waiting = self._pending[1:]
+        if not waiting or waiting[0].sequence <= checkpoint.sequence:
+            self._pending[1:] = [checkpoint]
         if self._task is None or self._task.done():
             self._task = new_task(self._copy_pending(), f"copies to {self.mirror}")
 
     def _describe(self) -> Awaited:
-        return Awaited("mirror", str(self._status), ends=False)
+        text = f"{self.mirror}, {self._status.error or 'without an error'}"
+        return Awaited("mirror", text, ends=False)
 
     async def _copy_pending(self) -> None:
+        """Copy checkpoints until none is pending. A copy that fails is made again."""
         self._attempt = 0
-        while self._next is not None:
-            checkpoint = self._next
-            self._next = None
-            self._current = checkpoint
+        while self._pending:
+            checkpoint = self._pending[0]
             try:
                 with active("save", f"mirror {self.mirror}", self._describe):
                     await self._copy(checkpoint)
                 self._attempt = 0
-            except (MirrorError, DamagedError, CheckpointError) as error:
-                self._note_failure(checkpoint, str(error))
-            finally:
-                self._current = None
-            if self._attempt:
-                # `flush` ends the pause.
+            except Exception as error:  # also of this system: too many open files, little memory
+                self._note_failure(checkpoint, str(error) or repr(error))
                 await self._pauses.wait(self.mirror.backoff.pause_secs(self._attempt))
+                if len(self._pending) == 1:
+                    continue  # no newer checkpoint replaces it
+            del self._pending[0]
 
     def _note_failure(self, checkpoint: Checkpoint, error: str) -> None:
+        """Count a failed attempt. Log the first one since the last success."""
         if self._status.error is None:
             logger.warning(
                 "mirror %s: the checkpoint of step %d was not copied (%s); trying again, and"
@@ -144,28 +136,31 @@ class Copier:
         failures = self._status.failures + 1
         self._status = dataclasses.replace(self._status, failures=failures, error=error)
         self._attempt += 1
-        if self._next is None:
-            self._next = checkpoint
 
     async def _copy(self, checkpoint: Checkpoint) -> None:
+        """Copy a checkpoint, and remove the old ones in the mirror.
+
+        An error of the removal is only logged. A checkpoint that was removed here meanwhile is left
+        out.
+        """
         names = await self._remote.names()
         with contextlib.ExitStack() as opened:
             try:
-                manifest, contents = await to_thread(_open_checkpoint, checkpoint, opened)
+                files = await to_thread(_open_files, checkpoint, opened)
             except (FileNotFoundError, DamagedError):
                 if await to_thread(exists, os, checkpoint.path):
                     raise
-                # `keep` or a user has removed it.
+                # The policy or a user has removed it.
                 logger.info("mirror %s: %s is gone, and not copied", self.mirror, checkpoint.path)
                 return
-            await self._remote.upload(manifest, contents)
+            await self._remote.upload(checkpoint, files)
         self._status = dataclasses.replace(
             self._status,
             latest_step=checkpoint.step,
             error=None,
         )
         try:
-            await self._remote.remove_old(self._keep, names, manifest.name)
+            await self._remote.remove_old(self._keep, names, checkpoint)
         except Exception as error:  # also of the policy
             logger.warning(
                 "mirror %s: old checkpoints could not be removed (%r); the next copy tries again",
@@ -176,8 +171,7 @@ class Copier:
     async def flush(self, secs: float | None) -> bool:
         """Wait until all pending checkpoints have been copied, at most `secs`.
 
-        Returns:
-            Whether they have been copied.
+        Return whether they have been copied. If not, a warning lists their steps.
         """
         self._attempt = 0  # the next pauses are short
         self._pauses.wake()
@@ -196,7 +190,7 @@ class Copier:
         return complete
 
     async def aclose(self, grace_secs: float) -> None:
-        """Wait for the pending checkpoints, at most `grace_secs`, and give up the others."""
+        """Wait for the pending checkpoints, at most `grace_secs`. Then copy no more."""
         try:
             await self.flush(grace_secs)
         finally:
@@ -209,97 +203,54 @@ class Copier:
 
     # Copying back
 
-    async def download_newer(
-        self,
-        newest_here: Name | None,
-        step: int | None,
-        commit: Commit,
-    ) -> tuple[bool, list[str]]:
-        """Download the newest good checkpoint of the mirror, or of a step, if it is newer.
+    async def newer_names(self, newest_here: Name | None, step: int | None) -> list[Name]:
+        """Return the checkpoints of the mirror that are newer than `newest_here`, newest first.
 
         Args:
-            newest_here: only later ones are newer.
-            step: the step, or None for any.
-            commit: writes the checkpoint, in a thread.
-
-        Returns:
-            Whether there is a checkpoint, and the damage of skipped checkpoints.
+            newest_here: the newest good one in the directory, if there is one.
+            step: leave out the checkpoints of other steps, unless this is None.
 
         Raises:
             MirrorError: the mirror could not be read.
-            CheckpointError: the checkpoint could not be written here, or has a later version of the
-                format.
         """
-        damaged: list[str] = []
-        for name in await self._remote.names():
-            if newest_here is not None and name <= newest_here:
-                break
-            if step is not None and step != name.step:
-                continue
+        names = await self._remote.names()
+        if newest_here is not None:
+            names = [name for name in names if name > newest_here]
+        return [name for name in names if step in (None, name.step)]
+
+    async def download(self, names: Iterable[Name]) -> Download:
+        """Return the first good one of these checkpoints. Skip the damaged ones with a warning.
+
+        Raises:
+            MirrorError: the mirror could not be read.
+            CorruptCheckpointError: all are damaged.
+            CheckpointError: one has a later version of the format.
+        """
+        newest = ""
+        for name in names:
             try:
-                await self._download(name, commit)
+                return await self._remote.download(name)
             except DamagedError as error:
-                damaged.append(f"{name}: {error}")
+                newest = newest or f"{name}: {error}"
                 message = "checkpoint %s in the mirror %s was skipped: %s"
                 logger.warning(message, name, self.mirror, error)
-            else:
-                return True, damaged
-        return False, damaged
-
-    async def _download(self, name: Name, commit: Commit) -> None:
-        """Call `commit` in a thread with a checkpoint of the mirror."""
-        manifest = await self._remote.read_manifest(name)
-        if manifest is None:
-            raise DamagedError("its upload was not finished")
-        download = _Download()
-        contents = {
-            file: download.blocks(self._remote, f"{name}/{file}", entry.size)
-            for file, entry in manifest.files.items()
-        }
-        await to_thread(commit, manifest, contents, on_cancel=download.cancel)
+        raise CorruptCheckpointError(
+            f"the mirror {self.mirror} has checkpoints and none of them is good, the newest is"
+            f" {newest}",
+            reason=newest,
+        )
 
 
-class _Download:
-    """Reads files in the event loop for the thread that writes them."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._reading: concurrent.futures.Future[bytes] | None = None
-        self._is_cancelled = False
-
-    def blocks(
-        self,
-        directory: RemoteDirectory,
-        path: str,
-        size: int,
-    ) -> Iterator[bytes]:
-        """Yield the blocks of a file in the thread. Raises as `RemoteDirectory.read_block` does."""
-        for start in range(0, size, _BLOCK_BYTES):
-            reading = directory.read_block(path, start, size)
-            self._reading = asyncio.run_coroutine_threadsafe(reading, self._loop)
-            if self._is_cancelled:  # perhaps before the assignment
-                self._reading.cancel()
-            yield self._reading.result()
-
-    def cancel(self) -> None:
-        """End the thread at its next block."""
-        self._is_cancelled = True
-        if self._reading is not None:
-            self._reading.cancel()
-
-
-def _open_checkpoint(
+def _open_files(
     checkpoint: Checkpoint,
     opened: contextlib.ExitStack,
-) -> tuple[Manifest, dict[str, FileReader]]:
-    """Open a checkpoint, whose files can be read to their end when it is removed meanwhile."""
+) -> dict[str, FileReader]:
+    """Open the files of a checkpoint, which can be read to their end if it is removed meanwhile."""
     directory = opened.enter_context(Directory(os, checkpoint.path))
-    manifest = directory.read_manifest(_format.name_of(checkpoint))
-    files = {
+    return {
         file: opened.enter_context(directory.opened(file, entry.size))
-        for file, entry in manifest.files.items()
+        for file, entry in checkpoint.files.items()
     }
-    return manifest, files
 
 
 class RemoteDirectory:
@@ -311,21 +262,29 @@ class RemoteDirectory:
     """
 
     def __init__(self, mirror: Mirror) -> None:
-        # An unknown protocol is found here, and not by the first copy. Of a chain such as
-        # "simplecache::s3://", it is the first.
-        fsspec.get_filesystem_class(fsspec.utils.get_protocol(mirror.url))
+        # In a chain of URLs such as "simplecache::s3://", this is the first protocol.
+        protocol = fsspec.utils.get_protocol(mirror.url)
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"the mirror {mirror} has the protocol {protocol!r}, which fsspec does not know;"
+                " correct the URL, or register its file system in fsspec first",
+            ) from None
         self._mirror = mirror
         self.newest_sequence: int | None = None
         """The highest sequence in the mirror, or None until it has been read."""
         self._opened: tuple[Any, str] | None = None
+        """The file system, and the path of the directory in it."""
         self._checkpoints: dict[Name, Checkpoint] = {}
-        """The checkpoints whose manifest has been read or written."""
+        """The checkpoints whose manifest has been read or written: a read takes a request."""
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Call a blocking function.
 
         Raises:
             MirrorError: the function failed, or took longer than `timeout_secs`.
+            MemoryError: there was too little memory, which says nothing about the mirror.
         """
         future = self._start(function, *args)
         if not await wait_done([future], self._mirror.timeout_secs):
@@ -338,6 +297,7 @@ class RemoteDirectory:
         function: Callable[..., T],
         *args: Any,
     ) -> asyncio.Future[T]:
+        """Call a function in a new daemon thread, and return the future of its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         future.add_done_callback(retrieve_exception)  # the caller may have been cancelled
@@ -347,10 +307,11 @@ class RemoteDirectory:
             try:
                 finish = functools.partial(future.set_result, function(*args))
             except Exception as error:
-                # The error gets no traceback: its frames refer to open files, whose finalizers
-                # would block the event loop.
+                # The error of the thread is not raised: the frames in its traceback refer to open
+                # files, whose finalizers would block the event loop.
                 text = f"{type(error).__name__}: {error}".removesuffix(": ")
-                finish = functools.partial(future.set_exception, MirrorError(text))
+                kind = MemoryError if isinstance(error, MemoryError) else MirrorError
+                finish = functools.partial(future.set_exception, kind(text))
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(finish)
 
@@ -361,9 +322,11 @@ class RemoteDirectory:
         """Return the file system and the path of the directory."""
         if self._opened is None:
             # An instance of its own: its connections end with it.
-            options = self._mirror.storage_options or {}
-            url = self._mirror.url
-            fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, **options)
+            fs, root = fsspec.core.url_to_fs(
+                self._mirror.url,
+                skip_instance_cache=True,
+                **(self._mirror.storage_options or {}),
+            )
             self._opened = fs, str(root).rstrip("/")
         self._opened[0].invalidate_cache()  # of listings, which others may have changed
         return self._opened
@@ -384,6 +347,7 @@ class RemoteDirectory:
         return names
 
     def _list(self) -> list[str]:
+        """Return the paths in the directory. See `names`."""
         fs, root = self._open()
         with contextlib.suppress(FileNotFoundError):
             paths: list[str] = fs.ls(root, detail=False)
@@ -404,11 +368,11 @@ class RemoteDirectory:
                 raise FileNotFoundError(text) from None
         return []
 
-    async def read_manifest(self, name: Name) -> Manifest | None:
-        """Read the manifest of a checkpoint, or None if its upload has not been finished.
+    async def read_manifest(self, name: Name) -> Checkpoint | None:
+        """Return the checkpoint of a name, or None if its upload has not been finished.
 
         Raises:
-            DamagedError: it does not verify.
+            DamagedError: its manifest does not verify.
             CheckpointError: it has a later version of the format.
         """
         path = f"{name}/{_format.MANIFEST}"
@@ -416,29 +380,53 @@ class RemoteDirectory:
         if data is None:
             return None
         with damage_in(_format.MANIFEST):
-            return _format.decode(data, name)
+            return _format.decode(data, Path(str(name)))
 
-    async def read_block(
-        self,
-        path: str,
-        start: int,
-        size: int,
-    ) -> bytes:
-        """Return the block that begins at `start` of a file that should have `size` bytes.
-
-        If the file has more, the last block has one byte more than it should.
+    async def download(self, name: Name) -> Download:
+        """Return a checkpoint.
 
         Raises:
-            DamagedError: the file is missing.
+            DamagedError: it does not verify.
+            MirrorError: it could not be read.
+            CheckpointError: it has a later version of the format.
+        """
+        checkpoint = await self.read_manifest(name)
+        if checkpoint is None:
+            raise DamagedError("its upload was not finished")
+        contents: dict[str, list[bytes]] = {}
+        for file in checkpoint.files:
+            contents[file] = [block async for block in self._verified_blocks(checkpoint, file)]
+        return checkpoint, contents
+
+    async def _verified_blocks(
+        self,
+        checkpoint: Checkpoint,
+        file: str,
+    ) -> AsyncGenerator[bytes]:
+        """Yield the blocks of a file of a checkpoint, and verify them.
+
+        Raises:
+            DamagedError: it is missing, or has another size or checksum.
             MirrorError: it could not be read.
         """
-        end = start + _BLOCK_BYTES
-        if end >= size:
-            end = size + 1  # one more: the caller sees that a file is too long
-        data = await self.call(self._read_range, path, start, end)
-        if data is None:
-            raise DamagedError(f"{path.rpartition('/')[2]} is missing")
-        return data
+        path = f"{_format.name_of(checkpoint)}/{file}"
+        entry = checkpoint.files[file]
+        crc32 = 0
+        with damage_in(file):
+            # An empty file has a block as well: it might be missing, or longer.
+            for start in range(0, max(1, entry.size), _BLOCK_BYTES):
+                end = min(start + _BLOCK_BYTES, entry.size)
+                is_last = end == entry.size
+                # One byte more than the file should have: it is read if the file is too long.
+                block = await self.call(self._read_range, path, start, end + is_last)
+                if block is None:
+                    raise DamagedError("is missing")
+                if len(block) != end - start:
+                    raise DamagedError(f"does not have the {entry.size} bytes of the manifest")
+                crc32 = await to_thread(zlib.crc32, block, crc32)
+                yield block
+            if crc32 != entry.crc32:
+                raise DamagedError("does not have the checksum in the manifest")
 
     def _read_range(
         self,
@@ -458,8 +446,8 @@ class RemoteDirectory:
 
     async def upload(
         self,
-        manifest: Manifest,
-        contents: Mapping[str, FileReader],
+        checkpoint: Checkpoint,
+        sources: Mapping[str, FileReader],
     ) -> None:
         """Write a checkpoint: its files, and when they verify, its manifest.
 
@@ -469,47 +457,33 @@ class RemoteDirectory:
             DamagedError: a file that is read back does not fit the manifest.
             MirrorError: another checkpoint has that name, or the mirror could not be written.
         """
-        name = manifest.name
-        data = _format.encode(manifest)
-        existing: Manifest | None = None
+        name = _format.name_of(checkpoint)
+        manifest = _format.encode(checkpoint)
+        existing: Checkpoint | None = None
         with contextlib.suppress(DamagedError):
             existing = await self.read_manifest(name)
         if existing is None:
-            for file, reader in contents.items():
-                await self._write_file(f"{name}/{file}", reader)
+            for file, source in sources.items():
+                await self._write_file(f"{name}/{file}", source)
             with damage_in("what was read back of"):
-                for file, entry in manifest.files.items():
-                    await self._verify(f"{name}/{file}", entry)
-        elif existing.files != manifest.files:
+                for file in checkpoint.files:
+                    async for _ in self._verified_blocks(checkpoint, file):
+                        pass
+        elif existing.files != checkpoint.files:
             raise MirrorError(f"another checkpoint has the name {name}: a mirror has one writer")
-        if existing is None or _format.encode(existing) != data:
-            await self._write_file(f"{name}/{_format.MANIFEST}", io.BytesIO(data))
+        if existing is None or _format.encode(existing) != manifest:
+            await self._write_file(f"{name}/{_format.MANIFEST}", io.BytesIO(manifest))
             written = await self.read_manifest(name)
-            if written is None or _format.encode(written) != data:
+            if written is None or _format.encode(written) != manifest:
                 raise DamagedError(f"{_format.MANIFEST} is not what was uploaded")
-        self._checkpoints[name] = manifest.checkpoint(Path())
-
-    async def _verify(self, path: str, entry: FileEntry) -> None:
-        """Check that a file has the size and the checksum of its entry in the manifest.
-
-        Raises like `read_block`, and `DamagedError` if they differ.
-        """
-        size = 0
-        crc32 = 0
-        # An empty file is read as well: it might be missing, or longer.
-        for start in range(0, max(1, entry.size), _BLOCK_BYTES):
-            block = await self.read_block(path, start, entry.size)
-            size += len(block)
-            crc32 = await to_thread(zlib.crc32, block, crc32)
-        if size != entry.size or crc32 != entry.crc32:
-            file = path.rpartition("/")[2]
-            raise DamagedError(f"{file} does not have the checksum in the manifest")
+        self._checkpoints[name] = checkpoint
 
     async def _write_file(
         self,
         path: str,
         source: FileReader | io.BytesIO,
     ) -> None:
+        """Write a file in blocks. Discard it if a block fails."""
         file = await self.call(self._create, path)
         try:
             while block := await to_thread(source.read, _BLOCK_BYTES):
@@ -517,11 +491,13 @@ class RemoteDirectory:
             await self.call(file.close)
         except BaseException as error:
             discarding = self._start(_discard, file)
+            # A caller that was cancelled does not wait for a file system that may hang.
             if isinstance(error, Exception):
                 await wait_done([discarding], self._mirror.timeout_secs)
             raise
 
     def _create(self, path: str) -> Any:
+        """Open a new file for writing. Make the directory of its checkpoint, if it is missing."""
         fs, root = self._open()
         with contextlib.suppress(FileNotFoundError):
             return fs.open(f"{root}/{path}", "wb", block_size=_PART_BYTES)
@@ -536,31 +512,31 @@ class RemoteDirectory:
         self,
         keep: KeepPolicy,
         names: Sequence[Name],
-        saved: Name,
+        saved: Checkpoint,
     ) -> None:
         """Remove the checkpoints among `names` that are older than `saved` and not kept.
 
-        Uploads that have not been finished are removed, too.
+        Uploads that have not been finished are removed, too. Damaged checkpoints stay.
         """
-        sound: dict[Name, Checkpoint] = {}
-        old: list[Name] = []
-        for name in sorted({saved, *names}, reverse=True):
+        saved_name = _format.name_of(saved)
+        readable: dict[Name, Checkpoint] = {}
+        unfinished: list[Name] = []
+        for name in sorted({saved_name, *names}, reverse=True):
             with contextlib.suppress(DamagedError):
-                if name in self._checkpoints:
-                    sound[name] = self._checkpoints[name]
-                elif manifest := await self.read_manifest(name):
-                    sound[name] = manifest.checkpoint(Path())
+                checkpoint = self._checkpoints.get(name) or await self.read_manifest(name)
+                if checkpoint is None:
+                    unfinished.append(name)
                 else:
-                    old.append(name)
-        self._checkpoints = sound
-        removed = not_kept(keep, list(sound.values()), sound[saved])
-        old += map(_format.name_of, removed)
-        for name in old:
-            if name < saved:
+                    readable[name] = checkpoint
+        self._checkpoints = readable
+        removed = not_kept(keep, list(readable.values()), readable[saved_name])
+        for name in (*unfinished, *map(_format.name_of, removed)):
+            if name < saved_name:
                 await self.call(self._remove, name)
-                sound.pop(name, None)
+                readable.pop(name, None)
 
     def _remove(self, name: Name) -> None:
+        """Remove a checkpoint, and no other files in its directory."""
         fs, root = self._open()
         # The manifest first: without it the rest is no checkpoint.
         for file in (_format.MANIFEST, *_format.FILES):

@@ -5,11 +5,12 @@ This module is imported only where the program has imported torch (`stateful.tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch import is_tensor as is_tensor
 
 from aiohooks.checkpoint._format import TORCH_DTYPES
 
@@ -17,15 +18,10 @@ _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in TORCH_DTYPES if hasattr(torch, name)
 }
 """The dtypes of this torch that a checkpoint can hold."""
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # Subclasses have more than would be kept: a mesh, a scale, other tensors.
 _TYPES = {Tensor, torch.nn.Parameter}
 _ALIGNMENT = 64
-
-
-def is_tensor(value: object) -> bool:
-    """Return whether `value` is a tensor, of any kind."""
-    return isinstance(value, Tensor)
 
 
 def refusal(tensor: Tensor) -> str | None:
@@ -33,7 +29,7 @@ def refusal(tensor: Tensor) -> str | None:
     # A parameter without a shape, or on the meta device, has no values.
     can_be_stored = (
         type(tensor) in _TYPES
-        and tensor.dtype in _NAMES
+        and tensor.dtype in NAMES
         and tensor.layout is torch.strided
         and tensor.device.type != "meta"
         and not tensor.is_quantized
@@ -46,11 +42,6 @@ def refusal(tensor: Tensor) -> str | None:
         f" {tensor.device}, which one file cannot hold; give dense tensors with values, or use"
         " torch.distributed.checkpoint"
     )
-
-
-def dtype_name(tensor: Tensor) -> str:
-    """Return the name of its dtype, one of `TORCH_DTYPES`."""
-    return _NAMES[tensor.dtype]
 
 
 def as_stored(tensor: Tensor) -> Tensor:
@@ -71,8 +62,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
         dtype=torch.uint8,
         device=storage.device,
     )
-    shape = (storage.nbytes(),)
-    return empty.set_(storage, 0, shape, (1,))
+    return empty.set_(storage)
 
 
 def host_bytes(storage: torch.UntypedStorage) -> memoryview:
@@ -92,24 +82,38 @@ def new_memory(size: int) -> Any:
 
 
 def host_copies(
-    tensors: Mapping[int, Tensor],
+    tensors: Iterable[Tensor],
     take: Callable[[int], memoryview],
 ) -> dict[int, Any]:
-    """Return copies of tensors in the memory that `take` gives. Shared memory stays shared.
+    """Return copies of tensors by their `id`, in the memory that `take` gives.
 
-    Tensors that a checkpoint cannot hold are returned as they are: a copy may be impossible, and
-    the save rejects them.
+    Shared memory stays shared. Tensors that a checkpoint cannot hold are returned as they are: a
+    copy may be impossible, and the save rejects them.
     """
-    stored: dict[int, Tensor] = {}
-    for key, tensor in tensors.items():
-        if refusal(tensor) is None:
-            stored[key] = as_stored(tensor)
-    sources: dict[object, Tensor] = {}
-    for tensor in stored.values():
-        sources[storage_address(tensor)] = _bytes_of(tensor.untyped_storage())
+    copies = {id(tensor): tensor for tensor in tensors}
+    stored = {key: as_stored(value) for key, value in copies.items() if refusal(value) is None}
+    storages = {storage_address(value): value.untyped_storage() for value in stored.values()}
+    host_storages = _copy_storages(storages, take)
+    for key, tensor in stored.items():
+        copies[key] = tensor_in(
+            host_storages[storage_address(tensor)],
+            NAMES[tensor.dtype],
+            int(tensor.storage_offset()),
+            tensor.shape,
+            tensor.stride(),
+        )
+    return copies
+
+
+def _copy_storages(
+    storages: Mapping[object, torch.UntypedStorage],
+    take: Callable[[int], memoryview],
+) -> dict[object, torch.UntypedStorage]:
+    """Return copies of storages, which lie one after another in the memory that `take` gives."""
+    sources = {address: _bytes_of(storage) for address, storage in storages.items()}
     size = sum(map(_aligned_size, sources.values()))
     memory = take(max(1, size))
-    storages: dict[object, torch.UntypedStorage] = {}
+    copies: dict[object, torch.UntypedStorage] = {}
     offset = 0
     for address, source in sources.items():
         host = _host_part(memory, offset, source.nbytes)
@@ -120,26 +124,17 @@ def host_copies(
             host.numpy()[:] = source.numpy()
         else:
             host.copy_(source)
-        storages[address] = host.untyped_storage()
-    copies = dict(tensors)
-    for key, tensor in stored.items():
-        storage = storages[storage_address(tensor)]
-        offset = int(tensor.storage_offset())
-        copies[key] = tensor_in(
-            storage,
-            dtype_name(tensor),
-            offset,
-            tensor.shape,
-            tensor.stride(),
-        )
+        copies[address] = host.untyped_storage()
     return copies
 
 
 def _aligned_size(source: Tensor) -> int:
+    """Return the bytes of a tensor, rounded up to a multiple of the alignment."""
     return -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _host_part(memory: memoryview, offset: int, size: int) -> Tensor:
+    """Return a part of memory as a tensor of bytes, with a storage of its own."""
     if size == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(
@@ -172,12 +167,7 @@ def tensor_in(
     if kind is None:
         raise ValueError(f"this torch has no {dtype}")
     empty = torch.empty(0, dtype=kind, device="cpu")
-    return empty.set_(
-        storage,
-        offset,
-        tuple(shape),
-        tuple(strides),
-    )
+    return empty.set_(storage, offset, shape, strides)
 
 
 def random_state() -> dict[str, Any]:

@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from aiohooks._core.validate import (
     check_choice,
@@ -28,6 +27,13 @@ INTERIM = "(interim)"
 """The metric by which a manifest says that a checkpoint is an interim one."""
 
 
+class FileEntry(NamedTuple):
+    """The size and the checksum of a file of a checkpoint, from its manifest."""
+
+    size: int
+    crc32: int
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint on disk."""
@@ -36,19 +42,21 @@ class Checkpoint:
     """The global step it holds."""
     sequence: int
     """Its number in the order of commits: the newest checkpoint of a directory has the highest."""
-    metrics: Mapping[str, float] = field(
-        hash=False,
-        default_factory=lambda: MappingProxyType({}),
-    )
+    metrics: Mapping[str, float] = field(hash=False, default_factory=dict[str, float])
     """The metrics given to `Saver.save`. `KeepBest` compares them."""
     path: Path = Path()
     """Its directory."""
-    size: int = 0
-    """The bytes of its state."""
+    files: Mapping[str, FileEntry] = field(hash=False, default_factory=dict[str, FileEntry])
+    """The files of its state, by name: the size and the CRC-32 that each should have."""
     interim: bool = False
     """Whether it was saved where the run stopped, and was not due: the next checkpoint of the
     resumed run replaces it.
     """
+
+    @property
+    def size(self) -> int:
+        """The bytes of its state."""
+        return sum(entry.size for entry in self.files.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +106,10 @@ def not_kept(
         # An uninterrupted run would not have an interim checkpoint.
         if checkpoint == newest_first[0] or not checkpoint.interim:
             newest_of_step.setdefault(checkpoint.step, checkpoint)
-    kept = {*policy.kept(list(newest_of_step.values())), saved}
-    return [checkpoint for checkpoint in newest_first if checkpoint not in kept]
+    # Not by equality: a metric may be NaN, which equals nothing.
+    kept = {checkpoint.sequence for checkpoint in policy.kept(list(newest_of_step.values()))}
+    kept.add(saved.sequence)
+    return [checkpoint for checkpoint in newest_first if checkpoint.sequence not in kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,40 +172,18 @@ class KeepBest(KeepPolicy):
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the best `k` checkpoints that are not interim, and the newest."""
-        candidates: list[Checkpoint] = []
-        for checkpoint in checkpoints:
-            value = checkpoint.metrics.get(self.metric, math.nan)
-            if not checkpoint.interim and not math.isnan(value):
-                candidates.append(checkpoint)
+        candidates = [
+            checkpoint
+            for checkpoint in checkpoints
+            if not checkpoint.interim
+            and not math.isnan(checkpoint.metrics.get(self.metric, math.nan))
+        ]
         # Sorting keeps the order of equals, also in reverse.
         candidates.sort(
             key=lambda checkpoint: checkpoint.metrics[self.metric],
             reverse=self.mode == "max",
         )
         return {*candidates[: self.k], *checkpoints[:1]}
-
-
-@dataclass(frozen=True, slots=True)
-class KeepEvery(KeepPolicy):
-    """Keeps the first checkpoint at or after each multiple of `steps`, and the newest.
-
-    Raises:
-        InvalidArgumentError: `steps` is not an int of 1 or more.
-    """
-
-    steps: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", checked_int(self.steps, "steps of KeepEvery", 1))
-
-    def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
-        """Return the first one of each interval of `steps`, and the newest."""
-        first: dict[int, Checkpoint] = {}
-        for checkpoint in checkpoints:
-            interval = checkpoint.step // self.steps
-            if interval not in first or checkpoint.step < first[interval].step:
-                first[interval] = checkpoint
-        return {*first.values(), *checkpoints[:1]}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -254,13 +242,3 @@ class MirrorStatus:
     pending: int = 0
     failures: int = 0
     error: str | None = None
-
-    def __str__(self) -> str:
-        parts = [f"mirror {self.url}: latest step {self.latest_step}"]
-        if self.pending:
-            parts.append(f"{self.pending} pending")
-        if self.failures:
-            parts.append(f"{self.failures} failures")
-        if self.error is not None:
-            parts.append(f"failing: {self.error}")
-        return ", ".join(parts)

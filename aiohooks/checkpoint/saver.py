@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
-import importlib
 import operator
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -72,8 +70,9 @@ class Saver:
             InvalidArgumentError: an argument is invalid.
             ImportError: an extra is missing. Install `aiohooks[checkpoint]`, and for a mirror
                 `aiohooks[fsspec]` and the package of its file system.
+            CheckpointError: checkpoints need Unix.
         """
-        # The modules need extras, and a missing package is found here, not at the first save.
+        # This module needs an extra. A missing package is found here, not at the first save.
         from aiohooks.checkpoint._directory import CheckpointDirectory
 
         check_checkpoint_dir(checkpoint_dir)
@@ -100,13 +99,13 @@ class Saver:
             from aiohooks.checkpoint._remote import Copier
 
             self._copier = Copier(mirror, keep)
-        self._is_newest_here = False
-        """Whether the local checkpoints need no comparison with the mirror: this Saver has restored
-        or saved since it took the lock.
+        self._mirror_may_be_newer = True
+        """Whether a restore looks into the mirror as well: until this Saver has saved or restored,
+        since another process may have saved before it took the lock.
         """
-        # In the order of the calls: threads get a mutex in any order, and a restore must not
-        # overtake a save.
-        self._order = asyncio.Lock()
+        # Calls get this lock in their order, so that a restore does not overtake a save. Threads
+        # would get the mutex of the directory in any order.
+        self._call_lock = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"Saver({str(self.checkpoint_dir)!r})"
@@ -117,12 +116,15 @@ class Saver:
         method: str,
         step: int | None,
     ) -> AsyncGenerator[None]:
-        """Wait for the calls before this one, and be the current call in the block."""
+        """Enter the block when the calls before this one have ended.
+
+        A status and `why` show this call by its method and its step until the block has ended.
+        """
         what = "a checkpoint" if step is None else f"the checkpoint of step {step}"
         name = f"{method} of {what} in {self.checkpoint_dir}"
         description = Awaited("checkpoint", name, ends=False)
         with active("save", name, lambda: description):
-            async with self._order:
+            async with self._call_lock:
                 yield
 
     async def save(
@@ -151,6 +153,7 @@ class Saver:
         Raises:
             CheckpointError: an operation of the system failed. Nothing of this checkpoint is left,
                 and earlier checkpoints are unchanged.
+            MemoryError: there is too little memory. The directory is unchanged, too.
             CheckpointBusyError: another writer has the directory.
             InvalidArgumentError: something in `state` has no exact form on disk. The message names
                 its place.
@@ -161,7 +164,7 @@ class Saver:
         async with self._in_order("save", step):
             least_sequence = 0 if copier is None else copier.least_sequence()
             saved = await to_thread(self._directory.save, state, step, checked, least_sequence)
-            self._is_newest_here = True
+            self._mirror_may_be_newer = False
             if copier is not None:
                 copier.submit(saved)
             return saved
@@ -200,7 +203,8 @@ class Saver:
         bucket of a mirror is an error, as it may not be mounted. Damaged checkpoints are skipped
         with a warning and set aside: renamed to `damaged-...`, never removed. The newest checkpoint
         is the checkpoint that was saved last, whatever its step. The arrays belong to you and are
-        writable. If the mirror has a newer intact checkpoint, it is downloaded first.
+        writable. If the mirror has a newer intact checkpoint, it is downloaded first,
+        whole into memory and then to the directory.
 
         Args:
             step: the global step of the checkpoint, or None for the newest.
@@ -210,6 +214,7 @@ class Saver:
                 none verifies.
             CheckpointError: there is no checkpoint of that step, an operation of the system failed,
                 or there is no local checkpoint and the mirror cannot be read.
+            MemoryError: there is too little memory. It is no damage, so nothing is set aside.
             CheckpointBusyError: another writer has the directory. Use `read_only=True` to read
                 meanwhile.
         """
@@ -219,7 +224,7 @@ class Saver:
                 return await to_thread(self._directory.restore, wanted)
             restored = await self._restore_newest(self._copier, wanted)
             if restored is not None and wanted is None:
-                self._is_newest_here = True
+                self._mirror_may_be_newer = False
                 self._copier.submit(restored.checkpoint)  # does nothing if it is there
             return restored
 
@@ -228,54 +233,55 @@ class Saver:
         copier: Copier,
         step: int | None,
     ) -> Restored | None:
-        """Restore from the directory, after a download if the mirror has a newer checkpoint."""
+        """Restore from the directory, after a download if the mirror has a newer checkpoint.
+
+        Damaged checkpoints of the mirror are no error if there is a good one here.
+        """
         restored: Restored | None = None
-        failure: CheckpointError | None = None
+        newest_here: Name | None = None
+        # What the first read has set aside is reported by the second as well.
+        set_aside: list[tuple[str, str]] = []
         try:
-            restored = await to_thread(self._directory.restore, step)
+            restored = await to_thread(self._directory.restore, step, set_aside)
         except CheckpointError as error:
+            # The mirror may have what is missing or damaged here.
             if error.errno != errno.ENOENT and not isinstance(error, CorruptCheckpointError):
                 raise
-            failure = error
-        newest: Name | None = None
         if restored is not None:
-            if self._is_newest_here and not restored.set_aside:
+            if not self._mirror_may_be_newer and not set_aside:
                 return restored
-            newest = _format.name_of(restored.checkpoint)
+            newest_here = _format.name_of(restored.checkpoint)
         try:
-            is_newer, damaged = await copier.download_newer(newest, step, self._directory.add)
+            names = await copier.newer_names(newest_here, step)
+            if names:
+                restored = None  # frees its memory for the download
+                await self._download(copier, names)
         except MirrorError as error:
-            if restored is None:
+            if newest_here is None:
                 raise CheckpointError(
                     errno.EIO,
                     f"there is no good checkpoint in {self.checkpoint_dir}, and the mirror"
                     f" {copier.mirror} could not be read: {error}; try again when it can be, or"
                     " restore without it",
-                ) from failure
+                ) from error
             logger.warning(
                 "the mirror %s could not be read (%s): continuing with step %d, the newest here",
                 copier.mirror,
                 error,
-                restored.checkpoint.step,
+                newest_here.step,
             )
-            return restored
-        if is_newer:
-            earlier = () if restored is None else restored.set_aside
-            restored = None  # frees its memory
-            restored = await to_thread(self._directory.restore, step)
-            if restored is not None:
-                set_aside = (*earlier, *restored.set_aside)
-                restored = dataclasses.replace(restored, set_aside=set_aside)
-            return restored
-        if failure is not None:
-            raise failure
-        if restored is None and damaged:
-            raise CorruptCheckpointError(
-                f"the mirror {copier.mirror} has checkpoints and none of them is good:"
-                f" {'; '.join(damaged[:5])}",
-                reason=damaged[0],
-            )
+        except CorruptCheckpointError:
+            # If there are checkpoints here, the second read returns one, or raises their damage.
+            if newest_here is None and not set_aside:
+                raise
+        if restored is None:
+            restored = await to_thread(self._directory.restore, step, set_aside)
         return restored
+
+    async def _download(self, copier: Copier, names: list[Name]) -> None:
+        """Write the first good one of these checkpoints of the mirror to the directory."""
+        checkpoint, contents = await copier.download(names)
+        await to_thread(self._directory.add_download, checkpoint, contents)
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
@@ -340,19 +346,19 @@ class Saver:
         return await to_thread(self._directory.verify)
 
     async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Release the directory. Calling it again has no effect.
+        """Release the lock of the directory. Calling it again has no effect.
 
-        Checkpoints that are not in the mirror yet are copied first, the newest one before others,
-        for at most `grace_secs`. A warning names the checkpoints that are not. The newest is copied
-        after the next restore.
+        This waits at most `grace_secs` for pending copies to the mirror. A warning lists the steps
+        that were not copied in this time. The next `restore` copies the newest checkpoint again.
         """
         check_secs(grace_secs, "grace_secs")
-        async with self._order:
+        async with self._call_lock:
             try:
                 if self._copier is not None:
                     await self._copier.aclose(grace_secs)
             finally:
-                self._is_newest_here = False
+                # Without the lock, another process may save.
+                self._mirror_may_be_newer = True
                 await to_thread(self._directory.close)
 
     async def __aenter__(self) -> Saver:
@@ -362,22 +368,20 @@ class Saver:
         await self.aclose()
 
 
-def _encoding() -> Any:
-    """Return the module that encodes states, which needs an extra."""
-    return importlib.import_module("aiohooks.checkpoint._encoding")
-
-
 def check_tracked(
     tracked: Mapping[str, Stateful],
     state_of: Callable[[Stateful], Any],
 ) -> None:
-    """Encode the states of tracked objects, and write nothing.
+    """Check that a checkpoint can hold the states of tracked objects. Write nothing.
 
     Raises:
-        InvalidArgumentError: a checkpoint cannot hold one. The message has its name.
+        InvalidArgumentError: it cannot hold one of them. The message has its name.
     """
+    # This module needs an extra.
+    from aiohooks.checkpoint._encoding import encode
+
     states = {name: state_of(value) for name, value in tracked.items()}
-    _encoding().encode({"tracked": states})
+    encode({"tracked": states})
 
 
 def is_same(
@@ -385,9 +389,12 @@ def is_same(
     other: Mapping[str, Any],
 ) -> bool:
     """Return whether two states are equal to the last bit in a checkpoint."""
-    data, arrays = _encoding().encode(state)
-    other_data, other_arrays = _encoding().encode(other)
-    # Chunks begin with a header that has the number of all bytes.
+    from aiohooks.checkpoint._encoding import encode
+
+    data, arrays = encode(state)
+    other_data, other_arrays = encode(other)
+    # Both have the same number of chunks if their first ones, the headers, are equal: a header has
+    # the size of each array.
     return data == other_data and all(
         map(
             operator.eq,

@@ -66,12 +66,13 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._memory: Any = b""
+        # A weak reference to what `take` has returned last.
         self._in_use: Callable[[], memoryview | None] = lambda: None
 
     def take(self, size: int) -> memoryview:
         """Return so many bytes at least, which are in use as long as the returned object is."""
         if len(self._memory) < size or self._in_use() is not None:
-            self._memory = b""  # first of all, so that there are not two
+            self._memory = b""  # frees it before new memory is taken
             self._memory = torch_support().new_memory(size)
         taken = memoryview(self._memory)
         self._in_use = weakref.ref(taken)
@@ -87,9 +88,7 @@ def snapshot(state: Any, memory: HostMemory) -> Any:
     copied: dict[int, Any] = {}  # by identity, as `deepcopy` notes what it has copied
     try:
         if torch is not None:
-            state_tensors = _tensors_in(state, torch, {})
-            tensors = {id(tensor): tensor for tensor in state_tensors}
-            copied = torch.host_copies(tensors, memory.take)
+            copied = torch.host_copies(_tensors_in(state, torch, {}), memory.take)
         return copy.deepcopy(state, copied)
     except RecursionError:
         raise InvalidArgumentError(
@@ -104,17 +103,19 @@ def _tensors_in(
 ) -> Iterator[Any]:
     """Yield the tensors in a value, in their order.
 
-    A container is searched only once, however often it is there, or in itself.
+    `seen` are the containers that were searched, by `id`: each is searched only once, however often
+    it is there, or in itself.
     """
+    items = value
     if torch.is_tensor(value):
         yield value
-    elif isinstance(value, Mapping | list | tuple) and id(cast("Any", value)) not in seen:
-        container = cast("Any", value)
-        seen[id(container)] = container
-        if isinstance(value, Mapping):
-            container = container.values()
-        for item in container:
-            yield from _tensors_in(item, torch, seen)
+    if not isinstance(value, (Mapping, list, tuple)) or id(items) in seen:
+        return
+    seen[id(items)] = items
+    if isinstance(value, Mapping):
+        items = items.values()
+    for item in items:
+        yield from _tensors_in(item, torch, seen)
 
 
 _Access = tuple[Callable[[], Any], Callable[[Any], object]]
@@ -145,15 +146,10 @@ class RandomState:
             str(number): _access(generator) for number, generator in enumerate(generators)
         }
 
-    def _current_generators(self) -> dict[str, _Access]:
-        return self._generators or _global_generators()
-
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the generators."""
-        states: dict[str, Any] = {}
-        for name, (read, _) in self._current_generators().items():
-            states[name] = read()
-        return states
+        generators = self._generators or _global_generators()
+        return {name: read() for name, (read, _) in generators.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from such states.
@@ -162,7 +158,7 @@ class RandomState:
             CheckpointMismatchError: they belong to other generators, or to a package that is not
                 imported here.
         """
-        generators = self._current_generators()
+        generators = self._generators or _global_generators()
         unknown = state.keys() - generators.keys()
         not_saved = self._generators.keys() - state.keys()
         if unknown or not_saved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -252,7 +253,11 @@ class _RecordFile:
         unwritten = memoryview(lines)
         try:
             while unwritten:
-                unwritten = unwritten[file.write(unwritten) :]
+                count = file.write(unwritten)
+                # A broken file system may never write a byte, and report no error.
+                if not count:
+                    raise OSError(errno.EIO, "nothing was written", self.path)
+                unwritten = unwritten[count:]
         except OSError:
             file.truncate(size)
             raise

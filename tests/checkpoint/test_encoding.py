@@ -502,6 +502,19 @@ def test_a_state_in_itself_is_refused() -> None:
     snapshot(state, HostMemory())
 
 
+@pytest.mark.parametrize("pair", [lambda x: [x, x], lambda x: (x, x), lambda x: {1: x, 2: x}])
+def test_containers_that_share_each_other_are_counted(
+    pair: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 of them would be written 2**60 times; the message says what to do instead."""
+    monkeypatch.setattr(_encoding, "MAX_CONTAINERS", 1000)
+    state: Any = 0
+    for _ in range(60):
+        state = pair(state)
+    with pytest.raises(InvalidArgumentError, match=r"more than 1000 lists, tuples and dicts"):
+        _encoding.encode({"x": state})
+
+
 def test_a_state_that_is_too_deep_for_a_copy_is_refused() -> None:
     """The copy that is made of the states of hooks and tracked objects is no bare
     RecursionError.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import itertools
 import logging
@@ -13,7 +14,7 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,14 @@ import fsspec  # type: ignore[import-untyped]
 import pytest
 
 from aiohooks import Backoff
-from aiohooks.checkpoint import KeepEvery, KeepNewest, KeepPolicy, Mirror, MirrorStatus, Saver
+from aiohooks.checkpoint import (
+    KeepNewest,
+    KeepPolicy,
+    Mirror,
+    MirrorStatus,
+    Saver,
+    _remote,
+)
 from aiohooks.checkpoint._remote import Copier
 from aiohooks.checkpoint.policies import Checkpoint
 from aiohooks.testing import ManualClock
@@ -31,6 +39,15 @@ from tests.support.faulty_files import Disk, Hang, memory_mirror, status_of
 from tests.support.waiting import HANG_SECS, cancel_and_wait, parked, until_true
 
 QUICKLY = Backoff(0, 0)
+
+
+class KeepFirst(KeepPolicy):
+    """Keeps the checkpoint of step 1."""
+
+    def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
+        return {checkpoint for checkpoint in checkpoints if checkpoint.step == 1}
+
+
 FILES = ("arrays.safetensors", "manifest.json", "state.msgpack")
 
 
@@ -173,9 +190,9 @@ async def test_old_ones_are_removed_after_the_new_one_is_there(tmp_path: Path) -
     inside = {"disk/run/step-000000000001.000001/mine": b"mine"}
     disk.files.update({**strange, **inside})
     disk.log.clear()
-    await mirrored(tmp_path, disk, 3, 4, keep=KeepNewest(2) | KeepEvery(100))
+    await mirrored(tmp_path, disk, 3, 4, keep=KeepNewest(2) | KeepFirst())
     assert [name for name in disk.checkpoints() if name != "step-1"] == [
-        "step-000000000001.000001",  # by KeepEvery
+        "step-000000000001.000001",  # by KeepFirst
         "step-000000000003.000003",
         "step-000000000004.000004",
     ]
@@ -380,6 +397,27 @@ async def test_one_that_was_removed_here_before_its_upload_is_left_out(
     assert "step-000000000002.000002 is gone, and not copied" in caplog.text
 
 
+async def test_a_failure_of_this_system_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files, or too little memory: the copy is made again, like any other."""
+    errors: list[Exception] = [OSError(errno.EMFILE, "too many open files"), MemoryError()]
+    opening = _remote._open_files
+
+    def failing(*args: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return opening(*args)
+
+    monkeypatch.setattr(_remote, "_open_files", failing)
+    disk = Disk()
+    async with Saver(tmp_path, mirror=disk.mirror(backoff=QUICKLY)) as saver:
+        await saver.save(state_of(1), 1)
+        assert await saver.flush_mirror(30)
+        assert (status_of(saver).latest_step, status_of(saver).failures) == (1, 2)
+    assert disk.steps() == [1]
+
+
 async def test_one_that_is_damaged_here_is_not_copied(tmp_path: Path) -> None:
     """What does not fit its manifest does not become a checkpoint there; the next one does."""
     disk = Disk()
@@ -578,7 +616,7 @@ def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (lambda: Saver(tmp_path, mirror=""), "the URL of a mirror is ''; give a str"),
         (
             lambda: Saver(tmp_path, mirror="nothing://x"),
-            "Protocol not known: nothing",
+            "the mirror nothing://x has the protocol 'nothing', which fsspec does not know",
         ),
         (
             lambda: Saver(tmp_path, mirror="memory://x", read_only=True),

@@ -13,7 +13,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]
 import pytest
 
-from aiohooks.checkpoint import KeepNewest, Mirror, Saver, _remote
+from aiohooks.checkpoint import KeepNewest, Mirror, Saver
 from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
 from aiohooks.testing import ManualClock
 from tests.checkpoint.test_mirror import (
@@ -25,7 +25,7 @@ from tests.checkpoint.test_mirror import (
     restored_step,
 )
 from tests.fuzz.checkpoints.operations import Failing
-from tests.support.checkpoint_files import WatchedFs, names, saver_over, state_of, step_of
+from tests.support.checkpoint_files import names, saver_over, state_of, step_of
 from tests.support.faulty_files import Disk, status_of
 from tests.support.waiting import cancel_and_wait, until_true
 
@@ -179,6 +179,28 @@ async def test_a_mirror_that_cannot_be_read(
         assert await saver.flush_mirror(30)
     assert await restored_step(tmp_path / "c", disk.mirror()) == 2
     assert disk.steps() == [1, 3, 2]
+
+
+@pytest.mark.parametrize("operation", ["ls", "read"])
+async def test_too_little_memory_is_no_failure_of_the_mirror(
+    tmp_path: Path, operation: str
+) -> None:
+    """A restore does not continue from an older checkpoint because of it."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    await mirrored(tmp_path / "a", disk, 2)
+
+    def fail(found: str, path: str) -> None:
+        if found == operation:
+            raise MemoryError
+
+    disk.before = fail
+    async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
+        with pytest.raises(MemoryError):
+            await saver.restore()
+        disk.heal()
+        assert step_of(await saver.restore()) == 2
 
 
 @pytest.mark.parametrize(
@@ -355,31 +377,6 @@ async def test_any_failure_here_leaves_nothing(tmp_path: Path) -> None:
             break
     assert number > 30
     await until_true(no_threads)
-
-
-async def test_a_download_that_fails_here_reads_no_further(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reader is a few pieces ahead of what is written, and ends with it."""
-    monkeypatch.setattr(_remote, "_BLOCK_BYTES", 16)
-    disk = Disk()
-    await mirrored(tmp_path / "a", disk, 1)
-    disk.log.clear()
-
-    def write(fd: int, data: object) -> int:
-        raise OSError(errno.ENOSPC, "full")
-
-    async with saver_over(WatchedFs(write=write), tmp_path / "b", mirror=disk.mirror()) as saver:
-        with pytest.raises(CheckpointError, match="full"):
-            await saver.restore()
-    await until_true(no_threads)
-    assert (
-        1
-        <= [path.rpartition("/")[2] for operation, path in disk.log if operation == "read"].count(
-            FILES[0]
-        )
-        <= 5
-    )
 
 
 async def test_a_download_takes_the_lock(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiohooks.checkpoint import Checkpoint, KeepBest, KeepEvery, KeepNewest, KeepPolicy
+from aiohooks.checkpoint import Checkpoint, KeepBest, KeepNewest, KeepPolicy
 
 
 def made(*steps: int, losses: Sequence[float | None] = ()) -> list[Checkpoint]:
@@ -54,21 +54,14 @@ def test_the_best_by_a_metric_and_the_newest() -> None:
     assert kept(KeepBest(1, "accuracy"), these) == [7]
 
 
-def test_the_first_of_each_interval_and_the_newest() -> None:
-    """Steps need not be multiples: the first checkpoint after a multiple counts for it."""
-    assert kept(KeepEvery(100), made(0, 50, 101, 150, 200, 299, 450, 460)) == [1, 3, 5, 7, 8]
-    assert kept(KeepEvery(1), made(3, 4)) == [1, 2]
-    assert kept(KeepEvery(100), made(1, 2, 3)) == [1, 3]
-    assert kept(KeepEvery(10), made(5, 5, 7)) == [2, 3]
-
-
 def test_policies_are_combined() -> None:
     """What any part keeps is kept."""
     these = made(0, 10, 20, 30, 40, losses=[0.1, 0.5, 0.3, 0.4, 0.9])
     both = KeepNewest(2) | KeepBest(1, "loss")
     assert kept(both, these) == [1, 4, 5]
-    assert kept(both | KeepEvery(20), these) == [1, 3, 4, 5]
-    assert KeepNewest(2) | KeepEvery(1) == KeepNewest(2) | KeepEvery(1)
+    assert kept(both | KeepBest(1, "loss", "max"), these) == [1, 4, 5]
+    assert kept(KeepBest(2, "loss") | KeepNewest(1), these) == [1, 3, 5]
+    assert KeepNewest(2) | KeepNewest(1) == KeepNewest(2) | KeepNewest(1)
     with pytest.raises(TypeError, match="unsupported operand"):
         KeepNewest(2) | 3
 
@@ -82,7 +75,6 @@ def test_a_policy_of_ones_own_says_what_it_keeps() -> None:
 POLICIES = st.recursive(
     st.one_of(
         st.integers(1, 5).map(KeepNewest),
-        st.integers(1, 50).map(KeepEvery),
         st.builds(KeepBest, st.integers(1, 4), st.just("loss"), st.sampled_from(["min", "max"])),
     ),
     lambda inner: st.builds(lambda one, other: one | other, inner, inner),

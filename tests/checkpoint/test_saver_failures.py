@@ -5,15 +5,16 @@ operations that may fail.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.checkpoint import KeepNewest
+from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
 from tests.support.checkpoint_files import WatchedFs, directory, names, saved, state_of
 from tests.support.checks import refused
@@ -48,13 +49,19 @@ async def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
             r"manifest\.json ends \d+ bytes early",
         ),
         ({"readv": raising(MemoryError("full"))}, MemoryError, "full"),
+        ({"write": raising(MemoryError("full"))}, MemoryError, "full"),
+        (
+            {"write": lambda fd, data: 0},
+            CheckpointError,
+            r"step 2 was not saved .*: nothing was written to arrays\.safetensors",
+        ),
     ],
 )
 def test_what_trouble_means(
     tmp_path: Path, operation: dict[str, Any], kind: type[Exception], says: str
 ) -> None:
     """A write of nothing is not tried indefinitely; a file that ends early is damage; too little
-    memory is not.
+    memory is not, and passes as it is.
     """
     [path] = saved(tmp_path, 1)
     one = directory(tmp_path, WatchedFs(**operation))
@@ -65,6 +72,30 @@ def test_what_trouble_means(
     assert names(tmp_path) == [
         f"damaged-{path.name}" if kind is CorruptCheckpointError else path.name
     ]
+
+
+def test_a_reader_that_never_catches_up_ends(tmp_path: Path) -> None:
+    """Its writer removes each checkpoint that it has listed: an error says so, at last."""
+    listings = itertools.count(1)
+    fs = WatchedFs(listdir=lambda fd: [f"step-000000000001.{next(listings):06d}"])
+    reader = directory(tmp_path, fs, read_only=True)
+    with refused(CheckpointError, "its writer removed 100 checkpoints while they were read"):
+        reader.restore(None)
+    assert fs.opened == set()
+
+
+def test_a_checkpoint_with_a_nan_is_kept(tmp_path: Path) -> None:
+    """NaN equals nothing, and yet the new checkpoint is the one that a policy must not lose."""
+
+    class KeepNothing(KeepPolicy):
+        def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
+            return set()
+
+    one = directory(tmp_path, keep=KeepNothing())
+    for step in (1, 2):
+        one.save({}, step, {"loss": float("nan")})
+    one.close()
+    assert names(tmp_path) == ["step-000000000002.000002"]
 
 
 @pytest.mark.parametrize("call", ["checkpoints", "verify", "restore"])

@@ -45,6 +45,17 @@ def test_every_changed_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
     assert restored.checkpoint.step == 2
 
 
+@pytest.mark.parametrize("change", [{"size": -1}, {"size": 2**64}, {"crc32": "-0000001"}])
+def test_an_entry_that_no_file_has_is_damage(tmp_path: Path, change: dict[str, Any]) -> None:
+    """In a manifest that is whole otherwise: whoever reads the file finds it."""
+    path = saved(tmp_path, 1)[0] / "manifest.json"
+    content = json.loads(path.read_bytes())
+    content["files"]["state.msgpack"].update(change)
+    path.write_bytes(sealed_manifest(content))
+    with pytest.raises(CorruptCheckpointError, match=r"state\.msgpack (has|does not have)"):
+        directory(tmp_path, read_only=True).restore(None)
+
+
 def test_damage_is_named_by_the_checksum_wherever_it_is(tmp_path: Path) -> None:
     """Also where the header of the arrays cannot be read; what the system says of a file comes
     first.

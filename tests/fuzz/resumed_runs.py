@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
-from aiohooks.checkpoint import KeepBest, KeepEvery, KeepNewest, KeepPolicy
+from aiohooks.checkpoint import Checkpoint, KeepBest, KeepNewest, KeepPolicy
 from aiohooks.testing import ManualClock
 from tests.fuzz._harness import command, log_disabled, scratch
 from tests.support.record_files import without_time
@@ -49,6 +49,16 @@ def last_values(folder: Path) -> list[Any]:
             elif event.summary.value:
                 shown.append((event.step, [value.simple_value for value in event.summary.value]))
     return shown
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepMultiples(KeepPolicy):
+    """Keeps the checkpoints whose step is a multiple of a number."""
+
+    steps: int
+
+    def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
+        return {checkpoint for checkpoint in checkpoints if checkpoint.step % self.steps == 0}
 
 
 class CutError(Exception):
@@ -103,7 +113,7 @@ def generate(seed: int, number: int) -> Program:
     parts: list[KeepPolicy] = [
         KeepNewest(rng.randint(1, 3)),
         KeepBest(rng.randint(1, 2), "val", rng.choice(["min", "max"])),
-        KeepEvery(rng.randint(2, 9)),
+        KeepMultiples(rng.randint(2, 9)),
     ]
     keep = parts[0]
     for part in rng.sample(parts, rng.randint(1, 3)):
@@ -268,7 +278,7 @@ class Trial:
 
     def _copy(self, saver: ah.checkpoint.Saver) -> None:
         """Copy what is on the disk now."""
-        with saver._directory._mutex:  # kills within a write are for `tests.fuzz.checkpoints`
+        with saver._directory._lock.mutex:  # kills within a write are for `tests.fuzz.checkpoints`
             shutil.copytree(self.folder / "checkpoints", self.killed / "checkpoints")
         shutil.copytree(
             self.folder,

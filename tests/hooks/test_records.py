@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import errno
 import json
 import math
 import os
@@ -176,6 +177,30 @@ def test_a_failed_write_leaves_no_part_of_a_line(path: Path) -> None:
     file._file = real
     file.close()
     assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
+
+
+class Broken(Full):
+    """A file to which one byte is written, and then none, without an error."""
+
+    def write(self, data: memoryview) -> int:
+        self._room = self._room or 0
+        written: int = self._file.write(data[: self._room])
+        self._room = 0
+        return written
+
+
+def test_a_write_of_nothing_is_an_error(path: Path) -> None:
+    """It is not tried again without end, and leaves no part of a line."""
+    file = _RecordFile(str(path))
+    file.append([{"step": 1}])
+    real = file._file
+    file._file = Broken(real, 1)  # type: ignore[assignment]
+    with pytest.raises(OSError, match="nothing was written") as raised:
+        file.append([{"step": 2}])
+    assert (raised.value.errno, raised.value.filename) == (errno.EIO, str(path))
+    file._file = real
+    file.close()
+    assert path.read_text() == '{"step": 1}\n'
 
 
 async def test_the_file_is_synced_at_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import functools
@@ -107,17 +106,17 @@ def commits_through(written_as: str) -> Bug:
     def commit(
         self: CheckpointDirectory,
         directory: Directory,
-        manifest: _format.Manifest,
+        name: str,
+        metrics: Mapping[str, float],
         contents: Contents,
     ) -> Checkpoint:
-        name = str(manifest.name)
         directory.names.add(name)
         fs, written = self._fs, written_as.format(name)
         with directory.make(written) as inside:
             inside.fs = without_sync(fs)
             entries = {file: inside.write_new(file, chunks) for file, chunks in contents.items()}
-            manifest = dataclasses.replace(manifest, files=entries)
-            inside.write_new(_format.MANIFEST, [_format.encode(manifest)])
+            saved = _format.checkpoint_of(self.path / name, metrics, entries)
+            inside.write_new(_format.MANIFEST, [_format.encode(saved)])
             if written != name:
                 directory.rename(written, name)
             for file in (*contents, _format.MANIFEST):
@@ -126,8 +125,7 @@ def commits_through(written_as: str) -> Bug:
                 fs.close(each)
             fs.fsync(inside.fd)
         directory.sync()
-        self._checkpoints[manifest.name] = manifest.checkpoint(self.path)
-        return self._checkpoints[manifest.name]
+        return saved
 
     return lambda patch: patch.setattr(CheckpointDirectory, "_commit", commit)
 
@@ -137,7 +135,7 @@ def removes_too_early(patch: pytest.MonkeyPatch) -> None:
     sound = CheckpointDirectory._commit
 
     def commit(self: CheckpointDirectory, directory: Directory, *rest: Any) -> Checkpoint:
-        self._remove(directory, self._sound(directory)[1:])
+        self._remove(directory, self._readable(directory)[1:])
         return sound(self, directory, *rest)
 
     patch.setattr(CheckpointDirectory, "_commit", commit)
@@ -158,13 +156,13 @@ def trusts_a_pointer(patch: pytest.MonkeyPatch) -> None:
         return saved
 
     def restoring(
-        self: CheckpointDirectory, directory: Directory, step: int | None
+        self: CheckpointDirectory, directory: Directory, step: int | None, *rest: Any
     ) -> Restored | None:
         if (self.path / "latest").exists():
             latest = _format.parse_name((self.path / "latest").read_text())
             found = _format.checkpoint_names(directory.names)
             directory.names -= {str(name) for name in found if latest is None or name > latest}
-        return restore(self, directory, step)
+        return restore(self, directory, step, *rest)
 
     patch.setattr(CheckpointDirectory, "save", saving)
     patch.setattr(CheckpointDirectory, "_restore", restoring)
@@ -177,12 +175,12 @@ def accepts_any_form(patch: pytest.MonkeyPatch) -> None:
     """Accept a manifest that is not canonical."""
     sound = _format.decode
 
-    def decode(data: bytes, name: _format.Name) -> _format.Manifest:
+    def decode(data: bytes, path: Path) -> Checkpoint:
         with contextlib.suppress(ValueError):
             content = json.loads(data)
             content["checksum"] = content["checksum"].lower()
             data = _format._canonical(content)
-        return sound(data, name)
+        return sound(data, path)
 
     patch.setattr(_format, "decode", decode)
 
@@ -196,10 +194,8 @@ def follows_links(patch: pytest.MonkeyPatch) -> None:
 
 
 def removes_what_is_damaged(patch: pytest.MonkeyPatch) -> None:
-    def set_aside(
-        self: CheckpointDirectory, directory: Directory, name: _format.Name, reason: str
-    ) -> None:
-        directory.remove(str(name))
+    def set_aside(self: CheckpointDirectory, directory: Directory, name: str, reason: str) -> None:
+        directory.remove(name)
 
     patch.setattr(CheckpointDirectory, "_set_aside", set_aside)
 
@@ -247,10 +243,10 @@ def keeps_failed_saves(patch: pytest.MonkeyPatch) -> None:
 
 def raises_any_error(patch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
-    def error_context(failure: str) -> Generator[None]:
+    def checkpoint_errors(failure: str) -> Generator[None]:
         yield
 
-    patch.setattr(_directory, "_error_context", error_context)
+    patch.setattr(_directory, "_checkpoint_errors", checkpoint_errors)
 
 
 def ignores_errors(patch: pytest.MonkeyPatch) -> None:
@@ -298,7 +294,7 @@ BUGS: list[tuple[str, Bug, Program, int, str]] = [
     ("leftovers kept", keeps_leftovers, kill, 60, "leftovers were not removed"),
     ("no lock", through(without_lock), kill, 100, "second writer"),
     ("no lock, in turn", through(without_lock), turns, 20, "without the lock|two writers"),
-    ("the lock removed when it is released", removes_the_lock, turns, 200, "two writers"),
+    ("the lock removed when it is released", removes_the_lock, turns, 200, "two writers|lock was"),
     ("files left open", leaks, error, 20, "left open"),
     ("files left open, full disk", leaks, full, 20, "left open"),
     ("failed saves kept", keeps_failed_saves, full, 20, "not cleaned up|given back"),

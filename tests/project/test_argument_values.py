@@ -15,7 +15,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook
-from aiohooks.checkpoint import KeepBest, KeepEvery, KeepNewest, Mirror, Saver
+from aiohooks.checkpoint import KeepBest, KeepNewest, Mirror, Saver
 from aiohooks.stores.local import LocalEngine
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid, refused
@@ -86,7 +86,6 @@ CONSTRUCTORS: dict[Callable[..., Any], dict[str, Any]] = {
     Saver: {"checkpoint_dir": "run"},
     Mirror: {"url": "file:///mirror"},
     KeepNewest: {},
-    KeepEvery: {"steps": 1},
     KeepBest: {"k": 1, "metric": "loss"},
     TrackerHook: {"tracker": ScriptedTracker()},
 }

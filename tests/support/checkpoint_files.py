@@ -4,6 +4,7 @@ an exact comparison.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ import socket
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,40 +20,65 @@ from aiohooks.checkpoint import KeepNewest, KeepPolicy, Restored, Saver
 from aiohooks.checkpoint._directory import CheckpointDirectory
 
 
-class WatchedFs:
-    """Replaces `os`: records every operation, and knows the open descriptors. `operations` replace
-    those of `os`, unrecorded.
-    """
+class Call(NamedTuple):
+    """An operation: its number, its name in `os`, and what it is called with."""
 
-    def __init__(self, **operations: Callable[..., Any]) -> None:
-        self.log: list[tuple[str, Any]] = []
+    number: int
+    name: str
+    real: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def make(self) -> Any:
+        """Do the operation."""
+        return self.real(*self.args, **self.kwargs)
+
+
+class Seam:
+    """Replaces `os` in the library; each operation is done by `do`."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, int]] = []
+        """The operations that have begun, and how many bytes they were to write."""
         self.opened: set[int] = set()
-        self.written: list[Any] = []
-        self.before: Callable[[str, tuple[Any, ...]], None] = lambda name, args: None
-        self.__dict__.update(operations)
+        """The descriptors that are open."""
 
-    def __getattr__(self, name: str) -> Any:
-        operation = getattr(os, name)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        real: Callable[..., Any] = fcntl.flock if name == "flock" else getattr(os, name)
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            self.before(name, args)
-            self.log.append((name, args[0] if args else None))
-            if name == "write":
-                self.written.append(args[1])
-            # No test here cuts the power, so waiting for the disk would only take time.
-            result: Any = None if name == "fsync" else operation(*args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            number = len(self.done)
+            self.done.append((name, len(args[1]) if name == "write" else 0))
+            result = self.do(Call(number, name, real, args, kwargs))
             if name == "open":
                 self.opened.add(result)
             elif name == "close":
                 self.opened.discard(args[0])
             return result
 
-        return watched
+        self.__dict__[name] = call
+        return call
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the operations, in order."""
-        return [name for name, _ in self.log]
+    def do(self, call: Call) -> Any:
+        """Do one operation."""
+        return call.make()
+
+
+class WatchedFs(Seam):
+    """Records every operation. `operations` replace those of `os`, unrecorded."""
+
+    def __init__(self, **operations: Callable[..., Any]) -> None:
+        super().__init__()
+        self.written: list[Any] = []
+        self.before: Callable[[str, tuple[Any, ...]], None] = lambda name, args: None
+        vars(self).update(operations)
+
+    def do(self, call: Call) -> Any:
+        self.before(call.name, call.args)
+        if call.name == "write":
+            self.written.append(call.args[1])
+        # No test here cuts the power, so waiting for the disk would only take time.
+        return None if call.name == "fsync" else call.make()
 
 
 def saver_over(fs: Any, path: Path, **options: Any) -> Saver:

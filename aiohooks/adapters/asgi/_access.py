@@ -46,8 +46,8 @@ _HOST_HEADER = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 
 _PROXY_HEADERS = re.compile(
-    rb"forwarded|via|x-forwarded-.+|x-original-.+|x-envoy-.+"
-    rb"|.*-client-ip|.*-connecting-ip|x-real-ip"
+    r"forwarded|via|x-forwarded-.+|x-original-.+|x-envoy-.+"
+    r"|.*-client-ip|.*-connecting-ip|x-real-ip"
 )
 """Headers that proxies and tunnels add. A proxy that adds none looks like a client on this machine.
 """
@@ -95,20 +95,14 @@ class AccessPolicy:
             message = f"this path has the methods {allowed}"
             return error_reply(405, "method_not_allowed", message, {"allow": allowed})
         headers = _headers(scope)
-        hosts = headers.get(b"host", [])
-        own: bytes | None = None
+        hosts = headers.get("host", [])
+        own_origin: str | None = None
         # Some probes use HTTP/1.0, which has no Host. No browser does, so no page sent the request.
         if hosts or scope.get("http_version") != "1.0":
-            if len(hosts) != 1 or not self._is_own_host(hosts[0].decode("latin-1"), scope):
-                return _host_reply([host.decode("latin-1") for host in hosts])
-            own = scope.get("scheme", "http").encode() + b"://" + hosts[0].lower()
-        for origin in headers.get(b"origin", []):
-            if origin.lower() != own:
-                return _origin_reply(b"Origin: " + origin)
-        for site in headers.get(b"sec-fetch-site", []):
-            if site not in (b"same-origin", b"none"):
-                return _origin_reply(b"Sec-Fetch-Site: " + site)
-        return None
+            if len(hosts) != 1 or not self._is_own_host(hosts[0], scope):
+                return _host_reply(hosts)
+            own_origin = f"{scope.get('scheme', 'http')}://{hosts[0].lower()}"
+        return _check_origin(headers, own_origin)
 
     def _is_own_host(
         self,
@@ -137,10 +131,12 @@ class AccessPolicy:
         return error_reply(403, "not_local", f"{reason}: {rule}")
 
 
-def _headers(scope: Mapping[str, Any]) -> dict[bytes, list[bytes]]:
-    headers: dict[bytes, list[bytes]] = {}
+def _headers(scope: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the values of each header of a request, by its name in lower case."""
+    headers: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
-        headers.setdefault(bytes(name).lower(), []).append(bytes(value))
+        values = headers.setdefault(name.decode("latin-1").lower(), [])
+        values.append(value.decode("latin-1"))
     return headers
 
 
@@ -164,9 +160,19 @@ def _host_reply(hosts: list[str]) -> JsonReply:
     return error_reply(403, "host_not_allowed", message)
 
 
-def _origin_reply(header: bytes) -> JsonReply:
-    text = safe_text(header.decode("latin-1"), 200)
-    message = f"the request comes from a page of another origin ({text})"
+def _check_origin(headers: Mapping[str, list[str]], own_origin: str | None) -> JsonReply | None:
+    """Reject a request that a browser has sent for a page of another origin."""
+    for origin in headers.get("origin", []):
+        if origin.lower() != own_origin:
+            return _origin_reply(f"Origin: {origin}")
+    for site in headers.get("sec-fetch-site", []):
+        if site not in ("same-origin", "none"):
+            return _origin_reply(f"Sec-Fetch-Site: {site}")
+    return None
+
+
+def _origin_reply(header: str) -> JsonReply:
+    message = f"the request comes from a page of another origin ({safe_text(header, 200)})"
     return error_reply(403, "foreign_origin", message)
 
 
@@ -179,7 +185,7 @@ def _reason_not_local(scope: Mapping[str, Any]) -> str | None:
 
     Return None if both sides of the connection are on this machine.
     """
-    forwarded = [name.decode() for name in _headers(scope) if _PROXY_HEADERS.fullmatch(name)]
+    forwarded = [name for name in _headers(scope) if _PROXY_HEADERS.fullmatch(name)]
     # The proxy may be on this machine, and the client anywhere.
     if forwarded:
         return f"the request was forwarded (it has {safe_text(', '.join(forwarded), 200)})"

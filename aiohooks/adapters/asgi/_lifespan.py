@@ -20,18 +20,19 @@ from aiohooks.errors import InvalidArgumentError, SessionClosedError, is_clean_e
 from aiohooks.session.monitored import AsyncMonitoredSession
 
 _logger = logging.getLogger("aiohooks.adapters")
-Loop = Callable[[AsyncMonitoredSession], Awaitable[Any]]
+RunFunction = Callable[[AsyncMonitoredSession], Awaitable[Any]]
+"""The loop of steps of a service: a coroutine function that takes the session."""
 
 
 def request_drain(session: AsyncMonitoredSession, reason: str, secs: float | None) -> None:
-    """Drain a session, and stop it when `secs` are over, unless it has no time limit."""
+    """Drain a session, and stop it after `secs`, or never if this is None."""
     session.request_drain(reason)
     if secs is not None:
         session.requests.limit_drain(secs)
 
 
 class SessionRunner:
-    """Enters a session, runs the loop of steps in it and leaves it, all in one background task.
+    """Enters a session, calls `run_function` with it and leaves it, all in one background task.
 
     It is one task because the cancel scopes and context variables that a session opens belong to
     the task that opened them. An error ends that task and nothing else. It is kept in `failure`.
@@ -40,12 +41,12 @@ class SessionRunner:
     def __init__(
         self,
         session: AsyncMonitoredSession,
-        loop: Loop,
+        run_function: RunFunction,
         grace_secs: float,
         drain_secs: float | None,
     ) -> None:
         self._session = session
-        self._loop = loop
+        self._run_function = run_function
         self._grace_secs = grace_secs
         self._drain_secs = drain_secs
         name = session.status().name
@@ -53,7 +54,8 @@ class SessionRunner:
         self._task: asyncio.Task[None] | None = None
         self.is_ending: bool = False
         """Whether the server has asked the session to end."""
-        self._end: asyncio.Task[None] | None = None
+        self._end_task: asyncio.Task[None] | None = None
+        """Waits for the end of the session, and cancels `_task` if that takes too long."""
         self.opened: asyncio.Event = asyncio.Event()
         """Set once the session is open, or has failed to open."""
         self.ended: asyncio.Event = asyncio.Event()
@@ -77,10 +79,11 @@ class SessionRunner:
         self._task = loop.create_task(self._run(), name="the session of a service")
 
     async def _run(self) -> None:
+        """Run the session from its opening to its end, and keep its error."""
         try:
             async with self._session as session:
                 self.opened.set()
-                await self._run_loop(session)
+                await self._make_steps(session)
         except Exception as error:
             if is_clean_end(error) and self._session.stop_reason is not None:
                 return  # it was stopped before it was open
@@ -93,24 +96,27 @@ class SessionRunner:
             self.opened.set()
             self.ended.set()
 
-    async def _run_loop(self, session: AsyncMonitoredSession) -> None:
+    async def _make_steps(self, session: AsyncMonitoredSession) -> None:
+        """Call the function that makes the steps, and keep its error.
+
+        `health` reports the error from then on, and not only when the session has closed, which may
+        take its time.
+        """
         try:
-            loop = self._loop(session)
-            is_awaitable = inspect.isawaitable(loop)
-            if not is_awaitable:
+            steps: object = self._run_function(session)
+            if not inspect.isawaitable(steps):
                 raise InvalidArgumentError(
-                    f"run of a SessionService is {self._loop!r}, which returned {loop!r}; write it"
-                    " as `async def`"
+                    f"run of a SessionService is {self._run_function!r}, which returned {steps!r};"
+                    " write it as `async def`"
                 )
-            await loop
+            await steps
         except BaseException as error:
-            # The failure is reported before the session closes, which may take its time.
             if not is_clean_end(error):
                 self.failure = error
             raise
 
     async def wait_opened(self) -> None:
-        """Wait until the session is open, or has failed to open, unless it was not started.
+        """Wait until the session is open, or has failed to open. Do not wait before `start`.
 
         Raises:
             StopRequestedError: it was asked to stop before.
@@ -120,28 +126,29 @@ class SessionRunner:
             await self._session.coord.until(self.opened.wait())
 
     def request_end(self, reason: str) -> None:
-        """Ask the session to end, by a drain at first, if there is one.
+        """Drain the session if there is a time for that, otherwise stop it. Wait for nothing.
 
-        A second request stops it. A signal handler in the thread of the loop may call this. The
-        server may wait for its clients before it calls `stop`, and they may wait for the end of the
-        session.
+        A second request stops it. A signal handler in the thread of the event loop may call this.
         """
         assert self._task is not None
         if self.is_ending:
             self._session.request_stop(reason)
         else:
             self._begin_end(reason)
-        self._task.get_loop().call_soon_threadsafe(self._limit_end)
+        # The grace period begins now, and not when the server calls `stop`: it may wait for its
+        # clients before that, and they may wait for the end of the session.
+        self._task.get_loop().call_soon_threadsafe(self._limited_end)
 
     async def stop(self, reason: str) -> None:
-        """Ask the session to end and wait for that.
+        """Drain the session if there is a time for that, otherwise stop it. Wait for its end.
 
-        After drain and grace period, cancel it and wait for another grace period.
+        If it has not ended in the grace period after the stop, it is cancelled, and has the same
+        time again.
         """
         assert self._task is not None
         self._begin_end(reason)
         await shielded(
-            wait_done([self._limit_end()], None),
+            wait_done([self._limited_end()], None),
             grace_secs=self._grace_secs,
             what="the end of a service",
             on_cancel=functools.partial(self._task.cancel, "the server was cancelled"),
@@ -154,14 +161,18 @@ class SessionRunner:
         else:
             request_drain(self._session, reason, self._drain_secs)
 
-    def _limit_end(self) -> asyncio.Task[None]:
-        if self._end is None:
+    def _limited_end(self) -> asyncio.Task[None]:
+        """Return the task that waits for the end of the session. The first call starts it."""
+        if self._end_task is None:
             loop = asyncio.get_running_loop()
-            self._end = loop.create_task(self._wait_ended(), name="the end of a service")
-        return self._end
+            self._end_task = loop.create_task(self._limit_end(), name="the end of a service")
+        return self._end_task
 
-    async def _wait_ended(self) -> None:
-        """Wait for the end of the session. Cancel it when the grace period after a stop is over."""
+    async def _limit_end(self) -> None:
+        """Wait for the end of the session. Cancel it when the grace period after a stop is over.
+
+        If it continues after another grace period, report that as its failure, and wait no more.
+        """
         task = self._task
         assert task is not None
         stop = asyncio.ensure_future(self._session.coord.wait_for_stop())

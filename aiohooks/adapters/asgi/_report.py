@@ -121,11 +121,11 @@ class SessionReporter:
         )
 
     def _state(self, status: SessionStatus, failure: str | None) -> State:
-        runner = self.runner
-        if runner is not None and runner.failure is not None:
-            return "failed"
-        if runner is not None and runner.ended.is_set():
-            return "finished"
+        if self.runner is not None:
+            if self.runner.failure is not None:
+                return "failed"
+            if self.runner.ended.is_set():
+                return "finished"
         is_stopping = status.stop_reason is not None
         if failure is not None and (is_stopping or status.state == "closed"):
             return "failed"

@@ -31,7 +31,12 @@ from aiohooks.adapters.asgi._access import (
     error_reply,
     safe_text,
 )
-from aiohooks.adapters.asgi._lifespan import Loop, SessionRunner, notify_on_signals, request_drain
+from aiohooks.adapters.asgi._lifespan import (
+    RunFunction,
+    SessionRunner,
+    notify_on_signals,
+    request_drain,
+)
 from aiohooks.adapters.asgi._report import (
     ServiceHealth,
     SessionReporter,
@@ -96,7 +101,7 @@ class SessionService:
     def __init__(
         self,
         session: AsyncMonitoredSession,
-        run: Loop | None = None,
+        run: RunFunction | None = None,
         *,
         allowed_hosts: Iterable[str] = (),
         allow_remote: bool = False,
@@ -133,9 +138,7 @@ class SessionService:
         self._runner = None if run is None else SessionRunner(session, run, grace_secs, drain_secs)
         self._reporter = SessionReporter(session, self._runner)
         self._drain_secs = drain_secs
-        self._controls: tuple[str, ...] = ()
-        if controls:
-            self._controls = ("stop", "drain")
+        self._controls: tuple[str, ...] = ("stop", "drain") if controls else ()
         self._waiters = 0
         self._app = self._make_app()
 
@@ -190,6 +193,7 @@ class SessionService:
         await app(scope, receive, send_with_headers)
 
     def _make_app(self) -> Starlette:
+        """Return the application that serves the paths. `__call__` checks the requests before."""
         check_client = self._access.check_client
         routes = [
             Route("/health", self._probe(lambda health: health.ok)),
@@ -210,6 +214,8 @@ class SessionService:
         return app
 
     def _probe(self, is_good: Callable[[ServiceHealth], bool]) -> _Endpoint:
+        """Return an endpoint with status 200 if the health is good, otherwise 503."""
+
         async def serve_probe(request: Request) -> Response:
             health = self.health()
             body: dict[str, Any] = {"state": health.state}
@@ -234,8 +240,9 @@ class SessionService:
     async def _serve_step(self, request: Request) -> Response:
         step = request.path_params["n"]
         if not _STEP.fullmatch(step) or int(step) > MAX_STEP:
-            text = safe_text(step, 40)
-            message = f"the step is {text!r}: give a whole number from 0 to {MAX_STEP}"
+            message = (
+                f"the step is {safe_text(step, 40)!r}: give a whole number from 0 to {MAX_STEP}"
+            )
             return _response(error_reply(400, "bad_step", message))
         timeouts = request.query_params.getlist("timeout")
         if len(timeouts) > 1 or not all(map(_SECS.fullmatch, timeouts)):
@@ -251,6 +258,7 @@ class SessionService:
         wanted: int,
         timeout: float | None,
     ) -> JsonReply:
+        """Return the reply to a wait for a step, which ends when the client disconnects."""
         reply = reached_reply(self._session, wanted)
         if reply is not None:
             return reply
@@ -269,7 +277,7 @@ class SessionService:
 
 
 def _checked(check: Callable[[Scope], JsonReply | None], serve: _Endpoint) -> _Endpoint:
-    """Return an endpoint that serves the requests that pass a check."""
+    """Return an endpoint that serves the requests for which `check` returns no other reply."""
 
     async def endpoint(request: Request) -> Response:
         refusal = check(request.scope)
@@ -281,6 +289,7 @@ def _checked(check: Callable[[Scope], JsonReply | None], serve: _Endpoint) -> _E
 
 
 def _file_endpoint(name: str, media_type: str, has_controls: bool) -> _Endpoint:
+    """Return an endpoint that serves a file of the page."""
     file = importlib.resources.files("aiohooks.adapters.asgi").joinpath("_page", name)
     content = file.read_bytes()
     if has_controls:

@@ -162,8 +162,7 @@ class TrackerHook(ScheduledHook):
         step = run_context.global_step
         if not self._timer.mark_if_due(step):
             return
-        metrics: dict[str, Any] = dict(run_context.metrics)
-        metrics.update(run_values.results or {})
+        metrics: dict[str, Any] = {**run_context.metrics, **(run_values.results or {})}
         if metrics:
             self._sender.send(
                 Record(
@@ -202,8 +201,9 @@ class Start(NamedTuple):
 class Sender(ThreadQueue[Record | Start]):
     """Sends records to a tracker in a thread of its own, one at a time, in order.
 
-    Nothing waits for the tracker. After `abandon` the thread only ends its current call, and closes
-    the tracker.
+    The queue also has a `Start` for each time that the session starts, or is moved back. Nothing
+    waits for the tracker. After `abandon` the thread only ends its current call, and closes the
+    tracker.
     """
 
     def __init__(
@@ -222,16 +222,17 @@ class Sender(ThreadQueue[Record | Start]):
         """Why the last record was lost."""
         self._tracker = tracker
         self._previous = previous
-        # The thread starts the tracker at this step, with the next record.
+        # Set from a `Start` until the tracker was started at this step, with the next record.
         self._start: int | None = None
-        # The last step that the tracker had when it was started.
+        # The last step that the tracker had when it was started: it gets only later ones.
         self._last_step = -1
+        # The error that has ended the session.
         self._session_error: BaseException | None = None
 
     # In the event loop.
 
     def restart(self, step: int) -> None:
-        """Continue after `step`: queued records of later steps are dropped."""
+        """Continue after `step`. Drop the queued records of later steps, which are made again."""
         for item in [*self.withdraw(), Start(step)]:
             if item.step <= step:
                 self.add(item)
@@ -266,6 +267,7 @@ class Sender(ThreadQueue[Record | Start]):
         items: list[Record | Start],
         error: BaseException | None,
     ) -> None:
+        """Count a record that was sent. Records of steps that the tracker had do not count."""
         (item,) = items
         if error is None and isinstance(item, Record) and item.step > self._last_step:
             self.sent += 1
@@ -276,6 +278,7 @@ class Sender(ThreadQueue[Record | Start]):
         items: list[Record | Start],
         error: BaseException,
     ) -> None:
+        """Count a record that could not be sent."""
         records = [item for item in items if isinstance(item, Record)]
         self._lose(records, f"{type(error).__name__}: {error}")
 
@@ -300,6 +303,7 @@ class Sender(ThreadQueue[Record | Start]):
     # In the thread.
 
     def work(self, items: list[Record | Start]) -> None:
+        """Send a record, or remember a start for the next record."""
         if self._previous is not None:
             self._previous.join()
             self._previous = None

@@ -42,17 +42,16 @@ from tests.fuzz.checkpoints.laws import (
     make_scenarios,
 )
 from tests.fuzz.checkpoints.operations import (
-    Call,
     Crash,
     DiedError,
     Dying,
     Failing,
     Recorder,
-    Seam,
     Tree,
     materialise,
     open_files,
 )
+from tests.support.checkpoint_files import Call, Seam
 from tests.support.needs import MissingError, program
 from tests.support.waiting import HANG_SECS
 

@@ -10,7 +10,6 @@ the changes since it was synced, independently. A rename is there completely or 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import shutil
@@ -18,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from tests.support.checkpoint_files import Call, Seam
 
 SECTOR = 512
 ROOT = 0
@@ -54,49 +55,6 @@ def materialise(tree: Tree, path: Path) -> None:
             if data:
                 os.write(fd, data)
             os.close(fd)
-
-
-class Call(NamedTuple):
-    """An operation: its number, its name in `os`, and what it is called with."""
-
-    number: int
-    name: str
-    real: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def make(self) -> Any:
-        """Do the operation."""
-        return self.real(*self.args, **self.kwargs)
-
-
-class Seam:
-    """Replaces `os` in the library; each operation is done by `do`."""
-
-    def __init__(self) -> None:
-        self.done: list[tuple[str, int]] = []
-        """The operations that have begun, and how many bytes they were to write."""
-        self._fds: set[int] = set()
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        real: Callable[..., Any] = fcntl.flock if name == "flock" else getattr(os, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            number = len(self.done)
-            self.done.append((name, len(args[1]) if name == "write" else 0))
-            result = self.do(Call(number, name, real, args, kwargs))
-            if name == "open":
-                self._fds.add(result)
-            elif name == "close":
-                self._fds.discard(args[0])
-            return result
-
-        self.__dict__[name] = call
-        return call
-
-    def do(self, call: Call) -> Any:
-        """Do one operation."""
-        return call.make()
 
 
 class Failing(Seam):
@@ -158,9 +116,9 @@ class Dying(Seam):
         if not self.is_dead:
             self._then()
             self.is_dead = True
-            for fd in self._fds:
+            for fd in self.opened:
                 os.close(fd)
-            self._fds.clear()
+            self.opened.clear()
         raise DiedError
 
 

@@ -31,10 +31,11 @@ from aiohooks.checkpoint import KeepNewest, Saver
 from aiohooks.errors import AiohooksError, PublisherFinishedError
 from aiohooks.stores import Position, SharedStepStore
 from tests.fuzz._harness import scratch
-from tests.fuzz.checkpoints.operations import Call, Crash, Recorder, Seam, materialise
+from tests.fuzz.checkpoints.operations import Crash, Recorder, materialise
 from tests.fuzz.simulation.cluster import Cluster, Program
 from tests.fuzz.simulation.scenario import Scenario
 from tests.fuzz.simulation.virtual_time import Process, World
+from tests.support.checkpoint_files import Call, Seam
 from tests.support.hooks import PhaseHook
 
 _SHIPPER = "worker 1"
@@ -73,9 +74,9 @@ class ProcessFiles(Seam):
     def end(self) -> None:
         """Close what the process has open, as the kernel does."""
         self._dead = True
-        for fd in self._fds:
+        for fd in self.opened:
             self._recorder.do(Call(0, "close", os.close, (fd,), {}))
-        self._fds.clear()
+        self.opened.clear()
 
 
 class _Count:
