@@ -24,14 +24,12 @@ from aiohooks._core.validate import (
     check_instance,
     check_mapping,
     checked_int,
-    is_coroutine_function,
 )
 from aiohooks._core.waits import Waiters, until_stop
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     AiohooksError,
     FetchError,
-    InvalidHookError,
     StopRequestedError,
     add_note,
     is_clean_end,
@@ -39,7 +37,7 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.plan import Leaves, Plan, canonical_feeds
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import logger, scalar
+from aiohooks.hooks._observing import check_coroutine_function, logger, scalar
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import (
@@ -168,12 +166,7 @@ class EvaluatorHook(SessionRunHook):
             InvalidArgumentError: an argument is invalid.
             InvalidHookError: `eval_fn` is not a coroutine function.
         """
-        check_callable(eval_fn, "eval_fn")
-        if not is_coroutine_function(eval_fn):
-            raise InvalidHookError(
-                f"eval_fn is {eval_fn!r}, not a coroutine function; write it as `async def`, or"
-                " give aiohooks.in_thread(fn) for a function that blocks",
-            )
+        check_coroutine_function(eval_fn, "eval_fn")
         check_instance(every, Every, "every")
         check_choice(mode, "mode", "inline", "background")
         check_callable(snapshot, "snapshot", optional=True)
@@ -219,13 +212,12 @@ class EvaluatorHook(SessionRunHook):
         """
         is_first = self._queue.coord is None
         step = session.global_step.latest.step
-        now = self._clock.now()
         self._queue.reopen(session, coord)
-        self._timer.resume(step, now)
+        self._timer.resume(step)
         is_repeated = self._was_unfinished and not self._queue.items
         self._was_unfinished = False
         is_beginning = self._at_begin and is_first and self._evaluated_step is None
-        if is_repeated or is_beginning or self._timer.due(step, now):
+        if is_repeated or is_beginning or self._timer.due(step):
             self._schedule(session, step)
         # In the background it starts with a run, and must not be waited for here.
         if not self._background:
@@ -264,7 +256,7 @@ class EvaluatorHook(SessionRunHook):
         `after_run` starts. Return whether its evaluation is pending.
         """
         step = run_context.global_step
-        if self._timer.due(step, self._clock.now()):
+        if self._timer.due(step):
             self._schedule(run_context.session, step)
         return step in self.pending
 
@@ -329,7 +321,7 @@ class EvaluatorHook(SessionRunHook):
     def _schedule(self, session: Session, step: int) -> None:
         """Queue the evaluation of this step, with its values."""
         if step != self._extra_step:
-            self._timer.start(step, self._clock.now())
+            self._timer.start(step)
         snapshot = None
         if self._snapshot is not None:
             snapshot = self._snapshot()

@@ -58,7 +58,7 @@ class Every:
             )
 
     def timer(self) -> EveryTimer:
-        """Return a new timer for this schedule. Each user of the schedule needs its own."""
+        """Return a new timer for this schedule. Each hook that uses the schedule needs its own."""
         return EveryTimer(self)
 
 
@@ -66,44 +66,43 @@ class EveryTimer:
     """Keeps track of when an `Every` was last due: the timer of a hook of one's own. Created by
     `Every.timer`.
 
-    Make one in `begin`, call `resume` in `after_create_session`, and in `after_run`, if it is
-    `due`, do the work and `mark` it. The time is that of the session's clock,
-    `current_clock().now()`. A hook whose own `state_dict` and `load_state_dict` are those of its
-    timer is due in a resumed run when it would have been in an uninterrupted one.
+    Make one in `begin`, as it keeps the session's clock. Call `resume` in `after_create_session`,
+    and in `after_run`, if it is `due`, do the work and `mark` it. A hook whose own `state_dict` and
+    `load_state_dict` are those of its timer is due in a resumed run when it would have been in an
+    uninterrupted one.
     """
 
-    __slots__ = ("_at", "_last_now", "_last_step", "every")
+    __slots__ = ("_at", "_clock", "_last_step", "_last_time", "every")
 
     def __init__(self, every: Every) -> None:
         self.every: Every = every
         self._at = tuple(every.at)
+        self._clock = current_clock()
         self._last_step: int | None = None
-        self._last_now = 0.0
+        self._last_time = 0.0
 
     @property
     def last_step(self) -> int | None:
         """The step from which it counts, or None before `start`."""
         return self._last_step
 
-    def start(self, step: int, now: float) -> None:
-        """Count from this step and time."""
+    def start(self, step: int) -> None:
+        """Count from this step and from now."""
         self._last_step = step
-        self._last_now = now
+        self._last_time = self._clock.now()
 
-    def resume(self, step: int, now: float) -> None:
+    def resume(self, step: int) -> None:
         """Start, or continue after a recovery, which may have moved the global step back to
         `step`.
         """
         if self._last_step is None:
-            self.start(step, now)
+            self.start(step)
         else:
             self._last_step = min(step, self._last_step)
 
-    def due(self, step: int, now: float) -> bool:
-        """Return whether it is due at this step and time. The timer does not change."""
-        last = self._last_step
-        if last is None:
-            raise _not_started(self)
+    def due(self, step: int) -> bool:
+        """Return whether it is due at this step and now. The timer does not change."""
+        last = self._checked_last_step()
         every = self.every
         if step <= every.after:
             return False
@@ -111,37 +110,37 @@ class EveryTimer:
             boundaries = (step - every.after) // every.steps
             if boundaries > max(0, (last - every.after) // every.steps):
                 return True
-        if every.secs is not None and now - self._last_now >= every.secs:
+        if every.secs is not None and self._clock.now() - self._last_time >= every.secs:
             return True
         return bisect_right(self._at, step) > bisect_right(self._at, max(last, every.after))
 
-    def mark(
-        self,
-        step: int,
-        now: float,
-    ) -> tuple[float, int]:
-        """Record that it was done at this step and time.
+    def mark(self, step: int) -> tuple[float, int]:
+        """Record that it was done at this step and now.
 
         Returns:
             The seconds and the steps since the last time, or since the start.
         """
-        last = self._last_step
-        if last is None:
-            raise _not_started(self)
-        elapsed = now - self._last_now, step - last
-        self.start(step, now)
-        return elapsed
+        steps = step - self._checked_last_step()
+        last_time = self._last_time
+        self.start(step)
+        return self._last_time - last_time, steps
+
+    def _checked_last_step(self) -> int:
+        if self._last_step is None:
+            raise NotReadyError(f"{self!r}: call start(step) first, which says where to count from")
+        return self._last_step
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step from which it counts, and the seconds since then."""
         if self._last_step is None:
             return {}
-        return {"step": self._last_step, "secs": current_clock().now() - self._last_now}
+        return {"step": self._last_step, "secs": self._clock.now() - self._last_time}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state, except in a recovery, where it counts already."""
         if state and self._last_step is None:
-            self.start(int(state["step"]), current_clock().now() - float(state["secs"]))
+            self.start(int(state["step"]))
+            self._last_time -= float(state["secs"])
 
     def __repr__(self) -> str:
         state = "not started"
@@ -150,8 +149,16 @@ class EveryTimer:
         return f"<EveryTimer of {self.every}, {state}>"
 
 
-class ResettingHook(SessionRunHook):
-    """Base of hooks that keep nothing of an earlier session."""
+class ScheduledHook(SessionRunHook):
+    """Base of hooks that keep nothing of an earlier session, and whose state in checkpoints is when
+    they were last due.
+    """
+
+    # Checkpoints number several hooks of a class, instead of requiring names: a state that is only
+    # a time is harmless to another hook of the class.
+    _numbered_state: ClassVar[bool] = True
+    # An `EveryTimer` or a `Sampling`, or None for a hook that is never due.
+    _timer: Any
 
     def _reset(self) -> None:
         """Set the attributes of a new session."""
@@ -159,15 +166,6 @@ class ResettingHook(SessionRunHook):
     async def begin(self) -> None:
         """Reset the state of an earlier session."""
         self._reset()
-
-
-class ScheduledHook(ResettingHook):
-    """Base of hooks whose state is when they were last due. Several of a class need no names, as
-    they are numbered.
-    """
-
-    _numbered_state: ClassVar[bool] = True
-    _timer: Any
 
     def state_dict(self) -> dict[str, Any]:
         """Return when it was last due."""
@@ -180,10 +178,6 @@ class ScheduledHook(ResettingHook):
         """Be due when an uninterrupted run would be."""
         if self._timer is not None:
             self._timer.load_state_dict(state)
-
-
-def _not_started(timer: EveryTimer) -> NotReadyError:
-    return NotReadyError(f"{timer!r}: call start(step, now) first, which says where to count from")
 
 
 def _checked_steps(at: Sequence[int]) -> tuple[int, ...]:

@@ -55,8 +55,8 @@ class StepCounterHook(ScheduledHook):
         self._reset()
 
     def _reset(self) -> None:
-        self._clock: Clock = current_clock()
         self._timer: EveryTimer = self._every.timer()
+        # The step after the last run.
         self._last_step: int | None = None
         self._warnings = 0
         self.steps_per_sec: float | None = None
@@ -67,7 +67,7 @@ class StepCounterHook(ScheduledHook):
         it.
         """
         if self._timer.last_step is None:
-            self._timer.start(session.global_step.latest.step, self._clock.now())
+            self._timer.start(session.global_step.latest.step)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Measure the rate if it is due."""
@@ -80,10 +80,9 @@ class StepCounterHook(ScheduledHook):
                 step,
             )
         self._last_step = step
-        now = self._clock.now()
-        if not self._timer.due(step, now):
+        if not self._timer.due(step):
             return
-        secs, steps = self._timer.mark(step, now)
+        secs, steps = self._timer.mark(step)
         if secs > 0:
             rate = self.steps_per_sec = steps / secs
             logger.info("global_step/sec: %.6g (at step %d)", rate, step)

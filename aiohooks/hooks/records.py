@@ -13,7 +13,7 @@ from aiohooks._core.validate import checked_path
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._observing import (
     Record,
-    RecordSink,
+    RecordFile,
     Values,
     WritingHook,
     checked_numbers,
@@ -67,8 +67,8 @@ class JSONLinesHook(WritingHook):
         super().__init__(values, every)
         _check_tags(self._values)
 
-    def _new_sink(self) -> tuple[_RecordFile, str]:
-        return _RecordFile(self.path), self.path
+    def _new_file(self) -> tuple[_JSONLinesFile, str]:
+        return _JSONLinesFile(self.path), self.path
 
     def _checked(self, record: Record) -> Record:
         _check_tags(record.values)
@@ -119,7 +119,7 @@ class SummarySaverHook(WritingHook):
         self._tensorboard = _tensorboard
         super().__init__(values, every)
 
-    def _new_sink(self) -> tuple[RecordSink, str]:
+    def _new_file(self) -> tuple[RecordFile, str]:
         return self._tensorboard.EventFile(self.output_dir), f"the summaries in {self.output_dir}"
 
     def _checked(self, record: Record) -> Record:
@@ -191,7 +191,7 @@ def _with_floats(value: Any) -> Any:
     return value
 
 
-class _RecordFile:
+class _JSONLinesFile:
     """A file of JSON lines to which one writer appends, in one thread.
 
     Only a crash leaves a part of a line, and only at the end. The next line does not continue it.

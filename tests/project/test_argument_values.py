@@ -203,12 +203,9 @@ VALUES = [
     *refusals(
         effects_hook,
         value(handlers=[evaluate]),
-        other("handlers is empty", handlers={}),
-        other("a kind of handlers is 3; give a str", handlers={3: evaluate}),
         value(when="later"),
         value(run=3),
         value(max_pending=0),
-        value(drain_secs=-1),
         value(backoff=1),
     ),
     *refusals(
@@ -562,6 +559,6 @@ def test_variables_are_assigned_from_a_mapping(values: Any) -> None:
 def test_the_context_of_a_timer_is_started_first() -> None:
     """A timer that was not started says that it must be."""
     timer = ah.Every(steps=1).timer()
-    for ask in (lambda: timer.due(1, 0.0), lambda: timer.mark(1, 0.0)):
-        with refused(ah.errors.NotReadyError, "not started", "call start(step, now) first"):
+    for ask in (lambda: timer.due(1), lambda: timer.mark(1)):
+        with refused(ah.errors.NotReadyError, "not started", "call start(step) first"):
             ask()

@@ -144,8 +144,7 @@ SIGNATURES: dict[str, str | None] = {
     "effect": "(kind, payload=None, *, recorder=None)",
     "session.EffectStatus": None,
     "hooks.EffectsHook": (
-        "(handlers, *, run, when='checkpoint', max_pending=1000, backoff=<Backoff>,"
-        " drain_secs=10.0)"
+        "(handlers, *, run, when='checkpoint', max_pending=1000, backoff=<Backoff>)"
     ),
     "hooks.Evaluation": None,
     "hooks.Evaluation.run": "async (self, fetches, feed_dict=None)",
@@ -156,10 +155,10 @@ SIGNATURES: dict[str, str | None] = {
     "Every": "(*, steps=None, secs=None, at=(), after=0)",
     "Every.timer": "(self)",
     "hooks.EveryTimer": None,
-    "hooks.EveryTimer.start": "(self, step, now)",
-    "hooks.EveryTimer.due": "(self, step, now)",
-    "hooks.EveryTimer.mark": "(self, step, now)",
-    "hooks.EveryTimer.resume": "(self, step, now)",
+    "hooks.EveryTimer.start": "(self, step)",
+    "hooks.EveryTimer.due": "(self, step)",
+    "hooks.EveryTimer.mark": "(self, step)",
+    "hooks.EveryTimer.resume": "(self, step)",
     "hooks.EveryTimer.last_step": "property",
     "hooks.FeedFnHook": "(feed_fn)",
     "hooks.FinalOpsHook": "(final_ops, *, feed_dict=None)",
