@@ -232,7 +232,7 @@ class Trial:
 
         self.profiler = ah.hooks.ProfilerHook(self.folder / "profiles", every=every["profile"])
         return [
-            ah.hooks.LambdaHook(end=note_end),
+            ah.hook("end")(note_end),
             self.evaluator,
             stopping,
             ah.hooks.EarlyStoppingHook(
@@ -255,14 +255,14 @@ class Trial:
             ah.hooks.StepCounterHook(every["count"], on_rate=self.found["rate"].__setitem__),
             ah.LoggingHook(graph_values, every=every["log"], formatter=line("log")),
             ah.LoggingHook(graph_values, every=every["other log"], formatter=line("other log")),
-            ah.hooks.LambdaHook(after_run=call, fetches="loss", every=every["call"]),
+            ah.hook("after_run", fetches="loss", every=every["call"])(call),
             ah.hooks.FeedFnHook(lambda: {"scale": 1 + data.position % 3}),
             self.profiler,
             ah.CheckpointSaverHook(
                 every=every["save"],
                 save_on_error=program.save_on_error and "failing hook" not in dict(program.cuts),
             ),
-            ah.configure(ah.hooks.LambdaHook(after_run=fail), order=1),
+            ah.configure(ah.hook("after_run")(fail), order=1),
             ah.StopAtStepHook(last_step=program.steps),
         ]
 

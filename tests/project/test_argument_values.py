@@ -336,13 +336,10 @@ VALUES = [
         value(warn_secs=0),
     ),
     *refusals(
-        ah.hooks.LambdaHook,
-        other("no function was given"),
-        value("give a function", end=5),
-        other("go with after_run", end=print, every=ah.Every(steps=1)),
-        value("give an Every", after_run=print, every=5),
-        other("go with after_run and without before_run", end=print, fetches="loss"),
-        other("go with after_run and without", after_run=print, before_run=print, fetches="loss"),
+        ah.hook,
+        other("go with after_run", method="end", every=ah.Every(steps=1)),
+        value("give an Every", method="after_run", every=5),
+        other("go with after_run, and this is before_run", method="before_run", fetches="loss"),
     ),
     *refusals(
         ah.hooks.WatchdogHook,

@@ -189,7 +189,6 @@ SIGNATURES: dict[str, str | None] = {
     "checkpoint.RandomState": "(*generators)",
     "checkpoint.RandomState.load_state_dict": "(self, state)",
     "checkpoint.RandomState.state_dict": "(self)",
-    "hooks.LambdaHook": "(*, fetches=None, every=None, name=None, **functions)",
     "LoggingHook": "(values, *, every=None, at_end=False, formatter=None)",
     "stores.Position": "(epoch, step)",
     "MemoryStepStore": "(step=0, *, run='default')",
