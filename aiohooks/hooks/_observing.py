@@ -13,7 +13,7 @@ from aiohooks._core.clock import Clock, current_clock
 from aiohooks._core.queue import ThreadQueue
 from aiohooks._core.validate import check_callable, check_instance, is_coroutine_function
 from aiohooks.dispatch.calls import only_if
-from aiohooks.errors import InvalidArgumentError, InvalidHookError, add_note
+from aiohooks.errors import InvalidArgumentError, InvalidHookError, add_note, safe_repr
 from aiohooks.graph.graph import Node
 from aiohooks.graph.session import Session
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
@@ -221,9 +221,12 @@ def scalar(value: Any) -> int | float | None:
     """Return the number that an object of any library converts to, or None."""
     if isinstance(value, (str, bytes, complex)):
         return None
+    number = value
     try:
-        has_item = callable(getattr(value, "item", None))
-        number = value.item() if has_item else float(value)
+        if callable(getattr(value, "item", None)):
+            number = value.item()
+        elif not isinstance(value, int):
+            number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         # torch raises RuntimeError.
         return None
@@ -232,15 +235,24 @@ def scalar(value: Any) -> int | float | None:
     return None
 
 
+def text_of(values: Mapping[str, Any]) -> str:
+    """Return values by tag as text, with numbers of at most six digits."""
+    parts: list[str] = []
+    for tag, value in values.items():
+        number = scalar(value)
+        if isinstance(number, float):
+            parts.append(f"{tag} = {number:.6g}")
+        else:
+            parts.append(f"{tag} = {value}")
+    return ", ".join(parts)
+
+
 def describe_value(value: Any) -> str:
-    """Return a short text for messages: type and shape of an array, else the start of its repr."""
+    """Return a short text for messages: type and shape of an array, or else the repr."""
     shape = getattr(value, "shape", None)
     if shape is not None and shape != ():
         return f"a {type(value).__name__} of shape {tuple(shape)}"
-    text = repr(value)
-    if len(text) > 80:
-        text = f"{text[:77]}..."
-    return text
+    return safe_repr(value)
 
 
 class BackgroundWriter(ThreadQueue[T]):

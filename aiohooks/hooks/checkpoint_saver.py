@@ -204,7 +204,12 @@ class CheckpointSaverHook(ScheduledHook):
         if session.restored is not None:
             restored = session.restored.checkpoint
             version = values_of(session.variables).version
-            self._last = _Save(restored.step, version, restored.metrics, restored.interim)
+            self._last = _Save(
+                restored.step,
+                version,
+                restored.metrics,
+                restored.interim,
+            )
             self._saved_steps.add(restored.step)
         if is_first:
             await self._save_beginning(session)
@@ -365,7 +370,12 @@ class CheckpointSaverHook(ScheduledHook):
         await self._save(session, at_end=True)
         await self._wait_for_write()
 
-    async def _save(self, session: Session, *, at_end: bool = False) -> None:
+    async def _save(
+        self,
+        session: Session,
+        *,
+        at_end: bool = False,
+    ) -> None:
         """Take the state and start to write it. In the foreground, wait for the write.
 
         No other write may be in progress.
@@ -396,7 +406,11 @@ class CheckpointSaverHook(ScheduledHook):
         await session.drain_hooks()
         await self._coord.events.saving.emit(step, self._saver.checkpoint_dir)
 
-    def _next_save(self, session: Session, at_end: bool) -> _Save:
+    def _next_save(
+        self,
+        session: Session,
+        at_end: bool,
+    ) -> _Save:
         """Return the save of the current step. Mark the timer, whose state is part of it."""
         self._epoch, step = session.global_step.latest
         metrics = dict(self._evaluated.get(step, {}))
@@ -408,9 +422,19 @@ class CheckpointSaverHook(ScheduledHook):
             is_interim = is_interim and previous.is_interim
         if not is_interim:
             self._timer.mark(step)
-        return _Save(step, values_of(session.variables).version, metrics, is_interim)
+        return _Save(
+            step,
+            values_of(session.variables).version,
+            metrics,
+            is_interim,
+        )
 
-    async def _write(self, session: Session, state: dict[str, Any], save: _Save) -> None:
+    async def _write(
+        self,
+        session: Session,
+        state: dict[str, Any],
+        save: _Save,
+    ) -> None:
         """Write a state, and call the listeners. The task of the write keeps the error."""
         metrics = dict(save.metrics)
         if save.is_interim:
@@ -486,7 +510,11 @@ class CheckpointSaverHook(ScheduledHook):
         self._evaluated = {step: {**self._evaluated.get(step, {}), **metrics}}
         await self._add_metrics(step, metrics)
 
-    async def _add_metrics(self, step: int, metrics: dict[str, float]) -> None:
+    async def _add_metrics(
+        self,
+        step: int,
+        metrics: dict[str, float],
+    ) -> None:
         """Add numbers to the checkpoint of a step, if this session has saved or restored it.
 
         An error is raised in the next run.

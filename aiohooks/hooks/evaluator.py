@@ -372,11 +372,8 @@ class EvaluatorHook(SessionRunHook):
                 await answer
 
     def __repr__(self) -> str:
-        mode = "background" if self._background else "inline"
-        return (
-            f"EvaluatorHook({self._eval_fn!r}, {self._every}, {mode!r}, evaluated step"
-            f" {self._evaluated_step})"
-        )
+        step = self._evaluated_step
+        return f"EvaluatorHook({self._eval_fn!r}, {self._every}, evaluated step {step})"
 
 
 class _Evaluations(Queue[Evaluation]):
@@ -473,10 +470,8 @@ class _Evaluations(Queue[Evaluation]):
 
 def _numbers_of(result: Any) -> dict[str, float]:
     """Return the numbers of a result, or none if it is not a mapping."""
-    numbers: dict[str, float] = {}
-    if isinstance(result, Mapping):
-        for tag, value in cast("Mapping[object, Any]", result).items():
-            number = scalar(value)
-            if number is not None:
-                numbers[str(tag)] = float(number)
-    return numbers
+    if not isinstance(result, Mapping):
+        return {}
+    values = cast("Mapping[object, Any]", result)
+    numbers = {str(tag): scalar(value) for tag, value in values.items()}
+    return {tag: float(number) for tag, number in numbers.items() if number is not None}

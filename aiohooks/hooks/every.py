@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,16 +21,14 @@ class Every:
     once.
 
     Attributes:
-        steps: due when a multiple of this, counted from `after`, is reached or passed.
+        steps: due when a multiple of this is reached or passed.
         secs: due when this many seconds have passed since the last time.
-        at: due when one of these steps is reached or passed, positive, in rising order.
-        after: nothing is due at this step or before it.
+        at: due when one of these steps is reached or passed, each 1 or more.
     """
 
     steps: int | None = None
     secs: float | None = None
     at: Sequence[int] = ()
-    after: int = 0
 
     def __post_init__(self) -> None:
         # The instance is frozen.
@@ -47,11 +44,6 @@ class Every:
         if self.secs is not None:
             check_secs(self.secs, "secs of Every", positive=True)
         set_field(self, "at", _checked_steps(self.at))
-        set_field(
-            self,
-            "after",
-            checked_int(self.after, "after of Every", 0, expected="a step, at least 0"),
-        )
         if self.steps is None and self.secs is None and not self.at:
             raise InvalidArgumentError(
                 "Every() is never due: give steps=, secs= or at=, or several of them",
@@ -104,15 +96,11 @@ class EveryTimer:
         """Return whether it is due at this step and now. The timer does not change."""
         last = self._checked_last_step()
         every = self.every
-        if step <= every.after:
-            return False
-        if every.steps is not None:
-            boundaries = (step - every.after) // every.steps
-            if boundaries > max(0, (last - every.after) // every.steps):
-                return True
+        if every.steps is not None and step // every.steps > last // every.steps:
+            return True
         if every.secs is not None and self._clock.now() - self._last_time >= every.secs:
             return True
-        return bisect_right(self._at, step) > bisect_right(self._at, max(last, every.after))
+        return bisect_right(self._at, step) > bisect_right(self._at, last)
 
     def mark(self, step: int) -> tuple[float, int]:
         """Record that it was done at this step and now.
@@ -169,10 +157,7 @@ class ScheduledHook(SessionRunHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return when it was last due."""
-        if self._timer is None:
-            return {}
-        state: dict[str, Any] = self._timer.state_dict()
-        return state
+        return {} if self._timer is None else dict(self._timer.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Be due when an uninterrupted run would be."""
@@ -181,18 +166,15 @@ class ScheduledHook(SessionRunHook):
 
 
 def _checked_steps(at: Sequence[int]) -> tuple[int, ...]:
+    """Return the steps of `at` in order."""
     try:
         steps = tuple(at)
     except TypeError:
         raise InvalidArgumentError(
             f"at of Every is {at!r}; give a sequence of steps, like at=(10, 50)",
         ) from None
-    steps = tuple(
+    checked = {
         checked_int(step, "a step in at of Every", 1, expected="whole steps, at least 1")
         for step in steps
-    )
-    if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-        raise InvalidArgumentError(
-            f"at of Every is {steps!r}; give the steps in rising order, each once",
-        )
-    return steps
+    }
+    return tuple(sorted(checked))

@@ -154,10 +154,11 @@ def hook(
     def decorate(function: Function) -> SessionRunHook:
         _check_parameters(method, function)
         call = _as_coroutine_function(function)
-        made: SessionRunHook = _FunctionHook(method, call, fetches)
+        made: SessionRunHook = LambdaHook(method, call, fetches)
         if every is not None:
-            made = _DueFunctionHook(call, fetches, every)
-        made.name = name or getattr(function, "__name__", "")
+            made = DueLambdaHook(call, fetches, every)
+        own_name: str = getattr(function, "__name__", "")
+        made.name = name or own_name
         return made
 
     return decorate
@@ -190,27 +191,37 @@ def _as_coroutine_function(function: Function) -> Function:
     return call
 
 
-class _FunctionHook(SessionRunHook):
+class LambdaHook(SessionRunHook):
     """Calls a coroutine function in place of a method."""
 
-    def __init__(self, method: str, call: Function, fetches: Any) -> None:
+    def __init__(
+        self,
+        method: str,
+        call: Function,
+        fetches: Any,
+    ) -> None:
         self._args = SessionRunArgs(fetches)
         # Set on the instance, so that the other methods are not overridden: a session never calls
         # those.
         setattr(self, method, call)
         if fetches is not None:
-            setattr(self, "before_run", self._request)  # noqa: B010 - mypy rejects an assignment
+            setattr(self, "before_run", self._request_fetches)  # noqa: B010 - mypy rejects an assignment
 
-    async def _request(self, run_context: SessionRunContext) -> SessionRunArgs:
+    async def _request_fetches(self, run_context: SessionRunContext) -> SessionRunArgs:
         return self._args
 
 
-class _DueFunctionHook(FetchingHook):
+class DueLambdaHook(FetchingHook):
     """Calls a coroutine function in place of `after_run`, in the runs that are due."""
 
     _timer: Sampling
 
-    def __init__(self, call: Function, fetches: Any, every: Every) -> None:
+    def __init__(
+        self,
+        call: Function,
+        fetches: Any,
+        every: Every,
+    ) -> None:
         super().__init__(fetches, every)
         self._call = call
 
@@ -220,6 +231,6 @@ class _DueFunctionHook(FetchingHook):
             await self._call(run_context, run_values)
 
     def _is_due(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Return whether the run is due. Otherwise `after_run` is not called, and notes no step."""
+        """Note the step of the run. Return whether it is due, so that `after_run` is called."""
         self._timer.note_step(run_context.global_step)
         return self._timer.is_due(run_context.global_step)

@@ -95,7 +95,6 @@ class ProfilerHook(ScheduledHook):
             f"traces in {self.output_dir}",
             max_queue=1,
         )
-        self._title = "session"
         self._is_first_run = True
         # The activities that have not ended, in the order of their starts.
         self._active: dict[_Activity, None] = {}
@@ -107,8 +106,6 @@ class ProfilerHook(ScheduledHook):
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Begin to observe the session, and count from the step at which it starts."""
         if self._observers is None:
-            status = coord.status()
-            self._title = (status.name if status is not None else None) or "session"
             self._observers = coord.observers
             self._observers.append(self)
         self._timer.start(session.global_step.latest.step)
@@ -183,7 +180,7 @@ class ProfilerHook(ScheduledHook):
             try:
                 os.makedirs(self.output_dir, exist_ok=True)
                 with open(unfinished, "w", encoding="utf-8") as file:
-                    window.write(file, self._title)
+                    window.write(file)
                 os.replace(unfinished, path)
             except OSError as error:
                 logger.error("the trace %s cannot be written; continuing", path, exc_info=error)
@@ -282,11 +279,11 @@ class _Window:
         """Activities that had not ended when it ended."""
         self._unix_time = time.time()
 
-    def write(self, file: TextIO, title: str) -> None:
+    def write(self, file: TextIO) -> None:
         """Write the trace to an open file."""
         data = json.dumps({"unix_time": self._unix_time})
         file.write(f'{{"displayTimeUnit": "ms", "otherData": {data}, "traceEvents": [\n')
-        file.write(json.dumps(_metadata("process_name", 0, name=title)))
+        file.write(json.dumps(_metadata("process_name", 0, name="session")))
         # One event at a time: the encoder keeps the interpreter's lock until it returns.
         for event in self._events():
             file.write(",\n" + json.dumps(event))

@@ -65,14 +65,17 @@ class JSONLinesHook(WritingHook):
         """
         self.path: str = checked_path(path, "path")
         super().__init__(values, every)
-        _check_tags(self._values)
+        for name in ("step", "time"):
+            if name in self._values:
+                raise InvalidArgumentError(
+                    f"a value has the tag {name!r}, as every line; give it another tag",
+                )
 
     def _new_file(self) -> tuple[_JSONLinesFile, str]:
         return _JSONLinesFile(self.path), self.path
 
     def _checked(self, record: Record) -> Record:
-        _check_tags(record.values)
-        values = {str(tag): _plain(value, str(tag)) for tag, value in record.values.items()}
+        values = {tag: _plain(value, tag) for tag, value in record.values.items()}
         return record._replace(values=values)
 
     def __repr__(self) -> str:
@@ -271,6 +274,7 @@ class _JSONLinesFile:
 
 
 def _check_contents(file: BinaryIO, path: str) -> None:
+    """Raise unless a file begins as a file of `JSONLinesHook` does, or is empty."""
     beginning = b'{"step":'
     file.seek(0)
     # A crash may have left only a part of the first line, or zeros in its place.
@@ -278,14 +282,6 @@ def _check_contents(file: BinaryIO, path: str) -> None:
     if not beginning.startswith(first):
         raise InvalidArgumentError(f"{path} is not a file of JSONLinesHook; give another path")
     file.seek(0)
-
-
-def _check_tags(tags: Iterable[str]) -> None:
-    for name in ("step", "time"):
-        if name in tags:
-            raise InvalidArgumentError(
-                f"a value has the tag {name!r}, as every line; give it another tag",
-            )
 
 
 def _plain(value: Any, tag: str) -> Any:

@@ -84,7 +84,7 @@ def generate(seed: int, number: int) -> Program:
                 ah.Every(steps=period),
                 ah.Every(secs=secs),
                 ah.Every(at=at),
-                ah.Every(steps=period, secs=secs, after=rng.randint(0, 5)),
+                ah.Every(steps=period, secs=secs),
             ]
         )
 

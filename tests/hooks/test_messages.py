@@ -75,5 +75,6 @@ async def test_the_line_of_a_failed_hook_has_its_error(caplog: pytest.LogCapture
     hook = ah.configure(ah.hook("after_run")(fail), on_error="log")
     await run_session(counting(hook), 1, "train")
     assert [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR] == [
-        "fail.after_run at step 1 failed; continuing, as its on_error says: ConnectionError('down')"
+        "LambdaHook.after_run at step 1 failed; continuing, as its on_error says:"
+        " ConnectionError('down')"
     ]

@@ -152,7 +152,7 @@ SIGNATURES: dict[str, str | None] = {
         "(eval_fn, *, every, mode='inline', at_begin=False, at_end=True,"
         " max_pending=1, snapshot=None, on_result=None, max_results=1000, name=None)"
     ),
-    "Every": "(*, steps=None, secs=None, at=(), after=0)",
+    "Every": "(*, steps=None, secs=None, at=())",
     "Every.timer": "(self)",
     "hooks.EveryTimer": None,
     "hooks.EveryTimer.start": "(self, step)",
