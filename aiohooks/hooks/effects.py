@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from aiohooks._core.activity import active, awaited_tasks
 from aiohooks._core.calls import Wait, limited
@@ -60,7 +60,7 @@ class Effect(NamedTuple):
     step: int
 
 
-Handler: TypeAlias = Callable[[Effect], Awaitable[object]]
+Handler = Callable[[Effect], Awaitable[object]]
 """A coroutine function that delivers an effect. If it raises, the delivery is repeated."""
 
 

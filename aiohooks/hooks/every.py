@@ -93,7 +93,7 @@ class EveryTimer:
             self._last_step = min(step, self._last_step)
 
     def due(self, step: int) -> bool:
-        """Return whether it is due at this step and now. The timer does not change."""
+        """Return whether it is due at this step and now, and change nothing."""
         last = self._checked_last_step()
         every = self.every
         if every.steps is not None and step // every.steps > last // every.steps:
@@ -114,6 +114,7 @@ class EveryTimer:
         return self._last_time - last_time, steps
 
     def _checked_last_step(self) -> int:
+        """Return the step from which it counts. Raise if it was not started."""
         if self._last_step is None:
             raise NotReadyError(f"{self!r}: call start(step) first, which says where to count from")
         return self._last_step

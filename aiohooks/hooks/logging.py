@@ -38,26 +38,14 @@ class StepCounterHook(ScheduledHook):
     Warns, at most five times a session, when runs do not advance the step.
     """
 
-    def __init__(
-        self,
-        every: Every = Every(steps=100),
-        *,
-        on_rate: Callable[[int, float], None] | None = None,
-    ) -> None:
-        """Create the hook.
-
-        Args:
-            every: when to measure.
-            on_rate: called with the step and the steps per second, each time in addition to the
-                log.
+    def __init__(self, every: Every = Every(steps=100)) -> None:
+        """Create the hook. `every` is when to measure.
 
         Raises:
             InvalidArgumentError: `every` is not an Every.
         """
         check_instance(every, Every, "every")
-        check_callable(on_rate, "on_rate", optional=True)
         self._every = every
-        self._on_rate = on_rate
         self._reset()
 
     def _reset(self) -> None:
@@ -90,10 +78,8 @@ class StepCounterHook(ScheduledHook):
             return
         secs, steps = self._timer.mark(step)
         if secs > 0:
-            rate = self.steps_per_sec = steps / secs
-            logger.info("global_step/sec: %.6g (at step %d)", rate, step)
-            if self._on_rate is not None:
-                self._on_rate(step, rate)
+            self.steps_per_sec = steps / secs
+            logger.info("global_step/sec: %.6g (at step %d)", self.steps_per_sec, step)
 
 
 class NanHook(SessionRunHook):

@@ -51,7 +51,7 @@ class ProgressHook(FetchingHook):
         from aiohooks.hooks import _rich  # an extra
 
         check_instance(description, str, "description")
-        total = checked_int(total, "total", 1, expected="a step, at least 1", optional=True)
+        total = checked_int(total, "total", 1, optional=True)
         self._new_bar = functools.partial(_rich.ProgressBar, description, total, file)
         super().__init__(checked_values(values, may_be_empty=True), Every(secs=_UPDATE_SECS))
 

@@ -386,7 +386,11 @@ class EarlyStoppingHook(FetchingHook):
         self._last = (step, number)
         self._stop_if_due(step, number)
 
-    def _stop_if_due(self, step: int, number: float) -> None:
+    def _stop_if_due(
+        self,
+        step: int,
+        number: float,
+    ) -> None:
         """Request a stop if there is a cause after this observation, the last one."""
         cause = self._stop_cause(step, number)
         if cause is not None and self.reason is None:
@@ -484,7 +488,11 @@ class EarlyStoppingHook(FetchingHook):
             # With other options than before, the run may continue.
             self._stop_if_due(*self._last)
 
-    def _check_names(self, states: Mapping[str, Any], source: str) -> None:
+    def _check_names(
+        self,
+        states: Mapping[str, Any],
+        source: str,
+    ) -> None:
         """Raise unless the states are those of the objects of `restore_best`, by their names."""
         if states.keys() != self._restore_best.keys():
             raise InvalidArgumentError(

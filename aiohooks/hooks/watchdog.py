@@ -102,7 +102,9 @@ class WatchdogHook(SessionRunHook):
         # How many runs the current raw session has begun.
         self._runs = 0
         self._timer = NO_TIMER
+        # The task that opens the session.
         self._owner: asyncio.Task[Any] | None = None
+        # When each current activity began, or was first seen, and which ones were reported.
         self._since: dict[object, float] = {}
         self._reported: set[object] = set()
 
@@ -132,6 +134,7 @@ class WatchdogHook(SessionRunHook):
         self._reported.clear()
 
     def _schedule_check(self, secs: float) -> None:
+        """Check the limits in `secs`, or never."""
         self._timer = NO_TIMER
         if secs < math.inf:
             self._timer = self._clock.call_later(secs, self._check_limits)
@@ -167,6 +170,7 @@ class WatchdogHook(SessionRunHook):
         self._schedule_check(next_check_secs)
 
     def _activities(self, status: SessionStatus | None) -> Iterable[Activity]:
+        """Return the current activities. Before there is a status, that is the task of `begin`."""
         if status is not None:
             is_paused = status.pause_reason is not None and not status.running
             return () if is_paused else status.doing
@@ -175,6 +179,7 @@ class WatchdogHook(SessionRunHook):
         return (activity_of("creating the session", self._owner),)
 
     def _phase(self, activity: Activity) -> str:
+        """Return the phase whose limit an activity has."""
         if activity.kind in ("step", "block"):
             return "wait"
         return "first step" if self._runs <= 1 else "step"

@@ -26,6 +26,7 @@ import aiohooks as ah
 from aiohooks.checkpoint import KeepBest, KeepEvery, KeepNewest, KeepPolicy
 from aiohooks.testing import ManualClock
 from tests.fuzz._harness import command, log_disabled, scratch
+from tests.support.hooks import NotedRates
 from tests.support.record_files import without_time
 
 CUTS = ("stop", "kill", "failing step", "failing hook")
@@ -252,7 +253,7 @@ class Trial:
             ah.hooks.SummarySaverHook(
                 self.folder / "summaries", graph_values, every=every["summary"]
             ),
-            ah.hooks.StepCounterHook(every["count"], on_rate=self.found["rate"].__setitem__),
+            NotedRates(every["count"], self.found["rate"].__setitem__),
             ah.LoggingHook(graph_values, every=every["log"], formatter=line("log")),
             ah.LoggingHook(graph_values, every=every["other log"], formatter=line("other log")),
             ah.hook("after_run", fetches="loss", every=every["call"])(call),

@@ -265,7 +265,6 @@ VALUES = [
     *refusals(
         ah.hooks.StepCounterHook,
         value("Every", every=100),
-        value("function", on_rate=5),
     ),
     *refusals(
         ah.hooks.FeedFnHook,

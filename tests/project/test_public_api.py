@@ -266,7 +266,7 @@ SIGNATURES: dict[str, str | None] = {
     "session.StepContext.session": "property",
     "session.StepContext.run_with_hooks": "async (self, fetches, feed_dict=None, options=None)",
     "session.StepContext.request_stop": "(self, reason=None)",
-    "hooks.StepCounterHook": "(every=<Every>, *, on_rate=None)",
+    "hooks.StepCounterHook": "(every=<Every>)",
     "session.Steps": None,
     "session.WaitGraph": None,
     "session.WaitEdge": None,
