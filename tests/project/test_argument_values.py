@@ -245,7 +245,7 @@ VALUES = [
     ),
     *refusals(
         ah.hooks.GlobalStepWaiterHook,
-        value("0 for no wait", wait_until_step=-1),
+        value("0 or more", wait_until_step=-1),
         value("give a whole number", wait_until_step=2.5),
         value("None for no limit", wait_until_step=1, timeout=0),
     ),
