@@ -86,10 +86,10 @@ class CheckpointSaverHook(ScheduledHook):
     one. Where steps never wait, the task continues in the turns that the session gives the event
     loop (`yield_secs`).
 
-    The numbers that an evaluation of a saved step returns (the event `evaluated`) are metrics of
-    its checkpoint, for `KeepBest`, also if they come later. A checkpoint that is saved at an end at
-    which no save is due is an interim checkpoint: the first checkpoint of the resumed run replaces
-    it, so that in the end the checkpoints are those of an uninterrupted run.
+    The numbers that an evaluation of a saved step returns (the event `evaluated`) become metrics of
+    its checkpoint, for `KeepBest`, even if they come later. A checkpoint that is saved at an end
+    when no save is due is an interim one. The first checkpoint of the resumed run replaces it, so
+    that you end up with the checkpoints of an uninterrupted run.
 
     Other hooks ask for a save with `request_save`, and subscribe to the events `saving` and
     `saved`: see `aiohooks.session.SessionEvents`.
@@ -325,8 +325,8 @@ class CheckpointSaverHook(ScheduledHook):
             return
         if step != self._seen_step:
             logger.warning(
-                "step %d is saved, and after_run of this step has not ended for all hooks: what"
-                " they keep of it, such as records, may be missing when the run is resumed",
+                "step %d is saved, and after_run of this step has not ended for all hooks: their"
+                " data for this step, such as records, may be missing when the run is resumed",
                 step,
             )
         await self._save_last(session)

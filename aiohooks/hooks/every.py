@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from aiohooks._core.clock import current_clock
+from aiohooks._core.clock import quick_now
 from aiohooks._core.validate import check_secs, checked_int
 from aiohooks.errors import InvalidArgumentError, NotReadyError
 from aiohooks.session.hook import SessionRunHook
@@ -15,10 +15,10 @@ from aiohooks.session.hook import SessionRunHook
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
-    """When something is due, by whichever of its units comes first.
+    """When a hook is due: after a number of steps or seconds, or at given steps, whichever comes
+    first.
 
-    A boundary that is passed over is not missed: a step that jumps over one or more makes it due
-    once.
+    A step that jumps past a boundary, or several, still counts, once.
 
     Attributes:
         steps: due when a multiple of this is reached or passed.
@@ -55,21 +55,20 @@ class Every:
 
 
 class EveryTimer:
-    """Keeps track of when an `Every` was last due: the timer of a hook of one's own. Created by
-    `Every.timer`.
+    """Keeps track of when an `Every` was last due, for your own hooks. `Every.timer` creates it.
 
-    Make one in `begin`, as it keeps the session's clock. Call `resume` in `after_create_session`,
-    and in `after_run`, if it is `due`, do the work and `mark` it. A hook whose own `state_dict` and
-    `load_state_dict` are those of its timer is due in a resumed run when it would have been in an
-    uninterrupted one.
+    Create a timer in `begin`, call `resume` in `after_create_session`, and in `after_run`, if it is
+    `due`, do the work and `mark` it. The time is that of the session's clock. If your hook passes
+    on the timer's `state_dict` and `load_state_dict`, a resumed run is due at the same steps as an
+    uninterrupted run.
     """
 
-    __slots__ = ("_at", "_clock", "_last_step", "_last_time", "every")
+    __slots__ = ("_last_step", "_last_time", "_now", "every")
 
     def __init__(self, every: Every) -> None:
         self.every: Every = every
-        self._at = tuple(every.at)
-        self._clock = current_clock()
+        # The session's clock, set by the first `start`.
+        self._now: Callable[[], float]
         self._last_step: int | None = None
         self._last_time = 0.0
 
@@ -80,8 +79,10 @@ class EveryTimer:
 
     def start(self, step: int) -> None:
         """Count from this step and from now."""
+        if self._last_step is None:
+            self._now = quick_now()
         self._last_step = step
-        self._last_time = self._clock.now()
+        self._last_time = self._now()
 
     def resume(self, step: int) -> None:
         """Start, or continue after a recovery, which may have moved the global step back to
@@ -98,9 +99,9 @@ class EveryTimer:
         every = self.every
         if every.steps is not None and step // every.steps > last // every.steps:
             return True
-        if every.secs is not None and self._clock.now() - self._last_time >= every.secs:
+        if every.secs is not None and self._now() - self._last_time >= every.secs:
             return True
-        return bisect_right(self._at, step) > bisect_right(self._at, last)
+        return bisect_right(every.at, step) > bisect_right(every.at, last)
 
     def mark(self, step: int) -> tuple[float, int]:
         """Record that it was done at this step and now.
@@ -123,7 +124,7 @@ class EveryTimer:
         """Return the step from which it counts, and the seconds since then."""
         if self._last_step is None:
             return {}
-        return {"step": self._last_step, "secs": self._clock.now() - self._last_time}
+        return {"step": self._last_step, "secs": self._now() - self._last_time}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state, except in a recovery, where it counts already."""
