@@ -172,7 +172,7 @@ class ProgressLine(ah.SessionRunHook):
         self.timer = ah.Every(secs=0.1).timer()
 
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        self.timer.start(session.global_step.latest.step, time.monotonic())
+        self.timer.start(session.global_step.latest.step)
 
     async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
         return ah.SessionRunArgs("loss")  # computed in the same run, from the same batch
@@ -180,9 +180,9 @@ class ProgressLine(ah.SessionRunHook):
     async def after_run(
         self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
     ) -> None:
-        step, now = run_context.global_step, time.monotonic()
-        if self.timer.due(step, now):
-            secs, steps = self.timer.mark(step, now)
+        step = run_context.global_step
+        if self.timer.due(step):
+            secs, steps = self.timer.mark(step)
             speed = f"{steps / secs:,.0f} steps per second"
             print(
                 f"\r\x1b[Kstep {step}: loss {run_values.results:.3f}, {speed}", end="", flush=True

@@ -27,7 +27,7 @@ from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaver
 from aiohooks.hooks.effects import Effect, EffectsHook
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.every import Every, EveryTimer
-from aiohooks.hooks.functions import FeedFnHook, FinalOpsHook, LambdaHook, hook
+from aiohooks.hooks.functions import FeedFnHook, FinalOpsHook, hook
 from aiohooks.hooks.logging import LoggingHook, NanHook, StepCounterHook
 from aiohooks.hooks.profiler import ProfilerHook
 from aiohooks.hooks.progress import ProgressHook
@@ -56,7 +56,6 @@ __all__ = [
     "HookTimes",
     "HookTimingHook",
     "JSONLinesHook",
-    "LambdaHook",
     "LoggingHook",
     "NanHook",
     "PhaseTime",

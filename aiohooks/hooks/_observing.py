@@ -11,9 +11,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import Clock, current_clock
 from aiohooks._core.queue import ThreadQueue
-from aiohooks._core.validate import check_instance
+from aiohooks._core.validate import check_callable, check_instance, is_coroutine_function
 from aiohooks.dispatch.calls import only_if
-from aiohooks.errors import InvalidArgumentError, add_note
+from aiohooks.errors import InvalidArgumentError, InvalidHookError, add_note, safe_repr
 from aiohooks.graph.graph import Node
 from aiohooks.graph.session import Session
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
@@ -29,96 +29,100 @@ logger = logging.getLogger("aiohooks.hooks")
 class Sampling:
     """Decides which runs of one session are due by an `Every`, optionally including the first run.
 
-    Fetches are chosen before the run, but the step it commits is known only afterwards.
-    `should_fetch` assumes that the run moves the step as far as the last one did. `mark_if_due`
-    then goes by the committed step. A wrong guess costs a fetch, or takes the next run instead.
+    Fetches are chosen before the run, but the step that it commits is known only afterwards. So
+    `should_fetch` assumes that the run advances the step as far as the run before it did, and
+    `mark_if_due` goes by the committed step. After a wrong guess the values are fetched for
+    nothing, or the next run is taken instead.
     """
 
-    __slots__ = ("_asked", "_clock", "_first", "_last", "_leap", "_offset", "_timer")
+    __slots__ = ("_advance", "_clock", "_committed", "_first", "_is_fetched", "_timer", "_unix")
 
     def __init__(self, every: Every, *, first: bool) -> None:
-        """Create one in `begin`: it keeps the current clock. With `first` the first run is due
+        """Make one in `begin`, as it keeps the session's clock. With `first` the first run is due,
         whatever its step.
         """
-        self._clock: Clock = current_clock()
         self._timer: EveryTimer = every.timer()
+        self._clock: Clock = current_clock()
+        # Whether the next run is due because it is the first one.
         self._first = first
-        self._last: int | None = None
-        self._leap = 1
-        self._asked = False
-        self._offset: float | None = None
+        # The step that the last run has committed, and by how much that run advanced it.
+        self._committed: int | None = None
+        self._advance = 1
+        # Whether the current run fetches.
+        self._is_fetched = False
+        # The Unix time at which the clock was 0.
+        self._unix: float
 
     def start(self, step: int) -> bool:
-        """Start to count at `step` if necessary, and return whether it was.
+        """Count from `step` at the first call, and after a recovery that moved the step back.
 
-        It is necessary at the first call, and after a recovery that moved the step back.
+        Return whether it was one of these.
         """
-        now = self._clock.now()
-        if self._last is None:
+        if self._committed is None:
             # The timer may have its state from a checkpoint, which `start` would discard.
-            self._timer.resume(step, now)
-        elif step < self._last:
-            self._timer.start(step, now)
+            self._timer.resume(step)
+            self._unix = time.time() - self._clock.now()
+        elif step < self._committed:
+            self._timer.start(step)
         else:
             return False
-        self._last = step
+        self._committed = step
         return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state with which a resumed run takes the same runs as an uninterrupted one."""
-        return {**self._timer.state_dict(), "first": self._first, "leap": self._leap}
+        return {**self._timer.state_dict(), "first": self._first, "leap": self._advance}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state, except in a recovery, where it counts already."""
-        if "step" in state and self._last is None:
+        if "step" in state and self._committed is None:
             self._timer.load_state_dict(state)
             self._first = bool(state["first"])
-            self._leap = int(state["leap"])
+            self._advance = int(state["leap"])
 
     def time(self) -> float:
-        """Return Unix time that advances with the session's clock, so it never runs backwards
-        within a session.
+        """Return the Unix time. It advances with the session's clock, so it never goes backwards
+        within a session, although the system's time may be set.
         """
-        now = self._clock.now()
-        if self._offset is None:
-            self._offset = time.time() - now
-        return self._offset + now
+        return self._unix + self._clock.now()
 
     def should_fetch(self, next_step: int) -> bool:
-        """Return whether to fetch for the coming run, which commits `next_step` if it moves the
+        """Return whether to fetch in the coming run, which commits `next_step` if it advances the
         step by one.
         """
-        self._asked = self._first or self._timer.due(next_step - 1 + self._leap, self._clock.now())
-        return self._asked
+        self._is_fetched = self._first or self._timer.due(next_step - 1 + self._advance)
+        return self._is_fetched
 
     def mark_if_due(self, step: int) -> bool:
-        """Return whether the run that committed `step` was asked for and due. If so, mark it as
-        done.
+        """Return whether the run that has committed `step` was fetched and is due. If so, mark it
+        as done.
         """
         self.note_step(step)
         if not self.is_due(step):
             return False
-        self._first = self._asked = False
-        self._timer.mark(step, self._clock.now())
+        self._first = False
+        self._is_fetched = False
+        self._timer.mark(step)
         return True
 
     def note_step(self, step: int) -> None:
         """Note the step that a run has committed."""
-        if self._last is not None and step > self._last:
-            self._leap = step - self._last
-        self._last = step
+        if self._committed is not None and step > self._committed:
+            self._advance = step - self._committed
+        self._committed = step
 
     def is_due(self, step: int) -> bool:
-        """Return whether the run that committed `step` was asked for and is due."""
-        return self._asked and (self._first or self._timer.due(step, self._clock.now()))
+        """Return whether the run that has committed `step` was fetched and is due."""
+        return self._is_fetched and (self._first or self._timer.due(step))
 
 
 class FetchingHook(ScheduledHook):
-    """Fetches in the runs that are due, and passes the values to `_observe`; without an `every` in
-    none.
+    """Base of hooks that fetch values in the runs that are due, and pass them to `_observe`.
+
+    Without an `every`, no run is due.
     """
 
-    # Whether the first run is due whatever its step.
+    # Whether the first run of a session is due, whatever its step.
     _first: ClassVar[bool] = False
 
     def __init__(self, fetches: Any, every: Every | None) -> None:
@@ -141,6 +145,7 @@ class FetchingHook(ScheduledHook):
         return self._args_if_due(run_context)
 
     def _args_if_due(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Return the fetches for the coming run, or None if it is not due."""
         if self._timer is not None and self._timer.should_fetch(run_context.global_step):
             return self._args
         return None
@@ -151,7 +156,18 @@ class FetchingHook(ScheduledHook):
             self._observe(run_context.global_step, run_values.results)
 
     def _observe(self, step: int, values: Any) -> None:
+        """Use the fetched values of the run that has committed `step`."""
         raise NotImplementedError
+
+
+def check_coroutine_function(function: object, what: str) -> None:
+    """Raise `InvalidHookError` unless a function of the user is async. `what` names it."""
+    check_callable(function, what)
+    if not is_coroutine_function(function):
+        raise InvalidHookError(
+            f"{what} is {function!r}, not a coroutine function; write it as `async def`, or give"
+            " aiohooks.in_thread(fn) for a function that blocks",
+        )
 
 
 Values = Mapping[str, Any] | Iterable[Any]
@@ -205,9 +221,12 @@ def scalar(value: Any) -> int | float | None:
     """Return the number that an object of any library converts to, or None."""
     if isinstance(value, (str, bytes, complex)):
         return None
+    number = value
     try:
-        has_item = callable(getattr(value, "item", None))
-        number = value.item() if has_item else float(value)
+        if callable(getattr(value, "item", None)):
+            number = value.item()
+        elif not isinstance(value, int):
+            number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         # torch raises RuntimeError.
         return None
@@ -216,15 +235,24 @@ def scalar(value: Any) -> int | float | None:
     return None
 
 
+def text_of(values: Mapping[str, Any]) -> str:
+    """Return values by tag as text, with numbers of at most six digits."""
+    parts: list[str] = []
+    for tag, value in values.items():
+        number = scalar(value)
+        if isinstance(number, float):
+            parts.append(f"{tag} = {number:.6g}")
+        else:
+            parts.append(f"{tag} = {value}")
+    return ", ".join(parts)
+
+
 def describe_value(value: Any) -> str:
-    """Return a short text for messages: type and shape of an array, else the start of its repr."""
+    """Return a short text for messages: type and shape of an array, or else the repr."""
     shape = getattr(value, "shape", None)
     if shape is not None and shape != ():
         return f"a {type(value).__name__} of shape {tuple(shape)}"
-    text = repr(value)
-    if len(text) > 80:
-        text = f"{text[:77]}..."
-    return text
+    return safe_repr(value)
 
 
 class BackgroundWriter(ThreadQueue[T]):
@@ -236,20 +264,26 @@ class BackgroundWriter(ThreadQueue[T]):
     def __init__(
         self,
         write: Callable[[list[T]], None],
-        what: str,
+        target: str,
         max_queue: int,
     ) -> None:
-        """Create a writer; `what` names its target in messages."""
-        super().__init__(f"writer of {what}", max_queue)
+        """Create a writer without a thread, which starts with the first record.
+
+        Args:
+            write: called in the thread.
+            target: a name for messages, such as the path of the file.
+            max_queue: how many records may be unwritten before the queue is full.
+        """
+        super().__init__(f"writer of {target}", max_queue)
         self._write = write
-        self._what = what
 
     def work(self, items: list[T]) -> None:
         self._write(items)
 
     def failed(self, items: list[T], error: BaseException) -> None:
+        """Keep the error of a write, and drop further ones until it is raised."""
         if not self.failures:
-            add_note(error, f"raised by the writer of {self._what}")
+            add_note(error, f"raised by the {self.name}")
             super().failed(items, error)
 
     async def flush(self) -> None:
@@ -258,8 +292,9 @@ class BackgroundWriter(ThreadQueue[T]):
         self.check()
 
     async def aclose(self) -> None:
-        """Write the queued records and end the thread. Raise an error not raised yet."""
-        if not self.finish().done():  # the thread was started
+        """Write the queued records and end the thread. Raise the error of a failed write."""
+        if not self.finish().done():
+            # The thread was started, and has not ended yet.
             await to_thread(self.join)
         self.check()
 
@@ -272,21 +307,24 @@ class Record(NamedTuple):
     values: Mapping[str, Any]
 
 
-class RecordSink(Protocol):
-    """Where a hook writes, called in a thread."""
+class RecordFile(Protocol):
+    """A file of records. Its methods are called in a thread, because they may block."""
 
     def open_at(self, step: int) -> None:
-        """Open it to continue after `step`."""
+        """Open the file to continue after `step`: records of later steps in it are void."""
 
     def write(self, records: list[Record]) -> None:
         """Append the records."""
 
     def close(self) -> None:
-        """Close it. Do nothing if it is closed."""
+        """Close the file, if it is open."""
 
 
 class WritingHook(FetchingHook):
-    """Hands the values of due runs to a thread that writes them."""
+    """Base of hooks that hand the values of due runs to a thread, which writes them to a file.
+
+    A subclass has `_new_file`, which returns the file, and `_checked`, which checks a record.
+    """
 
     _timer: Sampling
     # How many records may be unwritten before a run waits.
@@ -303,16 +341,16 @@ class WritingHook(FetchingHook):
 
     def _reset(self) -> None:
         super()._reset()
-        self._sink: RecordSink
-        self._sink, what = self._new_sink()
-        self._writer = BackgroundWriter[Record](self._sink.write, what, self._max_queue)
+        self._file: RecordFile
+        self._file, target = self._new_file()
+        self._writer = BackgroundWriter[Record](self._file.write, target, self._max_queue)
 
-    def _new_sink(self) -> tuple[RecordSink, str]:
-        """Return where this session writes, and its name for messages."""
+    def _new_file(self) -> tuple[RecordFile, str]:
+        """Return the file of a session, not open yet, and its name for messages."""
         raise NotImplementedError
 
     def _checked(self, record: Record) -> Record:
-        """Return the record in its written form. Raise `InvalidArgumentError` if it cannot be."""
+        """Return the record in its written form. Raise `InvalidArgumentError` if it has none."""
         raise NotImplementedError
 
     async def begin(self) -> None:
@@ -331,12 +369,12 @@ class WritingHook(FetchingHook):
         step = session.global_step.latest.step
         if self._timer.start(step):
             await self._writer.flush()
-            await to_thread(self._sink.open_at, step)
+            await to_thread(self._file.open_at, step)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise the error of a failed write. Fetch the values if this run is to be written."""
         self._writer.check()
-        # Without an `await` of `super()`: with one, each run would need a task for it.
+        # Not `await super().before_run(...)`: the session starts a task for a method that awaits.
         return self._args_if_due(run_context)
 
     @only_if("_has_to_wait")
@@ -351,8 +389,9 @@ class WritingHook(FetchingHook):
             await self._writer.put(record)
 
     def _has_to_wait(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Return whether the run is to be written and the queue is full. If not, do what
-        `after_run` does.
+        """Queue the values if the run is to be written, without a wait.
+
+        If the queue is full, return True instead: the session then calls `after_run`, in a task.
         """
         if self._writer.is_full and self._timer.is_due(run_context.global_step):
             return True
@@ -366,7 +405,7 @@ class WritingHook(FetchingHook):
         run_context: SessionRunContext,
         run_values: SessionRunValues,
     ) -> Record | None:
-        """Return the record of a run, if it is to be written."""
+        """Return the record of a run, or None if it is not to be written."""
         if not self._timer.mark_if_due(run_context.global_step):
             return None
         values: Mapping[str, Any] = run_values.results
@@ -381,4 +420,4 @@ class WritingHook(FetchingHook):
         try:
             await self._writer.aclose()
         finally:
-            await to_thread(self._sink.close)
+            await to_thread(self._file.close)

@@ -102,6 +102,7 @@ class BlockingHook(SessionRunHook):
         method: Callable[..., Any],
         *args: Any,
     ) -> Any:
+        # Call a method of the object in a thread, with views of the arguments.
         calls = self._calls
         if calls is None or not calls.is_of_running_loop():
             calls = self._calls = _LoopCalls()
@@ -112,6 +113,7 @@ class BlockingHook(SessionRunHook):
                 view = PlainView(first, calls, session=PlainView(first.session, calls))
             args = (view, *map(calls.view_of, others))
         if name == "before_run":
+            # `StopIteration` is the end of the input, which a coroutine cannot raise.
             args = (method, *args)
             method = next_feed
         thread_call = _ThreadCall()
@@ -152,7 +154,10 @@ async def _call_in_thread(
 
 
 class _ThreadCall:
-    """One call of a method in its thread: its wait in the event loop, where all of this is used."""
+    """The waits of one call of a method, or of all threads of the object's own.
+
+    It is used in the event loop. The threads wait for its tasks.
+    """
 
     def __init__(self) -> None:
         self.cancelled = False
@@ -173,8 +178,8 @@ _thread_call: contextvars.ContextVar[_ThreadCall | None] = contextvars.ContextVa
 
 
 class _LoopCalls:
-    """Calls functions in the event loop for threads, which wait for the results, for one session of
-    one hook.
+    """Calls functions in the event loop for the threads of one hook in one session, which wait for
+    the results.
     """
 
     def __init__(self) -> None:
@@ -236,6 +241,7 @@ class _LoopCalls:
         await wait_done(self._own.tasks, grace_secs)
 
     def _check_open(self, what: str, waiting: _ThreadCall) -> None:
+        # Raise if the hook was closed, or the call of the thread was cancelled.
         if self._ended:
             raise SessionClosedError(
                 f"{what} was called after its BlockingHook was closed; end your threads in close()",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 from aiohooks._core.activity import active
 from aiohooks._core.cancel import new_task, to_thread
-from aiohooks._core.clock import quick_now
 from aiohooks._core.reports import wait_log
 from aiohooks._core.validate import check_instance
 from aiohooks.checkpoint import Checkpoint, Saver
@@ -54,6 +53,22 @@ class CheckpointSaverListener:
 
     async def end(self, session: Session, global_step: int) -> None:
         """Called at a clean end, after the last save."""
+
+
+class _Save(NamedTuple):
+    """The last save of a session, from the moment its state is taken, or the restored checkpoint.
+
+    Attributes:
+        step: the global step of the state.
+        variables_version: the version of the variables in it, which grows with each change.
+        metrics: the numbers that belong to the step, as far as they are known.
+        is_interim: whether the step is saved only because the session ends there.
+    """
+
+    step: int
+    variables_version: int
+    metrics: Mapping[str, float]
+    is_interim: bool
 
 
 class CheckpointSaverHook(ScheduledHook):
@@ -133,26 +148,23 @@ class CheckpointSaverHook(ScheduledHook):
         self._reset()
 
     def _reset(self) -> None:
-        # The saver and the coordinator are set in `after_create_session`.
-        self._saver: Saver | None = None
+        # These three are set in `after_create_session`.
         self._session: Session | None = None
         self._coord: Coordinator
-        self._now: Callable[[], float]
+        self._saver: Saver
         self._timer: EveryTimer = self._every.timer()
+        # The task of the write in progress, and the failure that the next run raises, or the end.
         self._write_task: asyncio.Task[None] | None = None
-        # The failure that is raised next.
         self._failure: BaseException | None = None
-        # The last step that all hooks have seen.
+        # The last step that all hooks have seen. A reset of the step begins a new epoch of it.
         self._seen_step: int | None = None
-        # The numbers of the last evaluation, by its step.
-        self._evaluated: dict[int, dict[str, float]] = {}
-        # The last checkpoint, also while it is written; its epoch and its version of the variables.
-        self._last: Checkpoint | None = None
         self._epoch = 0
-        self._saved_version = -1
-        # The steps of the checkpoints of this session.
-        self._steps: set[int] = set()
-        # How many of the requests for a save are served.
+        # The last save, unless it failed, and the steps that this session has saved or restored.
+        self._last: _Save | None = None
+        self._saved_steps: set[int] = set()
+        # The numbers of the last evaluation, by its step: no later save is of an earlier step.
+        self._evaluated: dict[int, dict[str, float]] = {}
+        # How many calls of `request_save` came before the last save.
         self._served_requests = 0
         self.latest: Checkpoint | None = None
         """The checkpoint that was written last, or None."""
@@ -160,6 +172,8 @@ class CheckpointSaverHook(ScheduledHook):
         """How many checkpoints were written."""
         self.failed: int = 0
         """How many saves failed."""
+
+    # -- the life of a session
 
     async def begin(self) -> None:
         """Reset for a new session."""
@@ -178,30 +192,53 @@ class CheckpointSaverHook(ScheduledHook):
         self._session = session
         self._coord = coord
         self._saver = self._saver_for(session)
-        session.stateful_hooks()  # rejects equal names now, and not during training
+        session.saved = True  # otherwise the session warns that nothing is saved
+        # Equal names of hooks, and tracked objects that cannot be saved, are errors now, and not
+        # after hours of training.
+        session.stateful_hooks()
         if is_first:
-            check_tracked(session.tracked, session.state_of)  # likewise
+            check_tracked(session.tracked, session.state_of)
         self._epoch, step = session.global_step.latest
-        self._now = quick_now()
         self._seen_step = step
-        is_resumed = is_first and self._timer.last_step is not None
-        if not is_resumed:
-            self._timer.start(step, self._now())
-        session.saved = True
+        self._timer.resume(step)
         if session.restored is not None:
-            self._last = session.restored.checkpoint
-            self._saved_version = values_of(session.variables).version
-            self._steps.add(self._last.step)
+            restored = session.restored.checkpoint
+            version = values_of(session.variables).version
+            self._last = _Save(
+                restored.step,
+                version,
+                restored.metrics,
+                restored.interim,
+            )
+            self._saved_steps.add(restored.step)
         if is_first:
-            await self._begin_saving(session)
+            await self._save_beginning(session)
 
-    async def _begin_saving(self, session: Session) -> None:
-        """Add the metrics evaluated at this step to its checkpoint. With `save_on_begin`, save it.
-
-        Warn if the directory has a checkpoint that the session did not restore. Raise the error of
-        a failed save.
+    def _saver_for(self, session: Session) -> Saver:
+        """Return the given saver. The session's own saver comes first in its directory, which it
+        has locked.
         """
-        assert self._saver is not None
+        if not hasattr(session, "state_dict"):
+            raise InvalidArgumentError(
+                f"CheckpointSaverHook cannot save {session!r}, which has no state_dict(); use"
+                " aiohooks.Session",
+            )
+        given = self._given_saver
+        own = session.saver
+        if given is not None and (own is None or given.checkpoint_dir != own.checkpoint_dir):
+            return given
+        if own is None:
+            raise InvalidArgumentError(
+                "CheckpointSaverHook has no directory: give it one, or give the session"
+                " ChiefSessionCreator(checkpoint_dir=...)",
+            )
+        return own
+
+    async def _save_beginning(self, session: Session) -> None:
+        """Save the state before the first run, with `save_on_begin`, unless it was restored.
+
+        Warn if the directory has a checkpoint that the session did not restore.
+        """
         step = session.global_step.latest.step
         unused = () if session.restored is not None else await self._saver.checkpoints()
         if unused:
@@ -212,50 +249,39 @@ class CheckpointSaverHook(ScheduledHook):
                 unused[0].step,
                 step,
             )
+        # An evaluation at the beginning may have ended before there was a saver.
         await self._add_metrics(step, self._evaluated.get(step, {}))
         if self._save_on_begin and not self._is_saved(session):
             await self._save(session)
             self._raise_failure()
 
-    def _saver_for(self, session: Session) -> Saver:
-        if not hasattr(session, "state_dict"):
-            raise InvalidArgumentError(
-                f"CheckpointSaverHook cannot save {session!r}, which has no state_dict(); use"
-                " aiohooks.Session",
-            )
-        given = self._given_saver
-        shared = session.saver
-        if given is not None and (shared is None or given.checkpoint_dir != shared.checkpoint_dir):
-            return given
-        if shared is None:
-            raise InvalidArgumentError(
-                "CheckpointSaverHook has no directory: give it one, or give the session"
-                " ChiefSessionCreator(checkpoint_dir=...)",
-            )
-        return shared
-
     @only_if("_has_to_save")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Save if it is due. Raise the error of a failed save."""
-        if self._has_to_save(run_context, run_values):
-            with wait_log(self._describe_write):
+        if not self._has_to_save(run_context, run_values):
+            return
+        if self._write_task is not None:
+            write = f"the {self._write_task.get_name()}"
+            with wait_log(lambda: write):
                 await self._wait_for_write()
-            self._raise_failure()
-            await self._save(run_context.session)
-            self._raise_failure()
+        self._raise_failure()
+        await self._save(run_context.session)
+        self._raise_failure()
 
     def _has_to_save(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Keep the step of this run, and return whether to save after it.
+        """Note the step of this run, and return whether to save after it.
 
         Raise the error of a failed save.
         """
         self._raise_failure()
         self._seen_step = run_context.global_step
-        is_due = self._timer.due(self._seen_step, self._now())
         # A request is for a change that the step and the variables need not show.
-        return self._is_requested() or (is_due and not self._is_saved(run_context.session))
+        if self._is_requested():
+            return True
+        return self._timer.due(self._seen_step) and not self._is_saved(run_context.session)
 
     def _is_requested(self) -> bool:
+        """Return whether a hook has called `request_save` since the last save."""
         return self._coord.events.save_requests > self._served_requests
 
     async def end(self, session: Session) -> None:
@@ -279,106 +305,19 @@ class CheckpointSaverHook(ScheduledHook):
         Raise the error of a failed save, if it was not raised before.
         """
         try:
-            await self._wait_for_write()
-            if exc is not None and self._save_on_error:
-                await self._save_after_error()
+            try:
+                await self._wait_for_write()
+                if exc is not None and self._save_on_error and self._session is not None:
+                    await self._save_after_error(self._session)
+            finally:
+                if self._own_saver is not None:
+                    await self._own_saver.aclose()
         except Exception as error:
-            self._record_failure(error)  # it is raised when the saver is closed
-        finally:
-            if self._own_saver is not None and self._saver is self._own_saver:
-                await self._own_saver.aclose()
+            self._record_failure(error)
         self._raise_failure()
 
-    # -- whether to save
-
-    def _is_saved(self, session: Session) -> bool:
-        """Return whether the last checkpoint has the session's step and variables."""
-        if self._last_at(session.global_step.latest.step) is None:
-            return False
-        return self._saved_version == values_of(session.variables).version
-
-    async def _is_unchanged(self, session: Session) -> bool:
-        """Return whether the last checkpoint has all of the session's state.
-
-        Tracked objects and hooks change without a step or a version, so their states are compared
-        with the states in the checkpoint.
-        """
-        if not self._is_saved(session):
-            return False
-        states = _untimed_states(session, session.state_dict())
-        if not states:
-            return True
-        assert self._saver is not None
-        try:
-            restored = await self._saver.restore(session.global_step.latest.step)
-        except CheckpointError:
-            return False
-        if restored is None:
-            return False
-        return await to_thread(is_same, states, _untimed_states(session, restored.state))
-
-    def _last_at(self, step: int) -> Checkpoint | None:
-        """Return the last checkpoint if it is of this step."""
-        last = self._last
-        if last is None or last.step != step:
-            return None
-        return last
-
-    # -- metrics
-
-    async def _note_evaluation(
-        self,
-        step: int,
-        metrics: dict[str, float],
-        is_extra: bool,
-    ) -> None:
-        """Add the numbers of an evaluation to the checkpoint of its step, now or when it is saved.
-
-        `is_extra` is whether it is an evaluation that only the end of the session has caused.
-        """
-        if not metrics:
-            return
-        last = self._last_at(step)
-        if is_extra and last is not None and not last.interim:
-            # An uninterrupted run has this checkpoint, too, but makes no evaluation here. So the
-            # numbers of both must stay the same.
-            return
-        numbers = {**self._evaluated.get(step, {}), **metrics}
-        self._evaluated = {step: numbers}  # no later save is of an earlier step
-        await self._add_metrics(step, metrics)
-
-    async def _add_metrics(
-        self,
-        step: int,
-        metrics: dict[str, float],
-    ) -> None:
-        """Add numbers to the checkpoint of a step, if this session has saved or restored it.
-
-        An error is only recorded.
-        """
-        if not metrics:
-            return
-        if self._saver is None or step not in self._steps:
-            return
-        if self._write_task is not None:
-            # The checkpoint must be complete. An error of the write is handled where it was begun.
-            await asyncio.wait([self._write_task])
-        try:
-            await self._saver.add_metrics(step, metrics)
-        except Exception as error:
-            self._record_failed_save(step, error)
-
-    # -- saving
-
-    async def _save_last(self, session: Session) -> None:
-        """Save at the end of the session. Wait for the write."""
-        await self._save(session, at_end=True)
-        await self._wait_for_write()
-
-    async def _save_after_error(self) -> None:
-        session = self._session
-        if session is None or self._saver is None:
-            return
+    async def _save_after_error(self, session: Session) -> None:
+        """Save the step at which the session has failed, unless it is saved."""
         epoch, step = session.global_step.latest
         # In another epoch, a recovery reset the step and then failed, perhaps with only a part of
         # the state restored.
@@ -392,130 +331,233 @@ class CheckpointSaverHook(ScheduledHook):
             )
         await self._save_last(session)
 
+    # -- whether to save
+
+    def _last_of(self, step: int) -> _Save | None:
+        """Return the last save if it is of this step."""
+        if self._last is None or self._last.step != step:
+            return None
+        return self._last
+
+    def _is_saved(self, session: Session) -> bool:
+        """Return whether the last save has the session's step and variables."""
+        last = self._last_of(session.global_step.latest.step)
+        return last is not None and last.variables_version == values_of(session.variables).version
+
+    async def _is_unchanged(self, session: Session) -> bool:
+        """Return whether the last checkpoint has all of the session's state.
+
+        Tracked objects and hooks change without a step or a version, so their states are compared
+        with the states in the checkpoint.
+        """
+        if not self._is_saved(session):
+            return False
+        states = _comparable_states(session, session.state_dict())
+        if not states:
+            return True
+        try:
+            restored = await self._saver.restore(session.global_step.latest.step)
+        except CheckpointError:
+            return False
+        if restored is None:
+            return False
+        return await to_thread(is_same, states, _comparable_states(session, restored.state))
+
+    # -- saving
+
+    async def _save_last(self, session: Session) -> None:
+        """Save at the end of the session. Wait for the write."""
+        await self._save(session, at_end=True)
+        await self._wait_for_write()
+
     async def _save(
         self,
         session: Session,
         *,
         at_end: bool = False,
     ) -> None:
-        """Take the state and start to write it, or write it in the foreground. There must be no
-        other write.
+        """Take the state and start to write it. In the foreground, wait for the write.
+
+        No other write may be in progress.
         """
-        assert self._saver is not None
-        for listener in self._listeners:
-            await listener.before_save(session, session.global_step.latest.step)
-        await session.drain_hooks()
-        events = self._coord.events
-        await events.saving.emit(session.global_step.latest.step, self._saver.checkpoint_dir)
-        # State and step without an await between: other sessions may change shared variables while
-        # a callback is awaited.
-        self._epoch, step = session.global_step.latest
-        previous = self._last_at(step)
-        is_interim = at_end and not self._timer.due(step, self._now())
-        if previous is not None and not previous.interim:
-            is_interim = False
-        if not is_interim:
-            self._timer.mark(step, self._now())
+        await self._announce(session)
+        # No await from here until the state is taken: while this hook waits, another session may
+        # change shared variables, and step, state and version would not belong together.
+        save = self._next_save(session, at_end)
         state = session.state_dict()
-        self._served_requests = events.save_requests
-        self._saved_version = values_of(session.variables).version
-        metrics: dict[str, float] = {}
-        if previous is not None:
-            metrics.update(previous.metrics)
-        metrics.update(self._evaluated.get(step, {}))
-        self._last = Checkpoint(step, 0, metrics, interim=is_interim)
-        self._steps.add(step)
-        if is_interim:
-            metrics = {**metrics, INTERIM: 1.0}
-        self._write_task = new_task(
-            self._write(session, state, step, metrics),
-            f"save of step {step}",
-        )
+        self._last = save
+        self._saved_steps.add(save.step)
+        self._served_requests = self._coord.events.save_requests
+        write = self._write(session, state, save)
+        self._write_task = new_task(write, f"save of step {save.step}")
         del state  # so that only the write refers to it
         if self._background:
-            # The write begins: a task that is cancelled before that records no failure.
+            # The write begins: a task that is cancelled before that counts no failure.
             await asyncio.sleep(0)
         else:
             await self._wait_for_write()
+
+    async def _announce(self, session: Session) -> None:
+        """Call the listeners and subscribers that want to know of a save before it."""
+        step = session.global_step.latest.step
+        for listener in self._listeners:
+            await listener.before_save(session, step)
+        # Calls in the background may still change the states of hooks.
+        await session.drain_hooks()
+        await self._coord.events.saving.emit(step, self._saver.checkpoint_dir)
+
+    def _next_save(
+        self,
+        session: Session,
+        at_end: bool,
+    ) -> _Save:
+        """Return the save of the current step. Mark the timer, whose state is part of it."""
+        self._epoch, step = session.global_step.latest
+        metrics = dict(self._evaluated.get(step, {}))
+        is_interim = at_end and not self._timer.due(step)
+        previous = self._last_of(step)
+        if previous is not None:
+            metrics = {**previous.metrics, **metrics}
+            # A checkpoint that an uninterrupted run has as well is replaced by one of its kind.
+            is_interim = is_interim and previous.is_interim
+        if not is_interim:
+            self._timer.mark(step)
+        return _Save(
+            step,
+            values_of(session.variables).version,
+            metrics,
+            is_interim,
+        )
 
     async def _write(
         self,
         session: Session,
         state: dict[str, Any],
-        step: int,
-        metrics: dict[str, float],
+        save: _Save,
     ) -> None:
-        assert self._saver is not None
+        """Write a state, and call the listeners. The task of the write keeps the error."""
+        metrics = dict(save.metrics)
+        if save.is_interim:
+            metrics[INTERIM] = 1.0
         try:
-            with active("save", f"save of step {step}", observers=self._coord.observers):
-                checkpoint = await self._saver.save(state, step, metrics=metrics)
-        except Exception as error:
-            self._record_failed_save(step, error)
-            return
-        except asyncio.CancelledError as error:
-            self._record_failed_save(step, hook_cancelled_error(f"the save of step {step}", error))
+            with active("save", f"save of step {save.step}", observers=self._coord.observers):
+                self.latest = await self._saver.save(state, save.step, metrics=metrics)
+        except BaseException:
+            self._note_failed_save(save.step)
             raise
         finally:
             del state  # else it would be kept until the listeners return
-        self.latest = checkpoint
         self.saved += 1
-        try:
-            await self._coord.events.saved.emit(step, checkpoint.path)
-            for listener in self._listeners:
-                answer = await listener.after_save(session, step)
-                if isinstance(answer, str) and answer:
-                    self._coord.request_stop(answer)
-                elif answer:
-                    self._coord.request_stop(f"a listener requested it after saving step {step}")
-        except Exception as error:
-            self._record_failure(_listener_failure(error))
-        except asyncio.CancelledError as error:
-            self._record_failure(hook_cancelled_error(f"the save of step {step}", error))
-            raise
+        await self._coord.events.saved.emit(save.step, self.latest.path)
+        for listener in self._listeners:
+            await self._call_after_save(listener, session, save.step)
 
-    def _describe_write(self) -> str:
-        return "a save" if self._write_task is None else f"the {self._write_task.get_name()}"
+    async def _call_after_save(
+        self,
+        listener: CheckpointSaverListener,
+        session: Session,
+        step: int,
+    ) -> None:
+        """Call `after_save` of a listener, and request the stop that its result asks for."""
+        try:
+            answer = await listener.after_save(session, step)
+        except Exception as error:
+            if not is_clean_end(error):
+                raise
+            # The end of a listener's input is not the end of the training.
+            raise RuntimeError(f"after_save of a listener raised {safe_repr(error)}") from error
+        if answer:
+            reason = f"a listener requested it after saving step {step}"
+            self._coord.request_stop(answer if isinstance(answer, str) else reason)
 
     async def _wait_for_write(self) -> None:
-        """Wait until there is no write."""
+        """Wait until no write is in progress. Its failure is not raised here."""
         while self._write_task is not None and not self._write_task.done():
             await asyncio.wait([self._write_task])
+        self._end_write()
+
+    def _end_write(self) -> None:
+        """Forget the write if it has ended, and keep its failure."""
+        task = self._write_task
+        if task is None or not task.done():
+            return
         self._write_task = None
+        if task.cancelled():
+            cancelled = asyncio.CancelledError()
+            self._record_failure(hook_cancelled_error(f"the {task.get_name()}", cancelled))
+            return
+        error = task.exception()
+        if error is not None:
+            self._record_failure(error)
+
+    # -- metrics
+
+    async def _note_evaluation(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        is_extra: bool,
+    ) -> None:
+        """Add the numbers of an evaluation to the checkpoint of its step, now or when it is saved.
+
+        An extra evaluation was not due: only the end of the session has caused it.
+        """
+        last = self._last_of(step)
+        if is_extra and last is not None and not last.is_interim:
+            # An uninterrupted run has this checkpoint, too, but makes no evaluation here. So the
+            # numbers of both must stay the same.
+            return
+        self._evaluated = {step: {**self._evaluated.get(step, {}), **metrics}}
+        await self._add_metrics(step, metrics)
+
+    async def _add_metrics(
+        self,
+        step: int,
+        metrics: dict[str, float],
+    ) -> None:
+        """Add numbers to the checkpoint of a step, if this session has saved or restored it.
+
+        An error is raised in the next run.
+        """
+        if not metrics or step not in self._saved_steps:
+            return
+        if self._write_task is not None:
+            # The checkpoint must be complete. A failed write is handled where it was begun.
+            await asyncio.wait([self._write_task])
+        try:
+            await self._saver.add_metrics(step, metrics)
+        except Exception as error:
+            self._note_failed_save(step)
+            self._record_failure(error)
 
     # -- failures
 
-    def _record_failed_save(self, step: int, error: Exception) -> None:
+    def _note_failed_save(self, step: int) -> None:
+        """Count a failure. If it is that of the last save, the state is not saved."""
         self.failed += 1
-        if self._last_at(step) is not None:
+        if self._last_of(step) is not None:
             self._last = None
-        self._record_failure(error)
 
-    def _record_failure(self, error: Exception) -> None:
+    def _record_failure(self, error: BaseException) -> None:
+        """Keep an error for the next run. A further error becomes a note of it."""
         if self._failure is None:
             self._failure = error
         else:
             add_note(self._failure, f"and then: {safe_repr(error)}")
 
     def _raise_failure(self) -> None:
-        if self._write_task is not None and self._write_task.done():
-            self._write_task = None
+        """Raise the error of a failed save or listener, once."""
+        self._end_write()
         failure = self._failure
         self._failure = None
         if failure is not None:
             raise failure
 
 
-def _listener_failure(error: Exception) -> Exception:
-    """Return the failure of a listener. The end of its input is no end of the training."""
-    if not is_clean_end(error):
-        return error
-    failure = RuntimeError(f"after_save of a listener raised {safe_repr(error)}")
-    failure.__cause__ = error
-    return failure
-
-
-def _untimed_states(session: Session, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states of the tracked objects and hooks, but not of hooks that only keep time."""
+def _comparable_states(session: Session, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of tracked objects and hooks, without hooks that only keep time: their
+    states change between any two moments.
+    """
     states = {f"tracked {name}": value for name, value in state["tracked"].items()}
     for name, hook in session.stateful_hooks().items():
         if not is_numbered(hook):

@@ -15,25 +15,18 @@ import contextlib
 import copy
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from aiohooks._core.activity import active, awaited_tasks
 from aiohooks._core.calls import Wait, limited
 from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import current_clock, sleep
 from aiohooks._core.reports import wait_log
-from aiohooks._core.scope import leave_run
-from aiohooks._core.validate import (
-    check_choice,
-    check_instance,
-    check_mapping,
-    check_secs,
-    checked_int,
-    is_coroutine_function,
-)
-from aiohooks._core.waits import Backoff, Waiters
+from aiohooks._core.scope import current_run, leave_run
+from aiohooks._core.validate import check_choice, check_instance, check_mapping, checked_int
+from aiohooks._core.waits import Backoff, Waiters, until_stop
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     EffectError,
@@ -41,14 +34,12 @@ from aiohooks.errors import (
     InvalidHookError,
     StopRequestedError,
     did_you_mean,
-    printable,
     safe_repr,
 )
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import logger
-from aiohooks.hooks.every import ResettingHook
+from aiohooks.hooks._observing import check_coroutine_function, logger
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunContext, SessionRunValues
+from aiohooks.session.hook import SessionRunContext, SessionRunHook, SessionRunValues
 from aiohooks.session.status import EffectStatus, session_events
 
 
@@ -69,11 +60,11 @@ class Effect(NamedTuple):
     step: int
 
 
-Handler: TypeAlias = Callable[[Effect], Awaitable[object]]
+Handler = Callable[[Effect], Awaitable[object]]
 """A coroutine function that delivers an effect. If it raises, the delivery is repeated."""
 
 
-class EffectsHook(ResettingHook):
+class EffectsHook(SessionRunHook):
     """Delivers the effects of steps and hooks when they can no longer be undone.
 
     With `when="checkpoint"`, an effect is delivered when a durable checkpoint contains its step: a
@@ -86,8 +77,8 @@ class EffectsHook(ResettingHook):
     record effects wait until there are fewer. If so many wait for a checkpoint, one is requested.
 
     When the session ends normally, the last checkpoint is saved, this hook delivers its effects for
-    at most `drain_secs`, and a checkpoint without them is saved. A warning counts the remaining
-    effects.
+    at most the grace period of the session, and a checkpoint without them is saved. A warning
+    counts the remaining effects.
     """
 
     # This hook must follow the hooks that record effects.
@@ -101,7 +92,6 @@ class EffectsHook(ResettingHook):
         when: Literal["checkpoint", "commit"] = "checkpoint",
         max_pending: int = 1000,
         backoff: Backoff = Backoff(),
-        drain_secs: float = 10.0,
     ) -> None:
         """Check the arguments.
 
@@ -112,7 +102,6 @@ class EffectsHook(ResettingHook):
             when: when an effect is delivered.
             max_pending: how many effects may wait for their handlers, and for a checkpoint.
             backoff: the pauses before a delivery is repeated.
-            drain_secs: how long the end of the session waits for deliveries.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -120,57 +109,49 @@ class EffectsHook(ResettingHook):
         """
         check_mapping(handlers, "handlers", optional=False)
         for kind, handler in handlers.items():
-            check_instance(kind, str, "a kind of handlers")
-            if not is_coroutine_function(handler):
-                raise InvalidHookError(
-                    f"the handler of {kind!r} is {handler!r}; give a coroutine function",
-                )
-        if not handlers:
-            raise InvalidArgumentError("handlers is empty; give {kind: coroutine function}")
+            check_coroutine_function(handler, f"the handler of {kind!r}")
         check_instance(run, str, "run")
         check_choice(when, "when", "checkpoint", "commit")
         check_instance(backoff, Backoff, "backoff")
-        check_secs(drain_secs, "drain_secs")
         self._handlers = dict(handlers)
         self._run = run
         self._is_at_commit = when == "commit"
         self._max_pending: int = checked_int(max_pending, "max_pending", 1)
         self._backoff = backoff
-        self._drain_secs = drain_secs
-        self._lock = threading.Lock()
         self._reset()
 
     def _reset(self) -> None:
-        # The attempts whose recorded effects are neither in the outbox nor dropped. These are the
-        # current attempt, and attempts that failed before `after_run` of this hook.
+        # The attempts whose recorded effects are neither in the outbox nor dropped: the current
+        # attempt, and attempts that failed before `after_run` of this hook. Threads record, too.
         self._attempts: list[SessionRunContext] = []
-        # The undelivered effects by key, and the keys of those that wait for a checkpoint.
-        self._outbox: dict[str, Effect] = {}
-        self._unsaved: set[str] = set()
+        self._lock = threading.Lock()
+        # The outbox: effects that wait for a checkpoint, and effects that wait for their handler,
+        # by key, in the order in which they were recorded.
+        self._unsaved: dict[str, Effect] = {}
+        self._ready: dict[str, Effect] = {}
         # The step of the latest save, and the keys of the effects in it.
         self._saving_step = 0
         self._saving: set[str] = set()
-        # For the next keys: the latest step with effects, their number by recorder, and how often
-        # the step has been reset.
+        # For the next keys: the latest step with effects, and how many it has of each recorder.
         self._step = 0
         self._numbers: Counter[str] = Counter()
-        self._resets = 0
-        # The tasks that deliver, by kind, and the waiters for their progress.
+        # The tasks that deliver, by kind. Each delivery wakes the runs that wait for room.
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._progress = Waiters()
         # The directory of the checkpoints that the session is restored from, if a hook saves there.
         self._checkpoint_dir: Path | None = None
-        # Whether the checkpoint of the raw session that is created has an outbox.
+        # Whether the restored checkpoint has a state of this hook.
         self._was_loaded = False
-        # The time until which the end of the session waits for deliveries; None before the end.
+        # Until when the end of the session waits for deliveries. None before the end.
         self._drains_until: float | None = None
+        # None before the first raw session and after `close`.
         self._coord: Coordinator | None = None
 
     # -- the life of a session
 
     async def begin(self) -> None:
         """Begin with an empty outbox, and subscribe to the events of saves."""
-        await super().begin()
+        self._reset()
         events = session_events()
         events.saving.subscribe(self._note_saving)
         events.saved.subscribe(self._note_saved)
@@ -185,7 +166,7 @@ class EffectsHook(ResettingHook):
         """
         if coord.owner.effects not in (None, self):
             raise InvalidHookError(
-                "the session has two EffectsHooks; give one of them the handlers of all kinds",
+                "the session has two EffectsHooks; give one of them the handlers of all kinds"
             )
         saver = session.saver
         # None is the directory of the creator, in which the session's own saver saves.
@@ -199,11 +180,10 @@ class EffectsHook(ResettingHook):
             )
         self._coord = coord
         coord.owner.effects = self
-        if session.restored is not None:
-            if not self._was_loaded:
-                # The checkpoint is older than this hook, so the recovery undoes all effects.
-                self.load_state_dict({"pending": ()})
-            self._was_loaded = False
+        if session.restored is not None and not self._was_loaded:
+            # The checkpoint is older than this hook, so the recovery undoes all effects.
+            self.load_state_dict({"step": 0, "counts": {}, "pending": []})
+        self._was_loaded = False
         self._release(set())
 
     @only_if("_lacks_room")
@@ -213,13 +193,8 @@ class EffectsHook(ResettingHook):
         `_lacks_room` has moved the effects of the run to the outbox. A drain does not end the wait,
         because its runs need room as well.
         """
-        assert self._coord is not None
-
-        def describe() -> str:
-            return f"the handlers of effects: {self._ready_count()} are pending"
-
-        with wait_log(describe), contextlib.suppress(StopRequestedError):
-            await self._coord.until(self._wait_for_deliveries(self._max_pending))
+        with wait_log(lambda: "the handlers of effects"), contextlib.suppress(StopRequestedError):
+            await until_stop(self._wait_for_deliveries(self._max_pending), current_run())
 
     def _lacks_room(self, run_context: SessionRunContext, run_values: object) -> bool:
         """Move the effects of the run to the outbox. Return whether `after_run` must wait for room.
@@ -230,11 +205,11 @@ class EffectsHook(ResettingHook):
         if not self._attempts:
             return False
         self._move_to_outbox()
-        return self._ready_count() >= self._max_pending
+        return len(self._ready) >= self._max_pending
 
     async def end(self, session: Session) -> None:
         """Deliver the remaining effects, unless they wait for the last checkpoint."""
-        await self._drain(self._drain_secs)
+        await self._drain(session.grace_secs)
 
     async def close(self, exc: BaseException | None) -> None:
         """Cancel the deliveries, and log how many effects remain.
@@ -246,16 +221,15 @@ class EffectsHook(ResettingHook):
         if self._checkpoint_dir is None and self._coord is not None and exc is not None:
             await self._drain(self._coord.owner.grace_secs / 3)
         self._coord = None
-        tasks = list(self._tasks.values())
-        for task in tasks:
+        for task in self._tasks.values():
             task.cancel()
         # No time limit here, because each delivery has one.
-        await wait_done(tasks, None)
-        if self._outbox:
+        await wait_done(self._tasks.values(), None)
+        counts = {status.kind: status.pending for status in self.status() if status.pending}
+        if counts:
             outcome = "they are lost, as no checkpoint has them"
             if self._checkpoint_dir is not None:
                 outcome = "the next process delivers them, or repeats their steps"
-            counts = dict(Counter(effect.kind for effect in self._outbox.values()))
             logger.warning("effects that were not delivered: %s; %s", counts, outcome)
 
     # -- the outbox
@@ -268,7 +242,7 @@ class EffectsHook(ResettingHook):
         recorder: str | None,
     ) -> None:
         """Record an effect of an attempt. Any thread may call this. See `aiohooks.effect`."""
-        if not isinstance(kind, str) or kind not in self._handlers:
+        if kind not in self._handlers:
             raise InvalidArgumentError(
                 f"kind of an effect is {kind!r}; give the kind of a handler of the EffectsHook:"
                 f" {did_you_mean(str(kind), self._handlers)}",
@@ -297,51 +271,47 @@ class EffectsHook(ResettingHook):
         With `when="commit"`, the effects are delivered. Otherwise a save is requested if many wait.
         """
         with self._lock:
-            attempts = self._attempts
-            self._attempts = [attempt for attempt in attempts if attempt.accepts_effects]
-            for attempt in attempts:
+            for attempt in self._attempts:
                 if attempt.committed:
                     self._add(attempt.global_step, attempt.take_effects())
+            # An attempt that may still record has only its present effects in the outbox.
+            self._attempts = [attempt for attempt in self._attempts if attempt.accepts_effects]
         if self._is_at_commit:
-            self._release(self._unsaved)
+            self._release(self._unsaved.keys())
         elif len(self._unsaved) >= self._max_pending and self._coord is not None:
             self._coord.events.request_save()
 
-    def _add(
-        self,
-        step: int,
-        recorded: list[tuple[str, Any, str]],
-    ) -> None:
-        if step < self._step:
-            # No checkpoint was restored, so this step is not a repetition and needs new keys.
-            self._resets += 1
+    def _add(self, step: int, recorded: list[tuple[str, Any, str]]) -> None:
+        """Add the effects of a step to the outbox, with their keys."""
         if step != self._step:
             self._numbers.clear()
         self._step = step
-        run = self._run + "+" * self._resets
         for kind, payload, recorder in recorded:
             self._numbers[recorder] += 1
-            key = f"{run}/{step}/{recorder}/{self._numbers[recorder]}"
-            self._outbox[key] = Effect(kind, payload, key, step)
-            self._unsaved.add(key)
+            key = f"{self._run}/{step}/{recorder}/{self._numbers[recorder]}"
+            self._unsaved[key] = Effect(kind, payload, key, step)
 
     def _note_saving(self, step: int, checkpoint_dir: Path) -> None:
-        """Note which effects the checkpoint will contain."""
+        """Note which effects the checkpoint will contain. Called at the event `saving`."""
         if checkpoint_dir == self._checkpoint_dir:
             self._move_to_outbox()
             self._saving_step = step
-            self._saving = {*self._outbox}
+            self._saving = {*self._ready, *self._unsaved}
 
     async def _note_saved(self, step: int, path: Path) -> None:
-        """Release the effects that the checkpoint contains. At the end, wait for their delivery."""
+        """Release the effects that the checkpoint contains. At the end, wait for their delivery.
+
+        Called at the event `saved`.
+        """
         # Another hook has saved a checkpoint in another directory, or of an earlier step: that
         # lacks some of the effects.
         if path.parent != self._checkpoint_dir or step < self._saving_step:
             return
         self._release(self._saving)
         if self._drains_until is not None and self._coord is not None:
-            await self._drain(self._drain_secs)
-            if self._saving - self._outbox.keys():
+            await self._drain(0)
+            # A save without the delivered effects: the next process must not deliver them again.
+            if self._saving - self._ready.keys():
                 self._coord.events.request_save()
 
     def state_dict(self) -> dict[str, Any]:
@@ -355,8 +325,7 @@ class EffectsHook(ResettingHook):
         return {
             "step": self._step,
             "counts": dict(self._numbers),
-            "resets": self._resets,
-            "pending": [list(effect) for effect in self._outbox.values()],
+            "pending": [list(effect) for effect in (self._ready | self._unsaved).values()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -371,52 +340,42 @@ class EffectsHook(ResettingHook):
         check_mapping(state, "state", optional=False)
         self._move_to_outbox()
         effects = [Effect(*fields) for fields in state["pending"]]
-        saved = {effect.key: effect for effect in effects}
-        unknown = sorted({effect.kind for effect in saved.values()} - self._handlers.keys())
+        unknown = sorted({effect.kind for effect in effects} - self._handlers.keys())
         if unknown:
             raise InvalidArgumentError(
                 f"the checkpoint has effects of the kinds {unknown} that were not delivered; give"
                 " EffectsHook a handler for each kind, or one that does nothing to drop them",
             )
-        if self._coord is None:
-            # This is a new process, which has delivered nothing yet.
-            self._outbox = saved
-        else:
+        saved = {effect.key: effect for effect in effects}
+        if self._coord is not None:
             # In a recovery, the outbox lacks effects of the checkpoint that were delivered since.
-            for key in self._outbox.keys() - saved.keys():
-                del self._outbox[key]
-        self._unsaved = set()
+            outbox = self._ready | self._unsaved
+            saved = {key: outbox[key] for key in saved if key in outbox}
+        self._ready = saved
+        self._unsaved = {}
         self._saving = set()
-        self._step = state.get("step", 0)
-        self._numbers = Counter(state.get("counts", {}))
-        self._resets = state.get("resets", self._resets)
+        self._step = state["step"]
+        self._numbers = Counter(state["counts"])
         self._was_loaded = True
 
     # -- deliveries
 
-    def _ready_count(self) -> int:
-        """Return the number of effects that wait for their handlers."""
-        # The keys of unsaved effects are in the outbox, too. Each run with effects asks for this.
-        return len(self._outbox) - len(self._unsaved)
-
     def _first_ready(self, kind: str) -> Effect | None:
         """Return the oldest effect of a kind that waits for its handler."""
-        for key, effect in self._outbox.items():
-            if effect.kind == kind and key not in self._unsaved:
-                return effect
-        return None
+        return next((effect for effect in self._ready.values() if effect.kind == kind), None)
 
-    def _release(self, keys: set[str]) -> None:
-        """Deliver effects that have waited for a checkpoint: start a task for each kind."""
-        self._unsaved = self._unsaved - keys
+    def _release(self, saved_keys: Collection[str]) -> None:
+        """Move effects that a checkpoint contains to the ready ones. Start a task for each kind."""
+        for key in [*self._unsaved]:
+            if key in saved_keys:
+                self._ready[key] = self._unsaved.pop(key)
         # After `close`, a write that ends then delivers nothing.
         if self._coord is None:
             return
         for kind in self._handlers:
-            if kind in self._tasks or self._first_ready(kind) is None:
-                continue
-            delivering = self._deliver(kind, self._coord.owner.grace_secs)
-            self._tasks[kind] = new_task(delivering, f"delivery of {kind}")
+            if kind not in self._tasks and self._first_ready(kind) is not None:
+                delivering = self._deliver(kind, self._coord.owner.grace_secs)
+                self._tasks[kind] = new_task(delivering, f"delivery of {kind}")
 
     async def _deliver(self, kind: str, grace_secs: float) -> None:
         """Deliver the effects of a kind one after another, until there are no more."""
@@ -436,42 +395,41 @@ class EffectsHook(ResettingHook):
                 except Exception as error:
                     failures += 1
                     message = "delivery of %s failed, in attempt %d; it is repeated: %s"
-                    logger.warning(message, effect.key, failures, printable(safe_repr(error)))
+                    logger.warning(message, effect.key, failures, safe_repr(error))
                     await sleep(self._backoff.pause_secs(failures))
                     continue
                 failures = 0
                 # A recovery during the delivery may have dropped it. Its step is then repeated,
                 # under the same key.
-                if self._outbox.get(effect.key) is effect:
-                    del self._outbox[effect.key]
+                if self._ready.get(effect.key) is effect:
+                    del self._ready[effect.key]
                     self._progress.wake()
         finally:
             del tasks[kind]
 
+    async def _wait_for_deliveries(self, count: int) -> None:
+        """Wait until fewer effects than `count` wait for their handlers."""
+        with active(
+            "wait", "the deliveries of effects", lambda: awaited_tasks(*self._tasks.values())
+        ):
+            while len(self._ready) >= count:
+                await self._progress.wait()
+
     async def _drain(self, secs: float) -> None:
-        """Wait until all ready effects are delivered, at most for `secs` after the first call."""
+        """Wait until the handlers have all ready effects, at most `secs` from the first call on."""
         self._move_to_outbox()
         now = current_clock().now()
         if self._drains_until is None:
             self._drains_until = now + secs
-        if now < self._drains_until:
-            delivered = self._wait_for_deliveries(1)
-            with contextlib.suppress(TimeoutError):
-                await limited(delivered, self._drains_until - now, "the delivery of effects")
-
-    async def _wait_for_deliveries(self, count: int) -> None:
-        """Wait until fewer effects than `count` wait for their handlers."""
-        tasks = self._tasks.values()
-        with active("wait", "the deliveries of effects", lambda: awaited_tasks(*tasks)):
-            while self._ready_count() >= count:
-                await self._progress.wait()
+        with contextlib.suppress(TimeoutError):
+            secs_left = self._drains_until - now
+            await limited(self._wait_for_deliveries(1), secs_left, "the deliveries of effects")
 
     def status(self) -> tuple[EffectStatus, ...]:
         """Return the counts of each kind, as in `session.status().effects`."""
-        pending = Counter(effect.kind for effect in self._outbox.values())
-        unsaved = Counter(self._outbox[key].kind for key in self._unsaved)
+        unsaved = Counter(effect.kind for effect in self._unsaved.values())
+        pending = unsaved + Counter(effect.kind for effect in self._ready.values())
         return tuple(EffectStatus(kind, pending[kind], unsaved[kind]) for kind in self._handlers)
 
     def __repr__(self) -> str:
-        when = "commit" if self._is_at_commit else "checkpoint"
-        return f"EffectsHook({list(self._handlers)}, when={when!r})"
+        return f"EffectsHook({list(self._handlers)}, run={self._run!r})"

@@ -24,14 +24,12 @@ from aiohooks._core.validate import (
     check_instance,
     check_mapping,
     checked_int,
-    is_coroutine_function,
 )
 from aiohooks._core.waits import Waiters, until_stop
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     AiohooksError,
     FetchError,
-    InvalidHookError,
     StopRequestedError,
     add_note,
     is_clean_end,
@@ -39,7 +37,7 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.plan import Leaves, Plan, canonical_feeds
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import logger, scalar
+from aiohooks.hooks._observing import check_coroutine_function, logger, scalar
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import (
@@ -168,12 +166,7 @@ class EvaluatorHook(SessionRunHook):
             InvalidArgumentError: an argument is invalid.
             InvalidHookError: `eval_fn` is not a coroutine function.
         """
-        check_callable(eval_fn, "eval_fn")
-        if not is_coroutine_function(eval_fn):
-            raise InvalidHookError(
-                f"eval_fn is {eval_fn!r}, not a coroutine function; write it as `async def`, or"
-                " give aiohooks.in_thread(fn) for a function that blocks",
-            )
+        check_coroutine_function(eval_fn, "eval_fn")
         check_instance(every, Every, "every")
         check_choice(mode, "mode", "inline", "background")
         check_callable(snapshot, "snapshot", optional=True)
@@ -195,11 +188,11 @@ class EvaluatorHook(SessionRunHook):
         """The results by step, in the order in which the evaluations ended."""
         self._clock: Clock = current_clock()
         self._timer: EveryTimer = self._every.timer()
-        # The last step that was evaluated, and the step of an evaluation at the end that was not
-        # due.
+        # The last step that was evaluated.
         self._evaluated_step: int | None = None
+        # The step of the extra evaluation at the end, which was not due.
         self._extra_step: int | None = None
-        # Whether a restored state has an unfinished evaluation.
+        # Whether the restored checkpoint was saved while an evaluation of its step was unfinished.
         self._was_unfinished = False
         self._queue = _Evaluations(self._evaluate, self._max_pending, self._background)
 
@@ -214,20 +207,20 @@ class EvaluatorHook(SessionRunHook):
         session_events().saving.subscribe(self._finish_earlier)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Evaluate before the first run, with `at_begin`. After a recovery or a restart, repeat the
-        unfinished ones.
+        """Evaluate before the first run, with `at_begin`. After a recovery or a restart, repeat
+        unfinished evaluations.
         """
         is_first = self._queue.coord is None
         step = session.global_step.latest.step
-        now = self._clock.now()
         self._queue.reopen(session, coord)
-        self._timer.resume(step, now)
+        self._timer.resume(step)
+        # After a recovery, the unfinished evaluation itself is still in the queue.
         is_repeated = self._was_unfinished and not self._queue.items
         self._was_unfinished = False
         is_beginning = self._at_begin and is_first and self._evaluated_step is None
-        if is_repeated or is_beginning or self._timer.due(step, now):
+        if is_repeated or is_beginning or self._timer.due(step):
             self._schedule(session, step)
-        # In the background it starts with a run, and must not be waited for here.
+        # In the background, the task of the evaluations starts with a run.
         if not self._background:
             await self._queue.drain()
 
@@ -260,11 +253,13 @@ class EvaluatorHook(SessionRunHook):
         run_context: SessionRunContext,
         run_values: SessionRunValues,
     ) -> bool:
-        """Take the values of this step, which other sessions may change while the task of
-        `after_run` starts. Return whether its evaluation is pending.
+        """Queue the evaluation of this step if it is due. Return whether it is pending.
+
+        The session calls this right after the run. Until the task of `after_run` has started, other
+        sessions may change the values.
         """
         step = run_context.global_step
-        if self._timer.due(step, self._clock.now()):
+        if self._timer.due(step):
             self._schedule(run_context.session, step)
         return step in self.pending
 
@@ -278,6 +273,7 @@ class EvaluatorHook(SessionRunHook):
         await self._evaluate_last(session)
 
     async def _evaluate_last(self, session: Session) -> None:
+        """Evaluate the last step, with `at_end`, unless it has been evaluated."""
         step = session.global_step.latest.step
         if self._at_end and self._evaluated_step != step:
             self._extra_step = step
@@ -304,7 +300,7 @@ class EvaluatorHook(SessionRunHook):
         return {
             "evaluated_step": self._evaluated_step,
             "timer": self._timer.state_dict(),
-            "unfinished": bool(self._queue.items) or self._queue.has_failed,
+            "unfinished": bool(self._queue.items or self._queue.failures),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -323,23 +319,28 @@ class EvaluatorHook(SessionRunHook):
             return
         queue = self._queue
         with wait_log(queue.describe):
-            while queue.items and queue.items[0].step < step and not queue.has_failed:
+            while queue.items and queue.items[0].step < step and not queue.failures:
                 await queue.wait_for_end()
 
-    def _schedule(self, session: Session, step: int) -> None:
+    def _schedule(
+        self,
+        session: Session,
+        step: int,
+    ) -> None:
         """Queue the evaluation of this step, with its values."""
         if step != self._extra_step:
-            self._timer.start(step, self._clock.now())
+            self._timer.start(step)
         snapshot = None
         if self._snapshot is not None:
             snapshot = self._snapshot()
         self._queue.add(Evaluation(step, session.variables.snapshot(), snapshot, session))
 
     async def _evaluate(self, evaluation: Evaluation) -> None:
-        """Make an evaluation; no error of the function may be taken for the end of the training.
+        """Make an evaluation, and keep its result.
 
-        A cancellation of something in it that is not one of the caller raises `HookCancelledError`,
-        and an error that means the end of input `AiohooksError`.
+        An error that means the end of input becomes an `AiohooksError`, because it is not the end
+        of the training. If something in the function is cancelled, the error is a
+        `HookCancelledError`, because the caller is not.
         """
         step = evaluation.step
         what = f"the evaluation at step {step}"
@@ -380,15 +381,15 @@ class EvaluatorHook(SessionRunHook):
                 await answer
 
     def __repr__(self) -> str:
-        mode = "background" if self._background else "inline"
-        return (
-            f"EvaluatorHook({self._eval_fn!r}, {self._every}, {mode!r}, evaluated step"
-            f" {self._evaluated_step})"
-        )
+        step = self._evaluated_step
+        return f"EvaluatorHook({self._eval_fn!r}, {self._every}, evaluated step {step})"
 
 
 class _Evaluations(Queue[Evaluation]):
-    """The evaluations that have not ended. A task makes them, or `drain`."""
+    """The evaluations that have not ended, the oldest first.
+
+    In the background, a task makes them one after another. Inline, `drain` makes them.
+    """
 
     def __init__(
         self,
@@ -396,7 +397,7 @@ class _Evaluations(Queue[Evaluation]):
         max_pending: int,
         background: bool,
     ) -> None:
-        # An evaluation that is due is added before its run waits for a place.
+        # One more than may be unfinished: a run adds its evaluation, and then waits for a place.
         super().__init__("queue of evaluations", max_pending + 1)
         self.coord: Coordinator | None = None
         """The coordinator of the session; None before the first and after `close`."""
@@ -407,17 +408,12 @@ class _Evaluations(Queue[Evaluation]):
         self._task: asyncio.Task[None] | None = None
         self._progress = Waiters()
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether an evaluation has failed, and its error has not been raised."""
-        return bool(self.failures)
-
     def reopen(
         self,
         session: Session,
         coord: Coordinator,
     ) -> None:
-        """Use a new session, which makes the evaluations that have not ended or have failed."""
+        """Use a new session. It makes the evaluations that have failed or have not ended."""
         self.coord = coord
         self._task = None
         # Later steps are lost, and will be run again.
@@ -432,7 +428,7 @@ class _Evaluations(Queue[Evaluation]):
         """Do nothing: the task starts in a run, or at the end."""
 
     def start(self) -> None:
-        """Start the task if there are evaluations, and it has ended or was cancelled."""
+        """Start the task if there are evaluations, unless it is active."""
         is_active = self._task is not None and not self._task.done()
         if self.items and self.coord is not None and not is_active:
             self._task = self.coord.start_soon(self._work, current_run(), name="evaluation")
@@ -440,15 +436,18 @@ class _Evaluations(Queue[Evaluation]):
             self._task.add_done_callback(lambda _: self._progress.wake())
 
     async def _work(self, run: RunScope | None) -> None:
+        """Make the evaluations, until one has failed: the task, started by `run`."""
         if run is not None:
             # Reject monitored runs in here, as inline: they could wait for a run that waits for
             # this task.
             begin_run(run.session, None)
-        while self.items and not self.has_failed:
+        while self.items and not self.failures:
             await self._make_first()
 
     async def _make_first(self) -> None:
-        """Make the oldest evaluation. It stays in the queue if cancelled."""
+        """Make the oldest evaluation. It stays in the queue until it has ended, also if this task
+        is cancelled.
+        """
         item = self.items[0]
         error: Exception | None = None
         try:
@@ -481,10 +480,8 @@ class _Evaluations(Queue[Evaluation]):
 
 def _numbers_of(result: Any) -> dict[str, float]:
     """Return the numbers of a result, or none if it is not a mapping."""
-    numbers: dict[str, float] = {}
-    if isinstance(result, Mapping):
-        for tag, value in cast("Mapping[object, Any]", result).items():
-            number = scalar(value)
-            if number is not None:
-                numbers[str(tag)] = float(number)
-    return numbers
+    if not isinstance(result, Mapping):
+        return {}
+    values = cast("Mapping[object, Any]", result)
+    numbers = {str(tag): scalar(value) for tag, value in values.items()}
+    return {tag: float(number) for tag, number in numbers.items() if number is not None}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from aiohooks._core.clock import current_clock
+from aiohooks._core.clock import quick_now
 from aiohooks._core.validate import check_secs, checked_int
 from aiohooks.errors import InvalidArgumentError, NotReadyError
 from aiohooks.session.hook import SessionRunHook
@@ -22,16 +21,14 @@ class Every:
     A step that jumps past a boundary, or several, still counts, once.
 
     Attributes:
-        steps: due when a multiple of this, counted from `after`, is reached or passed.
+        steps: due when a multiple of this is reached or passed.
         secs: due when this many seconds have passed since the last time.
-        at: due when one of these steps is reached or passed, positive, in rising order.
-        after: nothing is due at this step or before it.
+        at: due when one of these steps is reached or passed, each 1 or more.
     """
 
     steps: int | None = None
     secs: float | None = None
     at: Sequence[int] = ()
-    after: int = 0
 
     def __post_init__(self) -> None:
         # The instance is frozen.
@@ -47,18 +44,13 @@ class Every:
         if self.secs is not None:
             check_secs(self.secs, "secs of Every", positive=True)
         set_field(self, "at", _checked_steps(self.at))
-        set_field(
-            self,
-            "after",
-            checked_int(self.after, "after of Every", 0, expected="a step, at least 0"),
-        )
         if self.steps is None and self.secs is None and not self.at:
             raise InvalidArgumentError(
                 "Every() is never due: give steps=, secs= or at=, or several of them",
             )
 
     def timer(self) -> EveryTimer:
-        """Return a new timer for this schedule. Each user of the schedule needs its own."""
+        """Return a new timer for this schedule. Each hook that uses the schedule needs its own."""
         return EveryTimer(self)
 
 
@@ -66,81 +58,79 @@ class EveryTimer:
     """Keeps track of when an `Every` was last due, for your own hooks. `Every.timer` creates it.
 
     Create a timer in `begin`, call `resume` in `after_create_session`, and in `after_run`, if it is
-    `due`, do the work and `mark` it. The time is that of the session's clock,
-    `current_clock().now()`. If your hook passes on the timer's `state_dict` and `load_state_dict`,
-    a resumed run is due at the same steps as an uninterrupted run.
+    `due`, do the work and `mark` it. The time is that of the session's clock. If your hook passes
+    on the timer's `state_dict` and `load_state_dict`, a resumed run is due at the same steps as an
+    uninterrupted run.
     """
 
-    __slots__ = ("_at", "_last_now", "_last_step", "every")
+    __slots__ = ("_last_step", "_last_time", "_now", "every")
 
     def __init__(self, every: Every) -> None:
         self.every: Every = every
-        self._at = tuple(every.at)
+        # The session's clock, set by the first `start`.
+        self._now: Callable[[], float]
         self._last_step: int | None = None
-        self._last_now = 0.0
+        self._last_time = 0.0
 
     @property
     def last_step(self) -> int | None:
         """The step from which it counts, or None before `start`."""
         return self._last_step
 
-    def start(self, step: int, now: float) -> None:
-        """Count from this step and time."""
+    def start(self, step: int) -> None:
+        """Count from this step and from now."""
+        if self._last_step is None:
+            self._now = quick_now()
         self._last_step = step
-        self._last_now = now
+        self._last_time = self._now()
 
-    def resume(self, step: int, now: float) -> None:
+    def resume(self, step: int) -> None:
         """Start, or continue after a recovery, which may have moved the global step back to
         `step`.
         """
         if self._last_step is None:
-            self.start(step, now)
+            self.start(step)
         else:
             self._last_step = min(step, self._last_step)
 
-    def due(self, step: int, now: float) -> bool:
-        """Return whether it is due at this step and time. The timer does not change."""
-        last = self._last_step
-        if last is None:
-            raise _not_started(self)
+    def due(self, step: int) -> bool:
+        """Return whether it is due at this step and now, and change nothing."""
+        last = self._checked_last_step()
         every = self.every
-        if step <= every.after:
-            return False
-        if every.steps is not None:
-            boundaries = (step - every.after) // every.steps
-            if boundaries > max(0, (last - every.after) // every.steps):
-                return True
-        if every.secs is not None and now - self._last_now >= every.secs:
+        if every.steps is not None and step // every.steps > last // every.steps:
             return True
-        return bisect_right(self._at, step) > bisect_right(self._at, max(last, every.after))
+        if every.secs is not None and self._now() - self._last_time >= every.secs:
+            return True
+        return bisect_right(every.at, step) > bisect_right(every.at, last)
 
-    def mark(
-        self,
-        step: int,
-        now: float,
-    ) -> tuple[float, int]:
-        """Record that it was done at this step and time.
+    def mark(self, step: int) -> tuple[float, int]:
+        """Record that it was done at this step and now.
 
         Returns:
             The seconds and the steps since the last time, or since the start.
         """
-        last = self._last_step
-        if last is None:
-            raise _not_started(self)
-        elapsed = now - self._last_now, step - last
-        self.start(step, now)
-        return elapsed
+        steps = step - self._checked_last_step()
+        last_time = self._last_time
+        self.start(step)
+        return self._last_time - last_time, steps
+
+    def _checked_last_step(self) -> int:
+        """Return the step from which it counts. Raise if it was not started."""
+        if self._last_step is None:
+            raise NotReadyError(f"{self!r}: call start(step) first, which says where to count from")
+        return self._last_step
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step from which it counts, and the seconds since then."""
         if self._last_step is None:
             return {}
-        return {"step": self._last_step, "secs": current_clock().now() - self._last_now}
+        return {"step": self._last_step, "secs": self._now() - self._last_time}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state, except in a recovery, where it counts already."""
         if state and self._last_step is None:
-            self.start(int(state["step"]), current_clock().now() - float(state["secs"]))
+            self.start(int(state["step"]))
+            self._last_time -= float(state["secs"])
 
     def __repr__(self) -> str:
         state = "not started"
@@ -149,8 +139,16 @@ class EveryTimer:
         return f"<EveryTimer of {self.every}, {state}>"
 
 
-class ResettingHook(SessionRunHook):
-    """Base of hooks that keep nothing of an earlier session."""
+class ScheduledHook(SessionRunHook):
+    """Base of hooks that keep nothing of an earlier session, and whose state in checkpoints is when
+    they were last due.
+    """
+
+    # Checkpoints number several hooks of a class, instead of requiring names: a state that is only
+    # a time is harmless to another hook of the class.
+    _numbered_state: ClassVar[bool] = True
+    # An `EveryTimer` or a `Sampling`, or None for a hook that is never due.
+    _timer: Any
 
     def _reset(self) -> None:
         """Set the attributes of a new session."""
@@ -159,21 +157,9 @@ class ResettingHook(SessionRunHook):
         """Reset the state of an earlier session."""
         self._reset()
 
-
-class ScheduledHook(ResettingHook):
-    """Base of hooks whose state is when they were last due. Several of a class need no names, as
-    they are numbered.
-    """
-
-    _numbered_state: ClassVar[bool] = True
-    _timer: Any
-
     def state_dict(self) -> dict[str, Any]:
         """Return when it was last due."""
-        if self._timer is None:
-            return {}
-        state: dict[str, Any] = self._timer.state_dict()
-        return state
+        return {} if self._timer is None else dict(self._timer.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Be due when an uninterrupted run would be."""
@@ -181,23 +167,16 @@ class ScheduledHook(ResettingHook):
             self._timer.load_state_dict(state)
 
 
-def _not_started(timer: EveryTimer) -> NotReadyError:
-    return NotReadyError(f"{timer!r}: call start(step, now) first, which says where to count from")
-
-
 def _checked_steps(at: Sequence[int]) -> tuple[int, ...]:
+    """Return the steps of `at` in order."""
     try:
         steps = tuple(at)
     except TypeError:
         raise InvalidArgumentError(
             f"at of Every is {at!r}; give a sequence of steps, like at=(10, 50)",
         ) from None
-    steps = tuple(
+    checked = {
         checked_int(step, "a step in at of Every", 1, expected="whole steps, at least 1")
         for step in steps
-    )
-    if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-        raise InvalidArgumentError(
-            f"at of Every is {steps!r}; give the steps in rising order, each once",
-        )
-    return steps
+    }
+    return tuple(sorted(checked))

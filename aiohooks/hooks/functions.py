@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from aiohooks._core.validate import (
     call_error,
@@ -25,7 +25,6 @@ from aiohooks.errors import (
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import FetchingHook, Sampling, logger
 from aiohooks.hooks.every import Every
-from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import (
     HOOK_METHODS,
     SessionRunArgs,
@@ -115,134 +114,76 @@ must not block.
 """
 
 
-class LambdaHook(SessionRunHook):
-    """Calls a function in place of each method that is given. The others cost nothing, as with any
-    hook.
-    """
-
-    _numbered_state: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        *,
-        fetches: Any = None,
-        every: Every | None = None,
-        name: str | None = None,
-        **functions: Function,
-    ) -> None:
-        """Create a hook of the functions.
-
-        Args:
-            fetches: what `after_run` gets as `run_values.results`, instead of a `before_run` that
-                requests it.
-            every: for which runs `after_run` is called and fetches. Without it, for all.
-            name: the hook's name.
-            functions: `begin()`, `after_create_session(session, coord)`, `before_run(run_context)`,
-                which may return `SessionRunArgs`, `after_run(run_context, run_values)`,
-                `end(session)` and `close(exc)`.
-
-        Raises:
-            InvalidHookError: the name is not a method of a hook, or a function does not take the
-                method's arguments.
-            InvalidArgumentError: no function, or options that do not go with the given functions.
-        """
-        if not functions:
-            raise InvalidArgumentError(
-                f"no function was given; give one or more of {', '.join(HOOK_METHODS)}",
-            )
-        for method, fn in functions.items():
-            _check_function(method, fn)
-        check_instance(every, Every, "every", optional=True)
-        has_options = every is not None or fetches is not None
-        if has_options and ("before_run" in functions or "after_run" not in functions):
-            raise InvalidArgumentError(
-                f"fetches is {fetches!r} and every is {every!r}; they go with after_run and without"
-                " before_run, which requests its own fetches in every run",
-            )
-        self.name: str = name or ""
-        self._described = ", ".join(f"{method}={fn!r}" for method, fn in functions.items())
-        self._args = SessionRunArgs(fetches)
-        calls = {method: _as_coroutine_function(fn) for method, fn in functions.items()}
-        if every is not None:
-            calls |= _DueRuns(calls, fetches, every).methods()
-        elif fetches is not None:
-            calls["before_run"] = self._request
-        # Set on the instance, so that missing methods are not overridden: a session never calls
-        # those.
-        for method, call in calls.items():
-            setattr(self, method, call)
-
-    async def _request(self, run_context: SessionRunContext) -> SessionRunArgs:
-        return self._args
-
-    def __repr__(self) -> str:
-        return f"LambdaHook({self._described})"
-
-
 def hook(
     method: str,
     *,
     fetches: Any = None,
     every: Every | None = None,
     name: str | None = None,
-) -> Callable[[Function], LambdaHook]:
+) -> Callable[[Function], SessionRunHook]:
     """Make a hook of the decorated function: `@hook("after_run", every=Every(steps=100),
     fetches="loss")`.
 
     Args:
-        method: which method of a hook the function is.
-        fetches: see `LambdaHook`.
-        every: see `LambdaHook`.
+        method: which method of a hook the function is: `begin()`, `after_create_session(session,
+            coord)`, `before_run(run_context)`, which may return `SessionRunArgs`,
+            `after_run(run_context, run_values)`, `end(session)` or `close(exc)`.
+        fetches: the values that `after_run` gets as `run_values.results`.
+        every: for which runs `after_run` is called and fetches. Without it, for all.
         name: the hook's name, by default the function's.
 
     Returns:
         A decorator. Its result goes into `hooks=[...]`.
 
     Raises:
-        InvalidHookError: the name is not a method of a hook; from the decorator, the function does
-            not take its arguments.
-        InvalidArgumentError: options that do not go with the method.
+        InvalidHookError: there is no such method; from the decorator, the function does not take
+            its arguments.
+        InvalidArgumentError: `fetches` or `every` is given for another method than `after_run`.
     """
-    if not isinstance(method, str):
+    if method not in HOOK_METHODS:
         raise InvalidHookError(
-            f'hook got {method!r}; give the name of a method: @hook("after_run")',
+            f"{method!r} is not a method of a hook; {did_you_mean(str(method), HOOK_METHODS)}",
         )
-    _check_method(method)
+    check_instance(every, Every, "every", optional=True)
+    if method != "after_run" and (every is not None or fetches is not None):
+        raise InvalidArgumentError(
+            f"fetches is {fetches!r} and every is {every!r}; they go with after_run, and this is"
+            f" {method}",
+        )
 
-    def decorate(fn: Function) -> LambdaHook:
-        functions = {method: fn}
-        own_name: str | None = getattr(fn, "__name__", None)
-        return LambdaHook(fetches=fetches, every=every, name=name or own_name, **functions)
+    def decorate(function: Function) -> SessionRunHook:
+        _check_parameters(method, function)
+        call = _as_coroutine_function(function)
+        made: SessionRunHook = LambdaHook(method, call, fetches)
+        if every is not None:
+            made = DueLambdaHook(call, fetches, every)
+        own_name: str = getattr(function, "__name__", "")
+        made.name = name or own_name
+        return made
 
     return decorate
 
 
-def _check_method(name: str) -> None:
-    if name not in HOOK_METHODS:
-        raise InvalidHookError(
-            f"{name!r} is not a method of a hook; {did_you_mean(name, HOOK_METHODS)}",
-        )
-
-
-def _check_function(method: str, fn: Function) -> None:
-    _check_method(method)
-    check_callable(fn, method)
+def _check_parameters(method: str, function: Function) -> None:
+    """Raise unless the function can be called as the method."""
+    check_callable(function, method)
     parameters = _PARAMETERS[method]
-    error = call_error(fn, *parameters)
+    error = call_error(function, *parameters)
     if error is not None:
-        takes = inspect.signature(fn)
+        takes = inspect.signature(function)
         raise InvalidHookError(
-            f"{method} is {fn!r}, which takes {takes} and is called with ({', '.join(parameters)}):"
-            f" {error}",
+            f"{method} is {function!r}, which takes {takes} and is called with"
+            f" ({', '.join(parameters)}): {error}",
         )
 
 
-def _as_coroutine_function(fn: Function) -> Function:
-    if is_coroutine_function(fn):
-        return fn
+def _as_coroutine_function(function: Function) -> Function:
+    """Return the function, or a coroutine function that calls a plain one."""
+    if is_coroutine_function(function):
+        return function
 
     async def call(*args: Any) -> Any:
-        answer = fn(*args)
+        answer = function(*args)
         if inspect.isawaitable(answer):
             answer = await answer
         return answer
@@ -250,41 +191,46 @@ def _as_coroutine_function(fn: Function) -> Function:
     return call
 
 
-class _DueRuns(FetchingHook):
-    """Limits `after_run` of a hook, and its fetches, to the runs that are due."""
+class LambdaHook(SessionRunHook):
+    """Calls a coroutine function in place of a method."""
+
+    def __init__(
+        self,
+        method: str,
+        call: Function,
+        fetches: Any,
+    ) -> None:
+        self._args = SessionRunArgs(fetches)
+        # Set on the instance, so that the other methods are not overridden: a session never calls
+        # those.
+        setattr(self, method, call)
+        if fetches is not None:
+            setattr(self, "before_run", self._request_fetches)  # noqa: B010 - mypy rejects an assignment
+
+    async def _request_fetches(self, run_context: SessionRunContext) -> SessionRunArgs:
+        return self._args
+
+
+class DueLambdaHook(FetchingHook):
+    """Calls a coroutine function in place of `after_run`, in the runs that are due."""
 
     _timer: Sampling
 
     def __init__(
         self,
-        calls: Mapping[str, Function],
+        call: Function,
         fetches: Any,
         every: Every,
     ) -> None:
-        self._calls = dict(calls)
         super().__init__(fetches, every)
+        self._call = call
 
-    def methods(self) -> dict[str, Function]:
-        """Return the methods that replace the hook's own, and the condition of `after_run`."""
-        names = ["begin", "after_create_session", "before_run", "after_run", "is_due"]
-        names += ["state_dict", "load_state_dict"]
-        return {name: getattr(self, name) for name in names}
-
-    async def begin(self) -> None:
-        await super().begin()
-        if "begin" in self._calls:
-            await self._calls["begin"]()
-
-    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        await super().after_create_session(session, coord)
-        if "after_create_session" in self._calls:
-            await self._calls["after_create_session"](session, coord)
-
-    @only_if("is_due")
+    @only_if("_is_due")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         if self._timer.mark_if_due(run_context.global_step):
-            await self._calls["after_run"](run_context, run_values)
+            await self._call(run_context, run_values)
 
-    def is_due(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
+    def _is_due(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
+        """Note the step of the run. Return whether it is due, so that `after_run` is called."""
         self._timer.note_step(run_context.global_step)
         return self._timer.is_due(run_context.global_step)

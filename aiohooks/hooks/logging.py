@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, cast
 
 from aiohooks._core.clock import Clock, current_clock
 from aiohooks._core.validate import check_callable, check_instance
 from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError, safe_repr
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import FetchingHook, Values, checked_values, logger, scalar
+from aiohooks.hooks._observing import (
+    FetchingHook,
+    Values,
+    checked_values,
+    logger,
+    scalar,
+    text_of,
+)
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import (
@@ -32,31 +38,19 @@ class StepCounterHook(ScheduledHook):
     Warns, at most five times a session, when runs do not advance the step.
     """
 
-    def __init__(
-        self,
-        every: Every = Every(steps=100),
-        *,
-        on_rate: Callable[[int, float], None] | None = None,
-    ) -> None:
-        """Create the hook.
-
-        Args:
-            every: when to measure.
-            on_rate: called with the step and the steps per second, each time in addition to the
-                log.
+    def __init__(self, every: Every = Every(steps=100)) -> None:
+        """Create the hook. `every` is when to measure.
 
         Raises:
             InvalidArgumentError: `every` is not an Every.
         """
         check_instance(every, Every, "every")
-        check_callable(on_rate, "on_rate", optional=True)
         self._every = every
-        self._on_rate = on_rate
         self._reset()
 
     def _reset(self) -> None:
-        self._clock: Clock = current_clock()
         self._timer: EveryTimer = self._every.timer()
+        # The step after the last run.
         self._last_step: int | None = None
         self._warnings = 0
         self.steps_per_sec: float | None = None
@@ -67,7 +61,7 @@ class StepCounterHook(ScheduledHook):
         it.
         """
         if self._timer.last_step is None:
-            self._timer.start(session.global_step.latest.step, self._clock.now())
+            self._timer.start(session.global_step.latest.step)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Measure the rate if it is due."""
@@ -80,15 +74,12 @@ class StepCounterHook(ScheduledHook):
                 step,
             )
         self._last_step = step
-        now = self._clock.now()
-        if not self._timer.due(step, now):
+        if not self._timer.due(step):
             return
-        secs, steps = self._timer.mark(step, now)
+        secs, steps = self._timer.mark(step)
         if secs > 0:
-            rate = self.steps_per_sec = steps / secs
-            logger.info("global_step/sec: %.6g (at step %d)", rate, step)
-            if self._on_rate is not None:
-                self._on_rate(step, rate)
+            self.steps_per_sec = steps / secs
+            logger.info("global_step/sec: %.6g (at step %d)", self.steps_per_sec, step)
 
 
 class NanHook(SessionRunHook):
@@ -129,18 +120,17 @@ class NanHook(SessionRunHook):
             InvalidArgumentError: a value is not a number, such as None or a text.
         """
         try:
-            # A list, so that values behind a bad number are checked as well. The text of the error
-            # of `_numbers` is the end of a sentence.
             numbers = list(_numbers(run_values.results))
         except TypeError as error:
             raise InvalidArgumentError(
                 f"{self._value!r} {error} at step {run_context.global_step}, and NanHook checks"
                 " numbers; give what returns one",
             ) from None
-        bad = next(itertools.filterfalse(math.isfinite, numbers), None)
-        if bad is None:
+        wrong = [number for number in numbers if not math.isfinite(number)]
+        if not wrong:
             return
-        message = f"model diverged with {self._value!r} = {bad} at step {run_context.global_step}"
+        step = run_context.global_step
+        message = f"model diverged with {self._value!r} = {wrong[0]} at step {step}"
         if self._fail:
             raise NanLossDuringTrainingError(message)
         logger.warning("%s", message)
@@ -148,7 +138,10 @@ class NanHook(SessionRunHook):
 
 
 def _numbers(value: Any) -> Iterable[float]:
-    """Return all numbers in a value."""
+    """Yield all numbers in a value.
+
+    Raise `TypeError` at something else. Its text completes a sentence that begins with the value.
+    """
     # An array of any library, or one of its scalars.
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -197,10 +190,6 @@ class LoggingHook(FetchingHook):
         """
         check_instance(every, Every, "every", optional=True)
         check_callable(formatter, "formatter", optional=True)
-        if isinstance(values, Mapping):
-            values = {
-                str(tag): fetch for tag, fetch in cast("Mapping[object, Any]", values).items()
-            }
         self._fetches = checked_values(values)
         if every is None and not at_end:
             raise InvalidArgumentError(
@@ -213,6 +202,7 @@ class LoggingHook(FetchingHook):
     def _reset(self) -> None:
         super()._reset()
         self._clock: Clock = current_clock()
+        # When the previous line was logged.
         self._logged_at: float | None = None
 
     async def end(self, session: Session) -> None:
@@ -231,14 +221,7 @@ class LoggingHook(FetchingHook):
         if self._formatter is not None:
             logger.info("%s", self._formatter(values))
             return
-        line = f"step {step}: "
-        line += ", ".join(f"{tag} = {_text(value)}" for tag, value in values.items())
+        line = f"step {step}: {text_of(values)}"
         if previous is not None:
             line += f" ({now - previous:.3f} sec)"
         logger.info("%s", line)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return str(value)

@@ -43,8 +43,6 @@ operation.
 _KINDS = list(_TRACK_NAMES)
 _CALLS = ("hook", "operation")
 """The kinds that report when they first suspend."""
-_PROCESS = 1
-_MAX_ERROR = 200
 
 
 class ProfilerHook(ScheduledHook):
@@ -95,10 +93,10 @@ class ProfilerHook(ScheduledHook):
             f"traces in {self.output_dir}",
             max_queue=1,
         )
-        self._title = "session"
-        self._is_first_run = True
+        self._is_first_run = True  # which is never recorded
         # The activities that have not ended, in the order of their starts.
         self._active: dict[_Activity, None] = {}
+        # The activity of the current attempt, and the window that it is part of, if there is one.
         self._attempt: _Activity | None = None
         self._window: _Window | None = None
         self.captures: list[str] = []
@@ -107,8 +105,6 @@ class ProfilerHook(ScheduledHook):
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Begin to observe the session, and count from the step at which it starts."""
         if self._observers is None:
-            status = coord.status()
-            self._title = (status.name if status is not None else None) or "session"
             self._observers = coord.observers
             self._observers.append(self)
         self._timer.start(session.global_step.latest.step)
@@ -121,6 +117,7 @@ class ProfilerHook(ScheduledHook):
         # delays a run.
         if is_due and self._window is None and not self._writer.is_full:
             self._window = _Window(step, self._now(), list(self._active))
+        # None in a test that calls the hook itself.
         scope = current_run()
         if self._window is not None and scope is not None:
             self._window.runs += 1
@@ -160,7 +157,7 @@ class ProfilerHook(ScheduledHook):
         return activity
 
     def attempt_ended(self, error: BaseException | None) -> None:
-        """Called by the run at its end. The last one of a window ends that."""
+        """Called at the end of an attempt of a run. The last run of a window ends the window."""
         if self._attempt is not None:
             self._attempt.ended(error)
             self._attempt = None
@@ -168,7 +165,7 @@ class ProfilerHook(ScheduledHook):
             self._end_window()
 
     def _end_window(self) -> None:
-        """Pass the window to the thread that writes, if there is one."""
+        """End the window, if there is one, and let the thread write it."""
         window = self._window
         self._window = None
         if window is not None:
@@ -183,7 +180,7 @@ class ProfilerHook(ScheduledHook):
             try:
                 os.makedirs(self.output_dir, exist_ok=True)
                 with open(unfinished, "w", encoding="utf-8") as file:
-                    window.write(file, self._title)
+                    window.write(file)
                 os.replace(unfinished, path)
             except OSError as error:
                 logger.error("the trace %s cannot be written; continuing", path, exc_info=error)
@@ -217,6 +214,7 @@ class _Activity:
         elif kind == "operation":
             self.owner = what
         self.began: float = now()
+        # When it first waited, so that others could run. None for a kind that does not report it.
         self.held_until: float | None = None
         self.ended_at: float = math.inf
         self.error: str | None = None
@@ -231,21 +229,21 @@ class _Activity:
         del self._active[self]
         self.ended_at = self._now()
         if error is not None and not is_clean_end(error):
-            self.error = safe_repr(error)[:_MAX_ERROR]
+            self.error = safe_repr(error)
 
     def event(
         self,
         window: _Window,
         track: int,
     ) -> dict[str, Any]:
-        """Return its part in a window as a trace event."""
+        """Return its part in a window as a trace event on a track."""
         began = max(self.began, window.began)
         has_ended = self not in window.open_activities
         event: dict[str, Any] = {
             "ph": "X" if has_ended else "B",
             "name": self.name,
             "cat": self.kind,
-            "pid": _PROCESS,
+            "pid": 1,
             "tid": track,
             "ts": _microseconds(began - window.began),
             "args": {},
@@ -282,11 +280,11 @@ class _Window:
         """Activities that had not ended when it ended."""
         self._unix_time = time.time()
 
-    def write(self, file: TextIO, title: str) -> None:
+    def write(self, file: TextIO) -> None:
         """Write the trace to an open file."""
         data = json.dumps({"unix_time": self._unix_time})
         file.write(f'{{"displayTimeUnit": "ms", "otherData": {data}, "traceEvents": [\n')
-        file.write(json.dumps(_metadata("process_name", 0, name=title)))
+        file.write(json.dumps(_metadata("process_name", 0, name="session")))
         # One event at a time: the encoder keeps the interpreter's lock until it returns.
         for event in self._events():
             file.write(",\n" + json.dumps(event))
@@ -320,7 +318,8 @@ def _metadata(
     track: int,
     **arguments: object,
 ) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": _PROCESS, "tid": track, "args": arguments}
+    """Return an event that describes a track, or the process."""
+    return {"ph": "M", "name": kind, "pid": 1, "tid": track, "args": arguments}
 
 
 def _microseconds(secs: float) -> float:

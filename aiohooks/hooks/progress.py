@@ -10,7 +10,7 @@ from aiohooks._core.cancel import to_thread
 from aiohooks._core.validate import check_instance, checked_int
 from aiohooks.errors import printable
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import FetchingHook, Values, checked_values, logger, scalar
+from aiohooks.hooks._observing import FetchingHook, Values, checked_values, logger, text_of
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 
@@ -51,7 +51,7 @@ class ProgressHook(FetchingHook):
         from aiohooks.hooks import _rich  # an extra
 
         check_instance(description, str, "description")
-        total = checked_int(total, "total", 1, expected="a step, at least 1", optional=True)
+        total = checked_int(total, "total", 1, optional=True)
         self._new_bar = functools.partial(_rich.ProgressBar, description, total, file)
         super().__init__(checked_values(values, may_be_empty=True), Every(secs=_UPDATE_SECS))
 
@@ -59,6 +59,7 @@ class ProgressHook(FetchingHook):
         super()._reset()
         self._session: Session
         self._bar: ProgressBar | None = None
+        # The text of the latest values.
         self._values = ""
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
@@ -70,7 +71,7 @@ class ProgressHook(FetchingHook):
             await _draw(self._bar.start)
 
     def _observe(self, step: int, values: Any) -> None:
-        self._values = ", ".join(f"{tag} = {_text(value)}" for tag, value in values.items())
+        self._values = printable(text_of(values))
         if self._bar is not None:
             self._bar.update(step, self._values)
 
@@ -83,18 +84,9 @@ class ProgressHook(FetchingHook):
 
 
 async def _draw(draw: Callable[[], None]) -> None:
+    """Start or stop the bar in a thread, as a stopped terminal blocks."""
     try:
         await to_thread(draw, grace_secs=10.0)
     except (OSError, ValueError) as error:
         # The terminal or the file was closed.
         logger.warning("progress cannot be shown: %r", error)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, int):
-        number = scalar(value)
-        if isinstance(number, float):
-            return f"{number:.4g}"
-        if number is not None:
-            return str(number)
-    return printable(str(value))

@@ -14,7 +14,7 @@ from aiohooks._core.validate import checked_path
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._observing import (
     Record,
-    RecordSink,
+    RecordFile,
     Values,
     WritingHook,
     checked_numbers,
@@ -66,14 +66,17 @@ class JSONLinesHook(WritingHook):
         """
         self.path: str = checked_path(path, "path")
         super().__init__(values, every)
-        _check_tags(self._values)
+        for name in ("step", "time"):
+            if name in self._values:
+                raise InvalidArgumentError(
+                    f"a value has the tag {name!r}, as every line; give it another tag",
+                )
 
-    def _new_sink(self) -> tuple[_RecordFile, str]:
-        return _RecordFile(self.path), self.path
+    def _new_file(self) -> tuple[_JSONLinesFile, str]:
+        return _JSONLinesFile(self.path), self.path
 
     def _checked(self, record: Record) -> Record:
-        _check_tags(record.values)
-        values = {str(tag): _plain(value, str(tag)) for tag, value in record.values.items()}
+        values = {tag: _plain(value, tag) for tag, value in record.values.items()}
         return record._replace(values=values)
 
     def __repr__(self) -> str:
@@ -120,7 +123,7 @@ class SummarySaverHook(WritingHook):
         self._tensorboard = _tensorboard
         super().__init__(values, every)
 
-    def _new_sink(self) -> tuple[RecordSink, str]:
+    def _new_file(self) -> tuple[RecordFile, str]:
         return self._tensorboard.EventFile(self.output_dir), f"the summaries in {self.output_dir}"
 
     def _checked(self, record: Record) -> Record:
@@ -192,7 +195,7 @@ def _with_floats(value: Any) -> Any:
     return value
 
 
-class _RecordFile:
+class _JSONLinesFile:
     """A file of JSON lines to which one writer appends, in one thread.
 
     Only a crash leaves a part of a line, and only at the end. The next line does not continue it.
@@ -276,6 +279,7 @@ class _RecordFile:
 
 
 def _check_contents(file: BinaryIO, path: str) -> None:
+    """Raise unless a file begins as a file of `JSONLinesHook` does, or is empty."""
     beginning = b'{"step":'
     file.seek(0)
     # A crash may have left only a part of the first line, or zeros in its place.
@@ -283,14 +287,6 @@ def _check_contents(file: BinaryIO, path: str) -> None:
     if not beginning.startswith(first):
         raise InvalidArgumentError(f"{path} is not a file of JSONLinesHook; give another path")
     file.seek(0)
-
-
-def _check_tags(tags: Iterable[str]) -> None:
-    for name in ("step", "time"):
-        if name in tags:
-            raise InvalidArgumentError(
-                f"a value has the tag {name!r}, as every line; give it another tag",
-            )
 
 
 def _plain(value: Any, tag: str) -> Any:

@@ -97,12 +97,8 @@ class StopAtStepHook(SessionRunHook):
 
 
 def _reached(step: int, last: int) -> str:
-    """Return the reason of a stop at `step`, which other sessions may have moved beyond the last
-    one.
-    """
-    if step == last:
-        return f"step {step} reached the last step, {last}"
-    return f"reached the last step, {last}: now at step {step}"
+    """Return the reason of a stop at `step`, which other sessions may have moved beyond `last`."""
+    return f"step {step} reached the last step, {last}"
 
 
 class StopAtTimeHook(SessionRunHook):
@@ -162,6 +158,7 @@ class StopAtTimeHook(SessionRunHook):
         self._timer.cancel()
 
     def _is_over(self) -> bool:
+        """Return whether the time is up."""
         return self._clock.now() >= self._ends_at
 
     def __repr__(self) -> str:
@@ -182,9 +179,9 @@ class EarlyStoppingHook(FetchingHook):
     state of the last step.
 
     Its counts survive a restart, and so do the states of the best observation: a run that is cut
-    anywhere and resumed stops where an uninterrupted one does. An evaluation at the end (`at_end`)
-    is no part of the run: no checkpoint counts it. When a run that it had stopped, and that has
-    ended, is resumed, its patience starts again.
+    anywhere and resumed stops where an uninterrupted one does. A run that it had stopped stops
+    again before its first step, unless `patience` or the threshold were changed. An evaluation at
+    the end (`at_end`) is no part of the run: no checkpoint counts it.
     """
 
     _numbered_state: ClassVar[bool] = False  # its state is what it has observed
@@ -249,7 +246,7 @@ class EarlyStoppingHook(FetchingHook):
         self._has_monitor = monitor is not None
         self._value_name = _name_of(monitor)
         self._mode = mode
-        # Times this, smaller is always better.
+        # A value times this is better if it is smaller, in both modes.
         self._sign = -1.0 if mode == "max" else 1.0
         self._min_delta = min_delta
         self._threshold = stopping_threshold
@@ -268,12 +265,13 @@ class EarlyStoppingHook(FetchingHook):
         """The number of observations since the best one."""
         self.best_states: Mapping[str, Any] = {}
         """The states of the objects of `restore_best` at the best observation, by name."""
-        # Where patience in steps counts from: the best observation, or the first one if none was
-        # good.
+        # The step from which a patience in steps counts: that of the best observation, or of the
+        # first observation while no value was finite.
         self._since_step: int | None = None
+        # The step and the value of the last observation.
+        self._last: tuple[int, float] | None = None
         self._coord: Coordinator | None = None
-        self._is_ending = False
-        # The counts before an evaluation that is no part of the run.
+        # The counts before an extra evaluation, which only the end of the session has caused.
         self._counts_of_run: dict[str, Any] | None = None
 
     async def begin(self) -> None:
@@ -297,10 +295,6 @@ class EarlyStoppingHook(FetchingHook):
         """Keep the counts of the run before `report` gets the result of an extra evaluation."""
         if is_extra and self._counts_of_run is None:
             self._counts_of_run = self._counts()
-
-    async def end(self, session: Session) -> None:
-        """Note that the run ends, perhaps by this hook: a save follows."""
-        self._is_ending = True
 
     async def close(self, exc: BaseException | None) -> None:
         """After a clean end, give the objects of `restore_best` the states of the best
@@ -335,11 +329,8 @@ class EarlyStoppingHook(FetchingHook):
         if isinstance(value, Mapping):
             value = self._monitored(step, value)  # pyright: ignore[reportUnknownArgumentType]
         check_mapping(states, "states", optional=True)
-        if states is not None and states.keys() != self._restore_best.keys():
-            raise InvalidArgumentError(
-                f"states has {', '.join(map(repr, states)) or 'nothing'}; give those of"
-                f" restore_best: {', '.join(map(repr, self._restore_best)) or 'nothing'}",
-            )
+        if states is not None:
+            self._check_names(states, "states")
         self._observe(step, value, states)
         return self.reason is not None
 
@@ -348,6 +339,7 @@ class EarlyStoppingHook(FetchingHook):
         step: int,
         values: Mapping[Any, Any],
     ) -> Any:
+        """Return the monitored value in the mapping that was reported."""
         if not self._has_monitor:
             raise InvalidArgumentError(
                 f"got a mapping of {', '.join(map(str, values))} at step {step}; say which:"
@@ -368,7 +360,13 @@ class EarlyStoppingHook(FetchingHook):
         states: Mapping[str, Any] | None = None,
     ) -> None:
         """Compare a value with the best one. Keep the states of a better one, or count the wait.
-        Request a stop if there is a cause.
+
+        Then request a stop if there is a cause.
+
+        Args:
+            step: the step of the value.
+            values: the value, which the base class calls `values`, as it is the result of a fetch.
+            states: the states that belong to it, by default the current ones.
         """
         value = scalar(values)
         if value is None:
@@ -385,6 +383,15 @@ class EarlyStoppingHook(FetchingHook):
             self.waited += 1
         if self.waited == 0 or self._since_step is None:
             self._since_step = step
+        self._last = (step, number)
+        self._stop_if_due(step, number)
+
+    def _stop_if_due(
+        self,
+        step: int,
+        number: float,
+    ) -> None:
+        """Request a stop if there is a cause after this observation, the last one."""
         cause = self._stop_cause(step, number)
         if cause is not None and self.reason is None:
             self.reason = f"early stopping at step {step}: {self._value_name} = {number:g}{cause}"
@@ -393,6 +400,7 @@ class EarlyStoppingHook(FetchingHook):
                 self._coord.request_stop(self.reason)
 
     def _is_better(self, number: float) -> bool:
+        """Return whether a value is better than the best one by more than `min_delta`."""
         if not math.isfinite(number):
             return False
         if self.best is None:
@@ -400,6 +408,7 @@ class EarlyStoppingHook(FetchingHook):
         return self._sign * number < self._sign * self.best - self._min_delta
 
     def _current_states(self) -> Mapping[str, Any]:
+        """Return copies of the states of the objects of `restore_best`."""
         states = {name: stateful.state_dict() for name, stateful in self._restore_best.items()}
         copied: Mapping[str, Any] = snapshot(states, HostMemory())
         return copied
@@ -429,19 +438,13 @@ class EarlyStoppingHook(FetchingHook):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts, and whether this hook has ended the run."""
-        state = self._counts_of_run
-        if state is None:
-            state = self._counts()
-        return {**state, "ended": state["reason"] is not None and self._has_ended_run()}
-
-    def _has_ended_run(self) -> bool:
-        if self._coord is None:
-            # Without a session, the caller of `report` ends the run.
-            return True
-        return self._is_ending and self._coord.stop_reason == self.reason
+        """Return the counts, without those of an extra evaluation."""
+        if self._counts_of_run is not None:
+            return self._counts_of_run
+        return self._counts()
 
     def _counts(self) -> dict[str, Any]:
+        """Return the present counts."""
         counts: dict[str, Any] = {
             "monitor": self._value_name,
             "mode": self._mode,
@@ -449,7 +452,7 @@ class EarlyStoppingHook(FetchingHook):
             "best_step": self.best_step,
             "waited": self.waited,
             "since_step": self._since_step,
-            "reason": self.reason,
+            "last": self._last,
             "timer": super().state_dict(),
         }
         if self._restore_best:
@@ -474,33 +477,28 @@ class EarlyStoppingHook(FetchingHook):
         self.best = state["best"]
         self.best_step = state["best_step"]
         if self._restore_best:
-            self.best_states = self._checked_best_states(state["best_states"])
+            self.best_states = state["best_states"]
+            if self.best_states:  # none before the first observation
+                self._check_names(self.best_states, "the checkpoint")
         self.waited = state["waited"]
         self._since_step = state["since_step"]
         super().load_state_dict(state["timer"])
-        if self._coord is not None:
-            # In a recovery, the stop has been requested already, whatever the state says.
-            self.reason = state["reason"] or self.reason
-        elif state["reason"] is not None and state["ended"]:
-            logger.info(
-                "resuming a run that had ended: %s; its patience starts again",
-                state["reason"],
-            )
-            self.waited = 0
-            self._since_step = None
-        else:
-            self.reason = state["reason"]
+        self._last = state["last"]
+        if self._last is not None:
+            # With other options than before, the run may continue.
+            self._stop_if_due(*self._last)
 
-    def _checked_best_states(self, states: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the states, if they belong to the objects of `restore_best`."""
-        # Without a best observation there are none.
-        if states and states.keys() != self._restore_best.keys():
+    def _check_names(
+        self,
+        states: Mapping[str, Any],
+        source: str,
+    ) -> None:
+        """Raise unless the states are those of the objects of `restore_best`, by their names."""
+        if states.keys() != self._restore_best.keys():
             raise InvalidArgumentError(
-                f"the checkpoint has the best states of {', '.join(map(repr, states))}, and"
-                f" restore_best is {', '.join(map(repr, self._restore_best))}; name the objects as"
-                " before",
+                f"{source} has the best states of {list(states)}, and restore_best has"
+                f" {list(self._restore_best)}; use the same names",
             )
-        return states
 
     def __repr__(self) -> str:
         state = ""
@@ -510,6 +508,7 @@ class EarlyStoppingHook(FetchingHook):
 
 
 def _name_of(monitor: Any) -> str:
+    """Return the name of the monitored value in messages and in the state."""
     if monitor is None:
         return "the value"
     if isinstance(monitor, Node):
@@ -518,9 +517,9 @@ def _name_of(monitor: Any) -> str:
 
 
 def _checked_patience(patience: Any) -> int | None:
-    """Return how many observations or steps a patience is."""
+    """Return a patience as a number, of steps if it is an `Every`, otherwise of observations."""
     if isinstance(patience, Every):
-        if patience.steps is None or patience.secs or patience.at or patience.after:
+        if patience.steps is None or patience.secs or patience.at:
             raise InvalidArgumentError(
                 f"patience is {patience}; give an Every of steps alone: it counts from the best"
                 " value",

@@ -116,26 +116,28 @@ class HookTimingHook(SessionRunHook):
         if isinstance(clock, LoopClock):
             self.now = time.perf_counter
         self._step = 0
-        # The times of each method, by the name of its calls.
+        # The times of each method, by the name of its calls, such as "NanHook.after_run", and of
+        # all activities that are not reported.
         self._times: dict[str, PhaseTime] = {}
+        self._others = PhaseTime("", "")
         self._loop_watch: BlockedLoopWatch | None = None
         self._blockers: deque[Blocker] = deque(maxlen=_MAX_BLOCKERS)
         self._warnings: Counter[str] = Counter()
 
     # -- the measurements
 
-    def started(self, kind: Kind, what: str) -> _TimedCall | _NotTimed:
-        """Called at the start of an activity of the session or of a run."""
-        if kind not in ("hook", "background") or what.startswith(type(self).__name__):
-            return _NOT_TIMED
-        times = self._times.get(what)
+    def started(self, kind: Kind, what: str) -> _TimedCall:
+        """Called at the start of an activity of the session or of a run, an `Observer`."""
+        times: PhaseTime | None = self._others
+        if kind in ("hook", "background") and not what.startswith(type(self).__name__):
+            times = self._times.get(what)
         if times is None:
             hook, _, phase = what.rpartition(".")
             times = self._times[what] = PhaseTime(hook, phase)
         return _TimedCall(self, times)
 
     def attempt_ended(self, error: BaseException | None) -> None:
-        """Called at the end of an attempt of a run."""
+        """Called at the end of an attempt of a run, a `RunObserver`. There is nothing to do."""
 
     def record_block(self, times: PhaseTime, secs: float) -> None:
         """Note that a call has held the event loop for some time."""
@@ -179,7 +181,7 @@ class HookTimingHook(SessionRunHook):
         self._loop_watch.start()
 
     def _record_blocker(self, frames: Frames, secs: float) -> None:
-        """Called in the watching thread, while the loop is blocked."""
+        """Note the code that blocks the loop. Called in the watching thread meanwhile."""
         blocker = Blocker(user_location(frames) or "", secs, self._step)
         self._blockers.append(blocker)
         self._warnings[blocker.where] += 1
@@ -222,9 +224,11 @@ class _TimedCall:
         self._timing = timing
         self._times = times
         self._began = timing.now()
+        # When the call was last resumed or suspended.
         self._changed = self._began
 
     def _since_change(self) -> float:
+        """Return the seconds since the last change, and note the next one."""
         before = self._changed
         self._changed = self._timing.now()
         return self._changed - before
@@ -239,16 +243,3 @@ class _TimedCall:
         self.suspended()
         self._times.calls += 1
         self._times.histogram[bisect_left(BUCKET_SECS, self._changed - self._began)] += 1
-
-
-class _NotTimed:
-    """An activity that is not a call of a hook."""
-
-    def suspended(self) -> None:
-        pass
-
-    def ended(self, error: BaseException | None) -> None:
-        pass
-
-
-_NOT_TIMED = _NotTimed()

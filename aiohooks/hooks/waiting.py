@@ -34,11 +34,7 @@ class GlobalStepWaiterHook(SessionRunHook):
         Raises:
             InvalidArgumentError: not a step, 0 or more, or not a timeout.
         """
-        wait_until_step = checked_int(
-            wait_until_step,
-            "wait_until_step",
-            expected="a whole number, 0 for no wait",
-        )
+        wait_until_step = checked_int(wait_until_step, "wait_until_step")
         check_secs(timeout, "timeout", optional=True, positive=True)
         self.wait_until_step = wait_until_step
         self._timeout = timeout

@@ -72,8 +72,7 @@ class WatchdogHook(SessionRunHook):
 
         Args:
             step_secs: how long one call of a hook, or the operations of a run, may take.
-            first_step_secs: the same until the first run has ended; by default `step_secs`. It may
-                be `math.inf`.
+            first_step_secs: the same until the first run has ended; by default `step_secs`.
             wait_secs: how long a wait for a step, or the session's block between two runs, may
                 take, or None for no limit.
             on_stall: "report" logs the stall as an error. "stop" also requests a stop, which ends
@@ -84,8 +83,7 @@ class WatchdogHook(SessionRunHook):
         check_secs(step_secs, "step_secs", positive=True)
         check_secs(wait_secs, "wait_secs", optional=True, positive=True)
         check_choice(on_stall, "on_stall", "report", "stop", "raise")
-        if first_step_secs != math.inf:
-            check_secs(first_step_secs, "first_step_secs", optional=True, positive=True)
+        check_secs(first_step_secs, "first_step_secs", optional=True, positive=True)
         self._limits: dict[str, float] = {
             "step": step_secs,
             "first step": first_step_secs or step_secs,
@@ -104,7 +102,9 @@ class WatchdogHook(SessionRunHook):
         # How many runs the current raw session has begun.
         self._runs = 0
         self._timer = NO_TIMER
+        # The task that opens the session.
         self._owner: asyncio.Task[Any] | None = None
+        # When each current activity began, or was first seen, and which ones were reported.
         self._since: dict[object, float] = {}
         self._reported: set[object] = set()
 
@@ -134,6 +134,7 @@ class WatchdogHook(SessionRunHook):
         self._reported.clear()
 
     def _schedule_check(self, secs: float) -> None:
+        """Check the limits in `secs`, or never."""
         self._timer = NO_TIMER
         if secs < math.inf:
             self._timer = self._clock.call_later(secs, self._check_limits)
@@ -169,6 +170,7 @@ class WatchdogHook(SessionRunHook):
         self._schedule_check(next_check_secs)
 
     def _activities(self, status: SessionStatus | None) -> Iterable[Activity]:
+        """Return the current activities. Before there is a status, that is the task of `begin`."""
         if status is not None:
             is_paused = status.pause_reason is not None and not status.running
             return () if is_paused else status.doing
@@ -177,6 +179,7 @@ class WatchdogHook(SessionRunHook):
         return (activity_of("creating the session", self._owner),)
 
     def _phase(self, activity: Activity) -> str:
+        """Return the phase whose limit an activity has."""
         if activity.kind in ("step", "block"):
             return "wait"
         return "first step" if self._runs <= 1 else "step"

@@ -14,7 +14,7 @@ from aiohooks.checkpoint.stateful import is_stateful
 from aiohooks.dispatch.hook import registration_of
 from aiohooks.errors import AbortedError
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
-from aiohooks.hooks.functions import LambdaHook
+from aiohooks.hooks.functions import hook
 from aiohooks.session.creators import ChiefSessionCreator, RecoveryPolicy, Source, graph_of
 from aiohooks.session.hook import HOOK_METHODS, SessionRunContext, SessionRunHook
 from aiohooks.session.monitored import AsyncMonitoredSession
@@ -79,10 +79,11 @@ async def ends_without_a_run(case: _Case) -> None:
 async def ends_at_a_stop(case: _Case) -> None:
     """A stop that is requested in the first run ends the session without an error."""
 
+    @hook("after_run")
     def stop(run_context: SessionRunContext, _: object) -> None:
         run_context.request_stop("for a check")
 
-    await case.use(case.make(), _NO_FAULTS, LambdaHook(after_run=stop))
+    await case.use(case.make(), _NO_FAULTS, stop)
 
 
 async def works_again(case: _Case) -> None:

@@ -244,7 +244,6 @@ class Life:
                 when=program.when,
                 backoff=ah.Backoff(0.0005, 0.002),
                 max_pending=program.max_pending,
-                drain_secs=1e6,
             ),
             ah.StopAtStepHook(last_step=program.steps),
         ]
@@ -264,7 +263,10 @@ class Life:
             backoff=_NO_BACKOFF,
         )
         creator = ah.ChiefSessionCreator(graph, checkpoint_dir=checkpoint_dir)
-        async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
+        session = ah.AsyncMonitoredSession(
+            creator, hooks, recovery=policy, stop_grace_period_secs=1e6
+        )
+        async with session:
             async for _ in session.steps("train"):
                 self.event()
         (self.folder / "kept").write_text(json.dumps(self.kept))
@@ -404,11 +406,11 @@ def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Co
 
 def _release_when_moved(original: Any, self: Any) -> None:
     original(self)
-    self._release(self._unsaved)
+    self._release(self._unsaved.keys())
 
 
 def _release_all(original: Any, self: Any, keys: Any) -> None:
-    original(self, self._unsaved if keys else keys)
+    original(self, self._unsaved.keys() if keys else keys)
 
 
 def _forget_pending(original: Any, self: Any) -> Any:
@@ -416,9 +418,9 @@ def _forget_pending(original: Any, self: Any) -> Any:
 
 
 def _keep_undone(original: Any, self: Any, state: Any) -> None:
-    outbox = {**self._outbox}
+    outbox = self._ready | self._unsaved
     original(self, state)
-    self._outbox = {**self._outbox, **outbox}
+    self._ready |= outbox
 
 
 def _take_all(original: Any, self: Any) -> None:

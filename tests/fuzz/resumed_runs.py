@@ -26,6 +26,7 @@ import aiohooks as ah
 from aiohooks.checkpoint import Checkpoint, KeepBest, KeepNewest, KeepPolicy
 from aiohooks.testing import ManualClock
 from tests.fuzz._harness import command, log_disabled, scratch
+from tests.support.hooks import NotedRates
 from tests.support.record_files import without_time
 
 CUTS = ("stop", "kill", "failing step", "failing hook")
@@ -94,7 +95,7 @@ def generate(seed: int, number: int) -> Program:
                 ah.Every(steps=period),
                 ah.Every(secs=secs),
                 ah.Every(at=at),
-                ah.Every(steps=period, secs=secs, after=rng.randint(0, 5)),
+                ah.Every(steps=period, secs=secs),
             ]
         )
 
@@ -242,7 +243,7 @@ class Trial:
 
         self.profiler = ah.hooks.ProfilerHook(self.folder / "profiles", every=every["profile"])
         return [
-            ah.hooks.LambdaHook(end=note_end),
+            ah.hook("end")(note_end),
             self.evaluator,
             stopping,
             ah.hooks.EarlyStoppingHook(
@@ -262,17 +263,17 @@ class Trial:
             ah.hooks.SummarySaverHook(
                 self.folder / "summaries", graph_values, every=every["summary"]
             ),
-            ah.hooks.StepCounterHook(every["count"], on_rate=self.found["rate"].__setitem__),
+            NotedRates(every["count"], self.found["rate"].__setitem__),
             ah.LoggingHook(graph_values, every=every["log"], formatter=line("log")),
             ah.LoggingHook(graph_values, every=every["other log"], formatter=line("other log")),
-            ah.hooks.LambdaHook(after_run=call, fetches="loss", every=every["call"]),
+            ah.hook("after_run", fetches="loss", every=every["call"])(call),
             ah.hooks.FeedFnHook(lambda: {"scale": 1 + data.position % 3}),
             self.profiler,
             ah.CheckpointSaverHook(
                 every=every["save"],
                 save_on_error=program.save_on_error and "failing hook" not in dict(program.cuts),
             ),
-            ah.configure(ah.hooks.LambdaHook(after_run=fail), order=1),
+            ah.configure(ah.hook("after_run")(fail), order=1),
             ah.StopAtStepHook(last_step=program.steps),
         ]
 

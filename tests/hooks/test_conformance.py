@@ -57,7 +57,7 @@ HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
     "GlobalStepWaiterHook": lambda _: ah.hooks.GlobalStepWaiterHook(wait_until_step=0),
     "HookTimingHook": lambda _: ah.hooks.HookTimingHook(),
     "JSONLinesHook": lambda folder: ah.hooks.JSONLinesHook(folder / "losses.jsonl", ["loss"]),
-    "LambdaHook": lambda _: ah.hooks.LambdaHook(after_run=lambda *_: None),
+    "hook": lambda _: ah.hook("after_run")(lambda *_: None),
     "LoggingHook": lambda _: ah.LoggingHook(["loss"], every=EVERY_RUN),
     "NanHook": lambda _: ah.NanHook("loss"),
     "OpenTelemetryHook": lambda _: OpenTelemetryHook(),

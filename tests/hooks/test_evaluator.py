@@ -285,7 +285,7 @@ def test_a_plain_function_is_refused() -> None:
     with refused(ah.errors.InvalidHookError, "not a coroutine function; write it as `async def`"):
         EvaluatorHook(lambda evaluation: 1, every=ah.Every(steps=1))  # type: ignore[arg-type, return-value]
     assert repr(EvaluatorHook(total, every=ah.Every(steps=1))).endswith(
-        "at=(), after=0), 'inline', evaluated step None)"
+        "at=()), evaluated step None)"
     )
 
 

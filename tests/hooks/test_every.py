@@ -8,28 +8,24 @@ from hypothesis import strategies as st
 
 from aiohooks.errors import NotReadyError
 from aiohooks.hooks.every import Every
+from aiohooks.testing import ManualClock
 
 pytestmark = pytest.mark.every_python
 
 
-# Calls of a timer in turn, each with its answer.
+# Calls of a timer, one after another: the method, the step, the time, the answer.
 CALLS: list[tuple[Every, list[tuple[str, int, float, object]]]] = [
     (  # seconds count from the last mark, not from a grid
         Every(secs=60),
         [
             ("start", 0, 1000.0, None),
-            ("due", 1, 1059.9, False),
+            ("due", 1, 1059.5, False),
             ("due", 3, 1090.0, True),
             ("mark", 3, 1090.0, (90.0, 3)),
             ("due", 4, 1149.0, False),
             ("due", 4, 1150.0, True),
             ("mark", 4, 1150.0, (60.0, 1)),
         ],
-    ),
-    # However much time has passed, nothing is due at `after` or before it.
-    (
-        Every(secs=1, after=10),
-        [("start", 0, 0.0, None), ("due", 10, 100.0, False), ("due", 11, 100.0, True)],
     ),
     # after a reset to a lower step nothing is due; restarted from there, the boundaries count again
     (
@@ -52,51 +48,57 @@ CALLS: list[tuple[Every, list[tuple[str, int, float, object]]]] = [
         [
             ("resume", 20, 1.0, None),
             ("resume", 25, 3.0, None),
-            ("due", 21, 5.9, False),
-            ("due", 21, 6.0, True),
-            ("resume", 8, 4.0, None),
-            ("due", 10, 4.0, True),
-            ("due", 9, 5.9, False),
+            ("due", 21, 5.5, False),
+            ("resume", 8, 5.5, None),
+            ("due", 10, 5.5, True),
+            ("due", 9, 5.5, False),
             ("due", 9, 6.0, True),
+        ],
+    ),
+    # With several units, any of them makes it due, and a mark restarts all of them.
+    (
+        Every(steps=100, secs=60, at=(5,)),
+        [
+            ("start", 0, 0.0, None),
+            ("due", 4, 29.0, False),
+            ("due", 5, 30.0, True),
+            ("mark", 5, 30.0, (30.0, 5)),
+            ("due", 50, 89.0, False),
+            ("due", 50, 90.0, True),
+            ("mark", 50, 90.0, (60.0, 45)),
+            ("due", 100, 91.0, True),
         ],
     ),
 ]
 
 
 @pytest.mark.parametrize(("every", "calls"), CALLS)
-def test_due_by_seconds(every: Every, calls: list[tuple[str, int, float, object]]) -> None:
-    """Also after a reset, and a recovery that moves the step back."""
-    timer = every.timer()
-    for method, step, now, answer in calls:
-        assert getattr(timer, method)(step, now) == answer, (method, step, now)
-
-
-def test_whichever_unit_comes_first() -> None:
-    """With several units, any of them makes it due, and a mark restarts all of them."""
-    timer = Every(steps=100, secs=60, at=(5,)).timer()
-    timer.start(0, 0.0)
-    assert not timer.due(4, 59.0)
-    assert timer.due(5, 0.0)
-    timer.mark(5, 30.0)
-    assert not timer.due(50, 89.0)
-    assert timer.due(50, 90.0)
-    timer.mark(50, 90.0)
-    assert timer.due(100, 91.0)
+def test_when_it_is_due(every: Every, calls: list[tuple[str, int, float, object]]) -> None:
+    """By steps and by the session's clock, also after a reset, and after a recovery that moves the
+    step back.
+    """
+    with ManualClock() as clock:
+        began = clock.now()
+        timer = every.timer()
+        for method, step, now, answer in calls:
+            clock.advance(began + now - clock.now())
+            assert getattr(timer, method)(step) == answer, (method, step, now)
 
 
 def test_timer_must_be_started() -> None:
     """Before `start` the timer does not know where to count from: an error says so."""
-    timer = Every(steps=10).timer()
-    assert timer.last_step is None
-    with pytest.raises(
-        NotReadyError, match=r"EveryTimer of Every\(steps=10.*not started.*call start"
-    ):
-        timer.due(10, 0.0)
-    with pytest.raises(NotReadyError, match="call start"):
-        timer.mark(10, 0.0)
-    timer.start(3, 0.0)
-    assert timer.last_step == 3
-    assert "last at step 3" in repr(timer)
+    with ManualClock():
+        timer = Every(steps=10).timer()
+        assert timer.last_step is None
+        with pytest.raises(
+            NotReadyError, match=r"EveryTimer of Every\(steps=10.*not started.*call start"
+        ):
+            timer.due(10)
+        with pytest.raises(NotReadyError, match="call start"):
+            timer.mark(10)
+        timer.start(3)
+        assert timer.last_step == 3
+        assert "last at step 3" in repr(timer)
 
 
 def test_every_is_a_value() -> None:
@@ -115,28 +117,26 @@ def test_every_is_a_value() -> None:
 
 @given(
     period=st.integers(1, 20) | st.none(),
-    after=st.integers(0, 30),
     at=st.lists(st.integers(1, 200), unique=True).map(sorted),
     start=st.integers(0, 50),
     jumps=st.lists(st.integers(1, 40), max_size=30),
 )
 def test_due_exactly_when_a_boundary_is_passed(
-    period: int | None, after: int, at: list[int], start: int, jumps: list[int]
+    period: int | None, at: list[int], start: int, jumps: list[int]
 ) -> None:
     """For any jumps: a step is due iff a boundary lies after the last due step and not after this
     one.
     """
-    boundaries = {step for step in at if step > after} | (
-        set() if period is None else {*range(after + period, 3000, period)}
-    )
+    boundaries = {*at, *(() if period is None else range(period, 3000, period))}
     assume(period is not None or at)
-    timer = Every(steps=period, at=at, after=after).timer()
-    timer.start(start, 0.0)
-    last = step = start
-    for jump in jumps:
-        step += jump
-        passed = [boundary for boundary in boundaries if last < boundary <= step]
-        assert timer.due(step, 0.0) == bool(passed)
-        if passed:
-            assert timer.mark(step, 0.0) == (0.0, step - last)
-            last = step
+    with ManualClock():
+        timer = Every(steps=period, at=at[::-1]).timer()
+        timer.start(start)
+        last = step = start
+        for jump in jumps:
+            step += jump
+            passed = [boundary for boundary in boundaries if last < boundary <= step]
+            assert timer.due(step) == bool(passed)
+            if passed:
+                assert timer.mark(step) == (0.0, step - last)
+                last = step

@@ -1,4 +1,4 @@
-"""LambdaHook and @hook: functions in place of a hook's methods."""
+"""@hook: functions in place of a hook's methods."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.functions import LambdaHook, hook
+from aiohooks.hooks.functions import hook
 from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
@@ -39,13 +39,13 @@ async def test_each_function_is_called_as_its_method(is_async: bool) -> None:
 
         return waits if is_async else plain
 
-    await run(LambdaHook(**{method: function(method) for method in HOOK_METHODS}))
+    await run(*[hook(method)(function(method)) for method in HOOK_METHODS])
     assert calls == list(ARGUMENTS.items())
 
 
 async def test_methods_without_a_function_are_not_called() -> None:
     """A method without a function is not overridden, so the session has nothing to call."""
-    quiet = LambdaHook(end=lambda session: None)
+    quiet = hook("end")(lambda session: None)
     assert {*HOOK_METHODS} & quiet.__dict__.keys() == {"end"}
     session = counting(quiet)
     assert (session._lifecycle.hooks.before_run, session._lifecycle.hooks.after_run) == ((), ())
@@ -55,11 +55,9 @@ async def test_methods_without_a_function_are_not_called() -> None:
 async def test_a_function_may_feed_and_fetch() -> None:
     """The result of `before_run` is added to the run, and `after_run` gets what it requested."""
     seen: list[Any] = []
-    both = LambdaHook(
-        before_run=lambda run_context: ah.SessionRunArgs("loss", {"x": run_context.global_step}),
-        after_run=lambda run_context, run_values: seen.append(run_values.results),
-    )
-    assert await run(both, times=2) == [[1, 10], [2, 20]]
+    feed = hook("before_run")(lambda context: ah.SessionRunArgs(None, {"x": context.global_step}))
+    note = hook("after_run", fetches="loss")(lambda context, values: seen.append(values.results))
+    assert await run(feed, note, times=2) == [[1, 10], [2, 20]]
     assert seen == [10, 20]
 
 
@@ -95,21 +93,6 @@ async def test_only_runs_that_are_due(fetches: Any) -> None:
         seen.clear()
 
 
-async def test_every_with_other_functions() -> None:
-    """With `every` the other methods are called as usual; `before_run` cannot be limited."""
-    calls: list[str] = []
-    names: dict[str, Any] = {
-        "begin": lambda: calls.append("begin"),
-        "after_create_session": lambda session, coord: calls.append("created"),
-        "after_run": lambda run_context, values: calls.append(f"after {run_context.global_step}"),
-        "end": lambda session: calls.append("end"),
-    }
-    await run(LambdaHook(every=ah.Every(steps=2), **names), times=4)
-    assert calls == ["begin", "created", "after 2", "after 4", "end"]
-    with refused(ah.errors.InvalidArgumentError, "go with after_run and without before_run"):
-        LambdaHook(before_run=print, every=ah.Every(steps=2))
-
-
 async def test_every_over_time_and_recoveries() -> None:
     """Seconds are those of the current clock; after a recovery that moved the step back, the
     repeated runs count again.
@@ -125,8 +108,8 @@ async def test_every_over_time_and_recoveries() -> None:
                 await session.run("train")
     assert seen == [2, 4]
     seen.clear()
-    note = LambdaHook(
-        after_run=lambda context, values: seen.append(context.global_step), every=ah.Every(steps=2)
+    note = hook("after_run", every=ah.Every(steps=2))(
+        lambda context, values: seen.append(context.global_step)
     )
     assert "first" in getattr(note, "state_dict")()  # noqa: B009 - it has one because of `every`
     async with going_back(note, at=5, to=1) as session:
@@ -156,45 +139,27 @@ def test_a_function_with_other_parameters_is_refused(method: Any) -> None:
     fitting: Any = functools.partial(
         other, **dict.fromkeys(["three", "two", "one"][: 3 - count], 1)
     )
-    assert isinstance(hook(method)(fitting), LambdaHook)
+    assert isinstance(hook(method)(fitting), ah.SessionRunHook)
 
 
 async def begin() -> None: ...
 
 
-UNKNOWN = "is not a method of a hook; did you mean"
-REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any, str]] = [
-    (
-        LambdaHook,
-        (),
-        {"after_rnu": print},
-        ah.errors.InvalidHookError,
-        f"'after_rnu' {UNKNOWN} 'after_run'?",
-    ),
-    (hook, ("beginn",), {}, ah.errors.InvalidHookError, f"'beginn' {UNKNOWN} 'begin'?"),
-    (hook, (print,), {}, ah.errors.InvalidHookError, "give the name of a method"),
-    (
-        LambdaHook,
-        (),
-        {"begin": begin},
-        ah.errors.InvalidArgumentError,
-        "a coroutine; give the function",
-    ),  # and closed
-]
+@pytest.mark.parametrize("method", ["beginn", print])
+def test_what_is_no_method_is_refused(method: Any) -> None:
+    """The error has the nearest method."""
+    with refused(ah.errors.InvalidHookError, "is not a method of a hook"):
+        hook(method)
+    with refused(ah.errors.InvalidHookError, "did you mean 'begin'?"):
+        hook("beginn")
 
 
-@pytest.mark.parametrize(("make", "arguments", "options", "error", "says"), REFUSED)
-def test_what_is_no_method_or_function_is_refused(
-    make: Any, arguments: Any, options: Any, error: Any, says: str
-) -> None:
-    """An unknown method is refused with the nearest known one, and so is a coroutine in place of
-    its function.
-    """
-    with refused(error, says):
-        make(
-            *arguments,
-            **{name: value() if value is begin else value for name, value in options.items()},
-        )
+def test_what_is_no_function_is_refused() -> None:
+    """A coroutine in place of its function is closed."""
+    with refused(ah.errors.InvalidArgumentError, "a coroutine; give the function"):
+        hook("begin")(begin())  # type: ignore[arg-type]
+    with refused(ah.errors.InvalidArgumentError, "give a function"):
+        hook("end")(5)  # type: ignore[arg-type]
 
 
 async def test_functions_without_a_signature() -> None:
@@ -206,6 +171,5 @@ async def test_functions_without_a_signature() -> None:
 
     closed: list[BaseException | None] = []
     quiet: Any = type("Quiet", (), {"__call__": lambda self, *args: None, "__signature__": None})()
-    await run(LambdaHook(close=Note(), end=quiet, begin=dict))
+    await run(hook("close")(Note()), hook("end")(quiet), hook("begin")(dict))
     assert closed == [None]
-    assert repr(LambdaHook(end=len)) == "LambdaHook(end=<built-in function len>)"

@@ -72,7 +72,7 @@ async def test_the_line_of_a_failed_hook_has_its_error(caplog: pytest.LogCapture
     async def fail(context: object, values: object) -> None:
         raise ConnectionError("down")
 
-    hook = ah.configure(ah.hooks.LambdaHook(after_run=fail), on_error="log")
+    hook = ah.configure(ah.hook("after_run")(fail), on_error="log")
     await run_session(counting(hook), 1, "train")
     assert [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR] == [
         'LambdaHook.after_run at step 1 failed; continuing because on_error is "log":'

@@ -93,7 +93,7 @@ async def test_values_on_one_line_without_escape_codes(clock: ManualClock) -> No
             ah.AsyncMonitoredSession(graph, [ProgressHook([tag], file=file)]), 1, "train"
         )
     shown = [line.split("= ")[1].rstrip() for line in file.getvalue().splitlines()]
-    assert shown == [r"[[1. 2.]\n [3. 4.]]", r"a\n\x1b[31mb", "0.3333", "1234567"]
+    assert shown == [r"[[1. 2.]\n [3. 4.]]", r"a\n\x1b[31mb", "0.333333", "1234567"]
 
 
 async def test_errors_of_the_output_do_not_end_the_run(

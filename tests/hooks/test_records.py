@@ -18,7 +18,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks import JSONLinesHook, read_records
 from aiohooks.hooks._observing import Record
-from aiohooks.hooks.records import _RecordFile
+from aiohooks.hooks.records import _JSONLinesFile
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid
 from tests.support.record_files import without_time
@@ -167,7 +167,7 @@ class Full:
 
 def test_a_failed_write_leaves_no_part_of_a_line(path: Path) -> None:
     """A partial line on a full disk is removed, so that the next one is a line of its own."""
-    file = _RecordFile(str(path))
+    file = _JSONLinesFile(str(path))
     file.append([{"step": 1}])
     real = file._file
     file._file = Full(real, 5)  # type: ignore[assignment]
@@ -191,7 +191,7 @@ class Broken(Full):
 
 def test_a_write_of_nothing_is_an_error(path: Path) -> None:
     """It is not tried again without end, and leaves no part of a line."""
-    file = _RecordFile(str(path))
+    file = _JSONLinesFile(str(path))
     file.append([{"step": 1}])
     real = file._file
     file._file = Broken(real, 1)  # type: ignore[assignment]
@@ -263,7 +263,7 @@ async def test_every_torn_tail(path: Path, tail: bytes) -> None:
     for length in range(len(whole) + 1):
         write(path, whole[:length] + tail)
         kept = steps(path)
-        file = _RecordFile(str(path))
+        file = _JSONLinesFile(str(path))
         for step in (2, 3):  # the next session is cut, too
             file.open_at(step)
             file.close()
@@ -278,13 +278,13 @@ async def test_a_save_waits_until_the_lines_are_written(
 ) -> None:
     """A state is taken when the lines of its step and of all earlier ones are in the file."""
     may_write = threading.Event()
-    write_records = _RecordFile.write
+    write_records = _JSONLinesFile.write
 
-    def write_late(self: _RecordFile, records: list[Record]) -> None:
+    def write_late(self: _JSONLinesFile, records: list[Record]) -> None:
         may_write.wait()
         write_records(self, records)
 
-    monkeypatch.setattr(_RecordFile, "write", write_late)
+    monkeypatch.setattr(_JSONLinesFile, "write", write_late)
     every = ah.Every(steps=3)
     saving = ah.CheckpointSaverHook(tmp_path / "saved", every=every, save_on_begin=False)
     try:

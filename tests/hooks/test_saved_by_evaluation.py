@@ -130,7 +130,7 @@ async def test_a_state_that_not_all_hooks_have_seen_is_said(
 
     hooks = [
         ah.CheckpointSaverHook(every=ah.Every(steps=10), save_on_error=True),
-        ah.hooks.LambdaHook(after_run=fail),
+        ah.hook("after_run")(fail),
     ]
     with pytest.raises(ValueError, match="mine"):
         await train(tmp_path, hooks, 5)

@@ -41,9 +41,9 @@ async def seconds_run(
     ("start", "by", "reason"),
     [
         (59, 1, "step 60 reached the last step, 60"),
-        (59, 3, "reached the last step, 60: now at step 62"),
+        (59, 3, "step 62 reached the last step, 60"),
         (60, 0, "step 60 reached the last step, 60"),
-        (61, 0, "reached the last step, 60: now at step 61"),
+        (61, 0, "step 61 reached the last step, 60"),
     ],
 )
 async def test_the_reason_of_a_stop_at_a_step(start: int, by: int, reason: str) -> None:

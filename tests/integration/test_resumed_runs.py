@@ -16,7 +16,7 @@ from aiohooks.hooks import checkpoint_saver
 from aiohooks.hooks._observing import Sampling
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.every import EveryTimer
-from aiohooks.hooks.records import _RecordFile
+from aiohooks.hooks.records import _JSONLinesFile
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from tests.fuzz.resumed_runs import main, run_programs
 
@@ -37,7 +37,7 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
     "a checkpoint leaves an evaluation behind": (EvaluatorHook, "_finish_earlier", nothing),
     "a checkpoint of a stop counts": (checkpoint_saver, "INTERIM", "other"),
     "late evaluations are no metrics": (Saver, "add_metrics", nothing),
-    "lines of undone steps stay valid": (_RecordFile, "open_at", lambda self, step: self.open()),
+    "lines of undone steps stay valid": (_JSONLinesFile, "open_at", lambda self, step: self.open()),
     "an unfinished evaluation is lost": (
         EvaluatorHook,
         "state_dict",

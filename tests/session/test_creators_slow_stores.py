@@ -109,9 +109,12 @@ async def train_with_time_limits() -> None:
     async def keep(session: ah.Session, coord: ah.Coordinator) -> None:
         raw.append(session)
 
-    effects = ah.hooks.EffectsHook({"recorded": deliver}, run="r", when="commit", drain_secs=1e6)
+    effects = ah.hooks.EffectsHook({"recorded": deliver}, run="r", when="commit")
     session = ah.AsyncMonitoredSession(
-        graph, [keep, effects, ah.StopAtStepHook(last_step=5)], global_step=store
+        graph,
+        [keep, effects, ah.StopAtStepHook(last_step=5)],
+        global_step=store,
+        stop_grace_period_secs=1e6,
     )
     try:
         async with session:

