@@ -482,7 +482,7 @@ def bug(name: str) -> Generator[None]:
         yield
 
 
-def finds(name: str, most: int = 60) -> int | None:
+def finds(name: str, most: int = 200) -> int | None:
     """Return the number of the first training that finds a bug."""
     with bug(name):
         return next(
