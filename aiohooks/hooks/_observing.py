@@ -37,7 +37,12 @@ class Sampling:
 
     __slots__ = ("_advance", "_clock", "_committed", "_first", "_is_fetched", "_timer", "_unix")
 
-    def __init__(self, every: Every, *, first: bool) -> None:
+    def __init__(
+        self,
+        every: Every,
+        *,
+        first: bool,
+    ) -> None:
         """Make one in `begin`, as it keeps the session's clock. With `first` the first run is due,
         whatever its step.
         """
@@ -125,7 +130,11 @@ class FetchingHook(ScheduledHook):
     # Whether the first run of a session is due, whatever its step.
     _first: ClassVar[bool] = False
 
-    def __init__(self, fetches: Any, every: Every | None) -> None:
+    def __init__(
+        self,
+        fetches: Any,
+        every: Every | None,
+    ) -> None:
         self._args = SessionRunArgs(fetches)
         self._every = every
         self._reset()

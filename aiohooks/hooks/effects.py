@@ -165,9 +165,7 @@ class EffectsHook(SessionRunHook):
             InvalidHookError: the session has another `EffectsHook`.
         """
         if coord.owner.effects not in (None, self):
-            raise InvalidHookError(
-                "the session has two EffectsHooks; give one of them the handlers of all kinds"
-            )
+            raise InvalidHookError("the session has two EffectsHooks; give one all the handlers")
         saver = session.saver
         # None is the directory of the creator, in which the session's own saver saves.
         if saver is not None and {None, saver.checkpoint_dir} & {*coord.events.checkpoint_dirs}:
@@ -235,11 +233,7 @@ class EffectsHook(SessionRunHook):
     # -- the outbox
 
     def record(
-        self,
-        attempt: SessionRunContext,
-        kind: str,
-        payload: Any,
-        recorder: str | None,
+        self, attempt: SessionRunContext, kind: str, payload: Any, recorder: str | None
     ) -> None:
         """Record an effect of an attempt. Any thread may call this. See `aiohooks.effect`."""
         if kind not in self._handlers:
@@ -252,7 +246,6 @@ class EffectsHook(SessionRunHook):
             from aiohooks.checkpoint._encoding import encode
 
             encode({f"payload of effect {kind!r}": payload})
-        copied = copy.deepcopy(payload)
         with self._lock:
             if not attempt.accepts_effects:
                 raise EffectError(
@@ -262,7 +255,7 @@ class EffectsHook(SessionRunHook):
                 )
             if attempt not in self._attempts:
                 self._attempts.append(attempt)
-            attempt.effects.append((kind, copied, recorder or kind))
+            attempt.effects.append((kind, copy.deepcopy(payload), recorder or kind))
 
     def _move_to_outbox(self) -> None:
         """Move the effects of committed attempts to the outbox, and drop the effects of failed
@@ -343,8 +336,8 @@ class EffectsHook(SessionRunHook):
         unknown = sorted({effect.kind for effect in effects} - self._handlers.keys())
         if unknown:
             raise InvalidArgumentError(
-                f"the checkpoint has effects of the kinds {unknown} that were not delivered; give"
-                " EffectsHook a handler for each kind, or one that does nothing to drop them",
+                f"the checkpoint has effects of the kinds {unknown} that were not delivered; give a"
+                " handler for each kind, or one that does nothing to drop them",
             )
         saved = {effect.key: effect for effect in effects}
         if self._coord is not None:
@@ -422,8 +415,7 @@ class EffectsHook(SessionRunHook):
         if self._drains_until is None:
             self._drains_until = now + secs
         with contextlib.suppress(TimeoutError):
-            secs_left = self._drains_until - now
-            await limited(self._wait_for_deliveries(1), secs_left, "the deliveries of effects")
+            await limited(self._wait_for_deliveries(1), self._drains_until - now, "deliveries")
 
     def status(self) -> tuple[EffectStatus, ...]:
         """Return the counts of each kind, as in `session.status().effects`."""

@@ -183,8 +183,8 @@ def has_ended(pid: int) -> bool:
 def test_a_signal_stops_the_tasks(
     jobs: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ) -> None:
-    """Each session finishes its step and ends; the exit code is the signal's, and no process and no run is
-    left.
+    """Each session finishes its step and ends; the exit code is the signal's, and no process and no
+    run is left.
     """
     temporary = jobs / "temporary"
     temporary.mkdir()
