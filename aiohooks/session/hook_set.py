@@ -319,50 +319,11 @@ def _checked_hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterab
 # -- what the caller and the hooks ask for in a run
 
 
-class MergedRequest(RunRequest):
-    """A run that fetches what the caller and the hooks ask for.
-
-    Its values are those of the distinct nodes, or if a fetch is nested, the parts of the caller and
-    of each hook. The first is the caller's result.
-
-    Attributes:
-        takes: take the values of the hooks of each order group of `after_run`.
-    """
-
-    __slots__ = ("takes",)
-
-    def __init__(
-        self,
-        fetches: tuple[Node, ...],
-        takes: Sequence[Take],
-        *,
-        feed_dict: Mapping[Any, Any] | None = None,
-        options: Mapping[str, Any] | None = None,
-        build: Build | None = None,
-    ) -> None:
-        super().__init__(fetches, feed_dict, options, build)
-        self.takes: Sequence[Take] = takes
-
-    def with_feeds(
-        self,
-        feed_dict: Mapping[Any, Any] | None,
-        options: Mapping[str, Any] | None,
-    ) -> MergedRequest:
-        """Return the same request, which has neither, with feeds and options."""
-        if feed_dict is None and options is None:
-            return self
-        return MergedRequest(
-            self.fetches,
-            self.takes,
-            feed_dict=feed_dict,
-            options=options,
-            build=self.build,
-        )
-
-
 class Merger:
-    """Merges requests over one graph. Fetches without structure are merged once and looked up from
-    then on.
+    """Merges what the caller and the hooks ask for into one request, and takes its values apart.
+
+    A merged run has a list of parts as its result: that of the caller, and that of each hook with
+    `before_run`, which is None if the hook fetches nothing.
     """
 
     def __init__(
@@ -372,30 +333,21 @@ class Merger:
         self._graph = graph
         self._names = [call.name for group in before_run for call in group.calls]
         asking = [hook for group in before_run for hook in group.hooks]
-        self._places = {hook: place for place, hook in enumerate(asking, start=1)}
-        self._after_run = after_run
-        self._takes_of_parts = self._takes(range(len(asking) + 1))
+        part_of = {hook: part for part, hook in enumerate(asking, start=1)}
+        # A hook without `before_run` gets the last answer, which has no results.
+        self._takes: list[Take] = [
+            taking([part_of.get(hook, -1) for hook in group.hooks]) for group in after_run
+        ]
         self._no_parts = (None,) * (len(asking) + 1)
-        self._no_answers = _answers(self._no_parts, RunRequest(None, None), self._takes_of_parts)
-        self._merges: dict[tuple[Any, ...], MergedRequest] = {}
-        """The merged fetches without structure, by the fetches of the caller and the requests of
-        the hooks, or only by fetches if some hooks also feed or have options.
+        self._no_answers = self._answers(self._no_parts, RunRequest(None, None))
+        self._merges: dict[tuple[Any, ...], tuple[tuple[Node, ...], Build]] = {}
+        """The nodes to fetch and the function that builds the parts, where no fetches are nested:
+        by the fetches of the caller and each hook, and by the fetches of the caller and what each
+        hook has returned, which is quicker to look up.
         """
-
-    def _takes(self, slots: Sequence[int]) -> list[Take]:
-        """Return the functions that take the values of the hooks of each group of `after_run`.
-
-        Args:
-            slots: the slots of the caller and of each hook that asks; -1 for nothing.
-        """
-        takes: list[Take] = []
-        for group in self._after_run:
-            asked = [self._places.get(hook) for hook in group.hooks]
-            takes.append(taking([-1 if place is None else slots[place] for place in asked]))
-        return takes
 
     def merge(self, request: RunRequest, requests: Sequence[SessionRunArgs | None]) -> RunRequest:
-        """Merge the requests of the caller and the hooks."""
+        """Return the request of the caller, merged with what each hook has returned."""
         if not _has_request(requests):
             if request.options is None:
                 return request
@@ -405,11 +357,11 @@ class Merger:
         # A plain tuple would be equal to a request, and is rejected below.
         if _REQUEST_OR_NOTHING.issuperset(map(type, requests)):
             try:
-                merged = self._merges.get(key)
-            except TypeError:  # there are feeds, options, or nested fetches
-                merged = None
-            if merged is not None:
-                return merged.with_feeds(request.feed_dict, request.options)
+                nodes, build = self._merges[key]
+            except (KeyError, TypeError):
+                pass  # it is new, or has feeds, options or nested fetches
+            else:
+                return RunRequest(nodes, request.feed_dict, request.options, build)
         fetches = [request.fetches]
         feeds: list[tuple[str, Mapping[Any, Any]]] = []
         hook_options: list[tuple[str, Mapping[str, Any]]] = []
@@ -428,87 +380,60 @@ class Merger:
                 feeds.append((name, feed_dict))
             if options is not None:
                 hook_options.append((name, options))
-        merged = self._merged_fetches(fetches)
-        is_flat = merged.build is None
-        if is_flat and not feeds and not hook_options:
-            self._keep(key, merged)
+        is_plain = not feeds and not hook_options
+        nodes, build = self._merge_fetches(tuple(fetches), key if is_plain else None)
         feed_dict = request.feed_dict
         if feeds:
             feed_dict = _merge_feeds(self._graph, [*feeds, ("the caller", feed_dict)])
         options = request.options
         if hook_options:
             options = _merge_options([("the caller", options), *hook_options])
-        return merged.with_feeds(feed_dict, options)
+        return RunRequest(nodes, feed_dict, options, build)
 
-    def _merged_fetches(self, fetches: list[Any]) -> MergedRequest:
-        # Names, nodes and None only: everything else may compare equal and yet have another shape.
-        if not _LEAF_OR_NOTHING.issuperset(map(type, fetches)):
-            return self._merge_fetches(fetches)
-        key = tuple(fetches)
-        merged = self._merges.get(key)
-        if merged is None:
-            merged = self._merge_leaves(fetches)
-            self._keep(key, merged)
-        return merged
+    def _merge_fetches(
+        self, fetches: tuple[Any, ...], key: tuple[Any, ...] | None
+    ) -> tuple[tuple[Node, ...], Build]:
+        """Return the distinct nodes, and the function that builds the parts from their values.
 
-    def _keep(self, key: tuple[Any, ...], merged: MergedRequest) -> None:
-        if len(self._merges) >= _MOST_MERGES:
-            self._merges.clear()
-        self._merges[key] = merged
-
-    def _merge_leaves(self, fetches: list[Any]) -> MergedRequest:
-        """Return a request for all nodes of fetches without structure."""
+        Without nested fetches, keep both by the fetches, and by `key` as well.
+        """
+        # Nested fetches may be equal and yet have another shape.
+        is_flat = _LEAF_OR_NOTHING.issuperset(map(type, fetches))
+        if is_flat and fetches in self._merges:
+            return self._merges[fetches]
         leaves = Leaves(self._graph)
-        slots = self._for_owners(fetches, leaves.slot, -1)
-        return MergedRequest(leaves.nodes, self._takes(slots))
-
-    def _merge_fetches(self, fetches: list[Any]) -> MergedRequest:
-        """Return a request for all nodes, which builds the parts of the caller and the hooks."""
-        leaves = Leaves(self._graph)
-        no_build: Build = _nothing
-        builds = self._for_owners(fetches, leaves.build, no_build)
-        build = partial(_build_parts, builds)
-        return MergedRequest(leaves.nodes, self._takes_of_parts, build=build)
-
-    def _for_owners(
-        self,
-        fetches: list[Any],
-        assign: Callable[[Any], T],
-        nothing: T,
-    ) -> list[T]:
-        """Return `assign(part)` for what the caller and each hook fetch; `nothing` for None."""
-        assigned = [assign(fetches[0])]
-        for owner, wanted in zip(self._names, fetches[1:], strict=True):
+        builds = [leaves.build(fetches[0])]
+        for owner, fetched in zip(self._names, fetches[1:], strict=True):
             try:
-                assigned.append(nothing if wanted is None else assign(wanted))
+                builds.append(_nothing if fetched is None else leaves.build(fetched))
             except FetchError as error:
                 add_note(error, f"fetched by {owner}")
                 raise
-        return assigned
+        merged = (leaves.nodes, partial(_build_parts, builds))
+        if is_flat:
+            if len(self._merges) >= _MOST_MERGES:
+                self._merges.clear()
+            self._merges[fetches] = merged
+            self._merges[key or fetches] = merged
+        return merged
 
     def split(self, request: RunRequest, values: Any) -> tuple[Any, Answers]:
-        """Return the caller's result of a merged run, and the values of each hook of
-        `after_run`.
+        """Return the caller's result of a request that `merge` has returned, and the values of
+        each hook of `after_run`.
         """
-        if isinstance(request, MergedRequest):
-            return values[0], _answers(values, request, request.takes)
-        if request.options is None:
-            return values, self._no_answers
-        return values, _answers(self._no_parts, request, self._takes_of_parts)
+        if request.build is not None:
+            return values[0], self._answers(values, request)
+        if request.options is not None:
+            return values, self._answers(self._no_parts, request)
+        return values, self._no_answers
 
-
-def _answers(
-    values: Sequence[Any],
-    request: RunRequest,
-    takes: Sequence[Take],
-) -> Answers:
-    """Return the values of each hook of `after_run`, by order group."""
-    options = request.options
-    metadata = request.run_metadata
-    answers = [_new_tuple(SessionRunValues, (value, options, metadata)) for value in values]
-    # At the place -1: the values of a hook that has asked for nothing.
-    answers.append(_new_tuple(SessionRunValues, (None, options, metadata)))
-    return [take(answers) for take in takes]
+    def _answers(self, parts: Sequence[Any], request: RunRequest) -> Answers:
+        """Return the values of each hook of `after_run`, by order group."""
+        options = request.options
+        metadata = request.run_metadata
+        answers = [_new_tuple(SessionRunValues, (part, options, metadata)) for part in parts]
+        answers.append(_new_tuple(SessionRunValues, (None, options, metadata)))
+        return [take(answers) for take in self._takes]
 
 
 def _nothing(_: Sequence[Any]) -> None:
@@ -516,7 +441,7 @@ def _nothing(_: Sequence[Any]) -> None:
 
 
 def _build_parts(builds: Sequence[Build], values: Sequence[Any]) -> list[Any]:
-    """Build the parts of the caller and the hooks of the values of all nodes."""
+    """Build the parts of the caller and the hooks from the values of all nodes."""
     return [build(values) for build in builds]
 
 

@@ -73,7 +73,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a turn is due some time after that, not at it",
     (
         "aiohooks/session/hook_set.py",
-        "Merger._keep",
+        "Merger._merge_fetches",
         "if len(self._merges) >= _MOST_MERGES:  =>  if (len(self._merges) > _MOST_MERGES):",
     ): "one more is kept in memory",
     (
