@@ -17,7 +17,7 @@ import copy
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from aiohooks._core.activity import Awaited, Observer, active
 from aiohooks._core.calls import Wait
@@ -32,12 +32,11 @@ from aiohooks._core.clock import (
     NO_TIMER,
     TimerHandle,
     current_clock,
-    secs_text,
     wait_woken,
     wake,
 )
 from aiohooks._core.coroutines import close_unawaited
-from aiohooks._core.reports import WaitLog, logger
+from aiohooks._core.reports import logger, wait_log
 from aiohooks._core.scope import RunScope, current_scope, leave_run
 from aiohooks._core.validate import check_callable, check_instance, check_secs
 from aiohooks._why.tasks import Task, describe_awaitable, is_task, links_of, task_wait
@@ -69,10 +68,6 @@ Producer: TypeAlias = Task | Iterable[Task]
 """The task that a wait depends on, or several."""
 Producers: TypeAlias = tuple[Task, ...]
 
-WHY_VARIABLE = "AIOHOOKS_WHY"
-"""The environment variable that lets the processes of a program be asked why they wait."""
-RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
-"""The event loops of `run`, each with its thread."""
 _FIRST_LOOK_SECS = 0.05
 """When to look first, after a stop, whether all remaining tasks wait for queues. The pause before
 each further look is twice as long.
@@ -306,9 +301,6 @@ class TasksOwner:
 
     def start_recovery(self) -> None:
         """Start a task that recovers from the failure of a task, unless a run does."""
-
-    def log_wait_for_end(self) -> None:
-        """Log what the session waits for until it closes, as a signal has stopped it."""
 
     def end_run(self, cause: BaseException, /) -> None:
         """End the run in progress, if there is one."""
@@ -703,7 +695,7 @@ class Coordinator(RequestMethods):
             )
         await self._wait_for(lambda: not self.tasks or self.should_stop())
         try:
-            with long_wait_log(f"{self.requests.label}, joining", self.descriptions):
+            with wait_log(lambda: f"{self.requests.label} to join {self.descriptions()}"):
                 await self.end_tasks(
                     stop_grace_period_secs,
                     stop_grace_period_secs,
@@ -1075,9 +1067,8 @@ def is_end_of_producers(error: BaseException) -> bool:
     return all(isinstance(member, ProducerFinishedError) for member in flattened([error]))
 
 
-# -- reports of long waits, and tasks that wait for queues
+# -- tasks that wait for queues
 
-_NOTICE_SECS = 1.0
 _Queue: Any = asyncio.Queue
 _QUEUE_METHODS = frozenset({_Queue.put.__code__, _Queue.get.__code__, _Queue.join.__code__})
 
@@ -1095,21 +1086,3 @@ def _queue_wait(task: Task) -> object:
     _, waiter = links_of(task)[-1]
     is_waiting = asyncio.isfuture(waiter) and not waiter.done()
     return waiter if is_waiting else None
-
-
-def long_wait_log(waiter: str, describe: Callable[[], object]) -> WaitLog:
-    """Return a block whose wait is logged after 1, 2, 4 and so on seconds.
-
-    Args:
-        waiter: the beginning of the message: the waiter and the occasion.
-        describe: returns what is awaited.
-    """
-    due_secs = _NOTICE_SECS
-
-    def report(secs: float) -> None:
-        nonlocal due_secs
-        if secs >= due_secs:
-            due_secs *= 2
-            logger.warning("%s: has waited %s for %s", waiter, secs_text(secs), describe())
-
-    return WaitLog(_NOTICE_SECS, report)

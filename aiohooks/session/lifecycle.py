@@ -38,7 +38,7 @@ from aiohooks._core.clock import (
     secs_text,
     sleep,
 )
-from aiohooks._core.reports import logger
+from aiohooks._core.reports import logger, wait_log
 from aiohooks._core.scope import RunScope, assigned, begin_run, current_run, current_scope
 from aiohooks._core.waits import opening_until
 from aiohooks.dispatch.hook import HookRegistration
@@ -62,7 +62,6 @@ from aiohooks.session.coordinator import (
     Requests,
     TasksOwner,
     is_among,
-    long_wait_log,
 )
 from aiohooks.session.creators import (
     ChiefSessionCreator,
@@ -165,7 +164,6 @@ class Lifecycle(TasksOwner):
         self.phase_began_at: float | None = None
         self._is_closed = asyncio.Event()
         self._at_end = contextlib.ExitStack()
-        self._until_closing = contextlib.ExitStack()
 
     def _enter_phase(self, phase: str) -> None:
         self.phase = phase
@@ -591,7 +589,7 @@ class Lifecycle(TasksOwner):
         await self.feeds.stop_reading()
         coordinator.disown("its session was replaced")
         if coordinator.all_tasks:
-            with long_wait_log(f"{label}, recovering", coordinator.descriptions):
+            with wait_log(lambda: f"{label} to recover: {coordinator.descriptions()}"):
                 await coordinator.end_tasks(0, self.grace_secs, reason)
         try:
             await session.aclose()
@@ -683,7 +681,6 @@ class Lifecycle(TasksOwner):
     @contextlib.contextmanager
     def _closing(self) -> Generator[None]:
         """The session is closing in this block, and closed afterwards, whatever happens."""
-        self._until_closing.close()
         outer = current_run()
         scope_before = current_scope.get()
         own = self.hooks.own.state()
@@ -694,7 +691,7 @@ class Lifecycle(TasksOwner):
         # A hook that closes the session would deadlock.
         scope = begin_run(self, None if outer is None else outer.publisher)
         try:
-            with long_wait_log(f"{self.requests.label}, closing", self.status):
+            with wait_log(lambda: f"the end of {self.status()}"):
                 yield
         finally:
             scope.active = False
@@ -844,11 +841,6 @@ class Lifecycle(TasksOwner):
         finally:
             self._take_task_failures(errors)
             coordinator.disown("the session has ended")
-
-    def log_wait_for_end(self) -> None:
-        if self.phase in ("opening", "open"):
-            log = long_wait_log(f"{self.requests.label}, stopping", self.status)
-            self._until_closing.enter_context(log)
 
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")

@@ -11,7 +11,6 @@ import asyncio
 import copy
 import functools
 import itertools
-import os
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from signal import Signals
@@ -60,7 +59,6 @@ from aiohooks.graph.graph import (
 from aiohooks.graph.session import RunRequest, Session
 from aiohooks.graph.variables import Variables
 from aiohooks.session.coordinator import (
-    WHY_VARIABLE,
     Coordinator,
     Producer,
     Producers,
@@ -74,7 +72,7 @@ from aiohooks.session.feeds import Source as FeedSource
 from aiohooks.session.hook import SessionRunContext, SessionRunHook
 from aiohooks.session.lifecycle import DEFAULT_YIELD_SECS, Lifecycle
 from aiohooks.session.signals import SignalPolicy, StopOnSignal
-from aiohooks.session.status import SessionStatus
+from aiohooks.session.status import SessionStatus, enable_why_if_asked
 from aiohooks.stores.base import StepStore
 
 if TYPE_CHECKING:
@@ -378,10 +376,7 @@ class AsyncMonitoredSession(RequestMethods):
             BaseException: the error of a hook or of the creation, even an error that would end the
                 block cleanly.
         """
-        if WHY_VARIABLE in os.environ:
-            from aiohooks.session.why import enable_why  # seldom needed
-
-            enable_why()
+        enable_why_if_asked()
         await self._lifecycle.open(self._signals)
         return self
 

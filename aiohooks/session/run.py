@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -16,9 +15,8 @@ from aiohooks._core.clock import current_clock
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_callable
 from aiohooks.errors import StopRequestedError, WrongLoopError
-from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE, long_wait_log
 from aiohooks.session.signals import stopped_by
-from aiohooks.session.status import activity_of
+from aiohooks.session.status import RUN_LOOPS, enable_why_if_asked
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:
@@ -38,9 +36,9 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     A Ctrl-C that no session handles has the effect that it has in `asyncio.run`: it cancels `main`,
     and `run` raises `KeyboardInterrupt`.
 
-    At its end it cancels the remaining tasks and waits for them, as `asyncio.run` does, and logs
-    which ones it waits for. After 10 s it ends without those that ignore their cancellation and
-    that a group or a session has left behind for this reason, with a warning.
+    At its end it cancels the remaining tasks and waits for them, as `asyncio.run` does. After 10 s
+    it ends without those that ignore their cancellation and that a group or a session has left
+    behind for this reason, with a warning.
 
     Args:
         main: a coroutine function.
@@ -70,10 +68,7 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         with _OpenRunner() as runner:
             loop = runner.get_loop()
             RUN_LOOPS[loop] = threading.get_ident()
-            if WHY_VARIABLE in os.environ:
-                from aiohooks.session.why import enable_why  # seldom needed
-
-                enable_why()
+            enable_why_if_asked()
             try:
                 result = runner.run(main(*args))
             except (KeyboardInterrupt, SystemExit) as error:
@@ -102,9 +97,7 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
 
 
 class _OpenRunner:
-    """A runner in a block, whose end logs what it waits for, and does not wait for tasks that were
-    left behind.
-    """
+    """A runner in a block, whose end does not wait for tasks that were left behind."""
 
     def __enter__(self) -> asyncio.Runner:
         self._runner = asyncio.Runner(loop_factory=_new_event_loop)
@@ -113,19 +106,16 @@ class _OpenRunner:
         return self._runner
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon(self._watch_end)
+        # The end of the runner runs the loop, and with it the check.
+        self._loop.call_soon(current_clock().call_later, DEFAULT_GRACE_SECS, self._check)
         try:
             self._runner.close()
         except RuntimeError:
             if not self._has_stopped_loop:
                 raise
 
-    def _watch_end(self) -> None:
-        """Log long waits from now on, and end them after the grace period."""
-        long_wait_log("aiohooks.run, ending", self._descriptions).begin(self)
-        current_clock().call_later(DEFAULT_GRACE_SECS, self._check)
-
     def _check(self) -> None:
+        """End the wait of the runner if only tasks that were left behind remain."""
         remaining = asyncio.all_tasks(self._loop)
         if not remaining or not remaining.issubset(LEFT_BEHIND):
             current_clock().call_later(1.0, self._check)
@@ -133,13 +123,8 @@ class _OpenRunner:
         # The end of the runner has no other way to end without a task. It raises a RuntimeError.
         self._has_stopped_loop = True
         self._loop.stop()
-        logger.warning("aiohooks.run ends without %s", self._descriptions())
-
-    def _descriptions(self) -> str:
-        activities = [
-            activity_of(f"task {task.get_name()!r}", task) for task in asyncio.all_tasks(self._loop)
-        ]
-        return "; ".join(map(str, activities)) or "threads of the executor, or async generators"
+        names = ", ".join(task.get_name() for task in remaining)
+        logger.warning("aiohooks.run ends without the tasks %s", names)
 
 
 def _exit_by_signal(number: signal.Signals) -> NoReturn:

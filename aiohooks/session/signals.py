@@ -14,7 +14,6 @@ import enum
 import functools
 import os
 import signal
-import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -160,7 +159,6 @@ class StopOnSignal:
             return
         if self.escalation is Escalation.STOP:
             self.requests.log_stop(f"{number.name} received")
-            self.coordinator.owner.log_wait_for_end()
         self.requests.end_waits()
         if self.escalation is Escalation.STOP:
             abandoned = StopRequestedError(
@@ -186,7 +184,7 @@ class LoopSignals:
         """Whether the previous handler of the signal has decided what else ends."""
         self._end: BaseException | None = None
         """The end of the program, raised when the sessions are closed."""
-        self._wakeup = _Wakeup(loop)
+        self._wakes_loop: bool = _let_signals_wake(loop)
         _handlers_of_loops[loop] = self
         call_after_fork(self)
 
@@ -214,7 +212,8 @@ class LoopSignals:
         wanted = {number for other in self._sessions for number in other.policy.signals}
         self._restore(number for number in self._previous if number not in wanted)
         if not self._sessions:
-            self._wakeup.close()
+            if self._wakes_loop:
+                self._loop.remove_signal_handler(signal.SIGCONT)
             del _handlers_of_loops[self._loop]
             if self._has_cancelled:
                 self._end_program()
@@ -263,7 +262,6 @@ class LoopSignals:
         except RuntimeError:
             # The loop was closed, and its sessions never were.
             self._restore(self._previous)
-            self._wakeup.close()
             _handlers_of_loops.pop(self._loop, None)
             signal.raise_signal(number)
 
@@ -373,36 +371,19 @@ class LoopSignals:
 _handlers_of_loops: dict[asyncio.AbstractEventLoop, LoopSignals] = {}
 
 
-class _Wakeup:
-    """Wakes a loop for a signal that arrives right before it waits for events, or in another
-    thread.
+def _let_signals_wake(loop: asyncio.AbstractEventLoop) -> bool:
+    """Let signals wake the loop that arrive right before it waits for events, or in another thread.
+    Return whether it had to be changed for that.
+
+    asyncio's loop has a file descriptor for signals as long as it handles any of them itself. So
+    it gets a handler that does nothing, of a signal that does nothing to a running process.
     """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._pair: tuple[socket.socket, socket.socket] | None = None
-        previous = signal.set_wakeup_fd(-1)
-        # It is usually the loop's own, which has the same effect.
-        if previous != -1:
-            signal.set_wakeup_fd(previous)
-            return
-        self._pair = reader, writer = socket.socketpair()
-        for end in self._pair:
-            end.setblocking(False)
-        loop.add_reader(reader, reader.recv, 4096)
-        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-
-    def close(self) -> None:
-        if self._pair is not None:
-            reader, writer = self._pair
-            current = signal.set_wakeup_fd(-1)
-            # Other code has set it in the meantime.
-            if current != writer.fileno():
-                signal.set_wakeup_fd(current)
-            if not self._loop.is_closed():
-                self._loop.remove_reader(reader)
-            reader.close()
-            writer.close()
+    descriptor = signal.set_wakeup_fd(-1)
+    if descriptor == -1:
+        loop.add_signal_handler(signal.SIGCONT, int)
+        return True
+    signal.set_wakeup_fd(descriptor)
+    return False
 
 
 _last_signals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Signals] = (

@@ -7,9 +7,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
 
 from aiohooks._core.activity import entries
 from aiohooks._core.cancel import current_task
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 P = ParamSpec("P")
+WHY_VARIABLE = "AIOHOOKS_WHY"
+"""The environment variable that lets the processes of a program be asked why they wait."""
+RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+"""The event loops of `run`, each with its thread, for that question."""
 AnySession: TypeAlias = Any
 """A `Lifecycle`, which imports this module."""
 _PHASE_ACTIVITIES = {"opening": "creating the session", "open": "the session's block"}
@@ -255,6 +261,14 @@ def summary_of(session: AnySession) -> str:
 def _since(session: AnySession, began: float | None) -> float | None:
     """Return the seconds since then, if that is known."""
     return None if began is None else max(0.0, session.waits.now() - began)
+
+
+def enable_why_if_asked() -> None:
+    """Let this process be asked why it waits, if its environment asks for that."""
+    if os.environ.get(WHY_VARIABLE, "") not in ("", "0"):
+        from aiohooks.session.why import enable_why  # seldom needed
+
+        enable_why()
 
 
 # -- events

@@ -299,8 +299,7 @@ async def clean_up(secs: float, ends: list[str]) -> None:
 
 def test_the_end_does_not_wait_for_what_was_left_behind(caplog: pytest.LogCaptureFixture) -> None:
     """A call that ignores its cancellation is left behind, and 10 s later `run` ends without it,
-    with the result of `main`. Before, it waits for tasks that still clean up. The log names both
-    after a second.
+    with the result of `main`. Before, it waits for tasks that still clean up.
     """
     ends: list[str] = []
 
@@ -319,10 +318,7 @@ def test_the_end_does_not_wait_for_what_was_left_behind(caplog: pytest.LogCaptur
     tasks: list[asyncio.Task[None]] = []
     assert run_quickly(main) == 5
     assert ends == ["cleaned up"]
-    waits = [text for text in caplog.messages if "aiohooks.run, ending: has waited" in text]
-    assert "task 'ignores_cancels', at " in waits[0]
-    assert "task 'cleaner', at " in waits[0]
-    assert "aiohooks.run ends without task 'ignores_cancels', at " in caplog.messages[-1]
+    assert caplog.messages[-1] == "aiohooks.run ends without the tasks ignores_cancels"
 
 
 def test_the_end_waits_for_other_tasks_as_long_as_they_need() -> None:

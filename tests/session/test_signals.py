@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock, RecordingHook
+from aiohooks.testing import RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import doubling, outcome
 from tests.support.waiting import forever, parked, ticks, until_true
@@ -66,43 +65,6 @@ async def test_what_a_signal_cancels_is_said(caplog: pytest.LogCaptureFixture) -
         running.cancel()
         task.uncancel()
         await asyncio.wait([running])
-
-
-@pytest.mark.parametrize("place", ["run", "block"])
-async def test_what_a_stopped_session_waits_for_is_logged(
-    place: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The log has the signal immediately, and after a second what its session still waits for: a
-    hook that hangs, or the code of its block.
-    """
-    gate = asyncio.Event()
-
-    class Hangs(ah.SessionRunHook):
-        async def after_run(self, *_: object) -> None:
-            await gate.wait()
-
-    async def main() -> None:
-        async with doubling(Hangs(), name="trainer", handle_signals=True) as session:
-            if place == "block":
-                gate.set()
-            await session.run("loss")
-            await gates[place].wait()
-
-    gates = {"run": gate, "block": asyncio.Event()}
-    caplog.set_level(logging.INFO, "aiohooks")
-    training = await parked(main(), 20)
-    caplog.clear()
-    await send(signal.SIGTERM, lambda: caplog.messages)
-    assert caplog.messages == ["session 'trainer': stopping: SIGTERM received"]
-    clock.advance(0.9)
-    assert len(caplog.messages) == 1
-    clock.advance(0.1)
-    text = caplog.messages[1]
-    assert text.startswith("session 'trainer', stopping: has waited 1 s for ")
-    assert {"run": "Hangs.after_run", "block": "the session's block"}[place] in text
-    gates[place].set()
-    await training
-    assert clock.pending == 0
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
