@@ -15,19 +15,17 @@ import copy
 import itertools
 import os
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from aiohooks._core.calls import OwnContext, RunWaits
+from aiohooks._core.calls import RunWaits
 from aiohooks._core.clock import current_clock
 from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import check_mapping
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import (
-    HookCall,
     Method,
     OrderGroup,
     RegisteredHook,
@@ -117,12 +115,9 @@ class HookSet:
         )
         self.in_runs: bool = bool(self.before_run or self.after_run)
         """Whether a hook takes part in runs."""
-        self._keep_contexts()
         self.merger: Merger = Merger(graph, self.before_run, self.after_run)
         self.begun: list[RegisteredHook] = []
         """The hooks whose `begin` was started and whose `close` was not."""
-        self.own: OwnContext = OwnContext()
-        """The context of `begin`, `end` and `close`: a token of one is valid in the others."""
 
     def hold(self) -> None:
         """Keep the hooks from being used in another session until this one is closed."""
@@ -230,7 +225,7 @@ class HookSet:
         self, calls: Mapping[RegisteredHook, OrderGroup], registered: RegisteredHook, *args: Any
     ) -> None:
         if registered in calls:
-            await self._call((calls[registered],), *args, own=self.own)
+            await self._call((calls[registered],), *args)
 
     async def _call(self, groups: tuple[OrderGroup, ...], *args: Any, **options: Any) -> None:
         waits = RunWaits(current_scope.get(), current_clock().now, self._coordinator.owner)
@@ -263,23 +258,6 @@ class HookSet:
             and ends_last in (None, _ends_last(registered))
         ]
         return order_groups(method, overriding, self._grace_secs, bind)
-
-    def _keep_contexts(self) -> None:
-        """Give hooks one context for both methods of a run, where one of these may wait: a token of
-        the first is valid then.
-        """
-        groups = (*self.before_run, *self.after_run)
-        calls: dict[RegisteredHook, list[HookCall]] = defaultdict(list)
-        for group in groups:
-            for hook, call in zip(group.hooks, group.calls, strict=True):
-                if not hook.registration.background:
-                    calls[hook].append(call)
-        for group in groups:
-            group.keeping = {
-                hook
-                for hook in group.hooks
-                if len(calls[hook]) == 2 and any(call.may_wait for call in calls[hook])
-            }
 
     def __repr__(self) -> str:
         names = ", ".join(registered.name for registered in self.registered)

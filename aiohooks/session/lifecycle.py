@@ -683,7 +683,6 @@ class Lifecycle(TasksOwner):
         """The session is closing in this block, and closed afterwards, whatever happens."""
         outer = current_run()
         scope_before = current_scope.get()
-        own = self.hooks.own.state()
         self._enter_phase("closing")
         # A run may wait for the end of the pause with its turn, for which the end of the session
         # would wait.
@@ -696,8 +695,6 @@ class Lifecycle(TasksOwner):
         finally:
             scope.active = False
             current_scope.set(scope_before)
-            # `close` is called in another task.
-            self.hooks.own.copy_back(own)
             self._enter_phase("closed")
             self.entered_by = None
             self._is_closed.set()
@@ -1014,11 +1011,8 @@ class Turns:
 
     def end_run(self, scope: RunScope) -> None:
         """End the run, and let the next run begin."""
-        waits = self.waits
         self.runner = None
-        # Most runs have neither: a reset would cost more than this check.
-        if waits.cause is not None or waits.own_contexts:
-            waits.reset()
+        self.waits.cause = None
         scope.active = False
         # Tasks that were started in the run have its scope, and must not keep its feeds alive.
         scope.attempt = None

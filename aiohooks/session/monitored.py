@@ -315,7 +315,6 @@ class AsyncMonitoredSession(RequestMethods):
             raise
         finally:
             scope.end_attempt()
-            self._lifecycle.waits.end_attempt()
 
     @overload
     def steps(self, fetches: Node[A], **options: Unpack[StepsOptions]) -> Steps[A]: ...
