@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import contextvars
 import copy
+import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple
@@ -313,6 +314,22 @@ class TasksOwner:
         return None
 
 
+@dataclasses.dataclass(slots=True)
+class Failure:
+    """The failure of a task.
+
+    Attributes:
+        error: what it failed with.
+        lasts: whether a recovery does not undo it, as the task lives through recoveries.
+        is_owed: whether the session must still raise it. The first failure is owed, and the first
+            one that ends the session. The others are only logged.
+    """
+
+    error: BaseException
+    lasts: bool
+    is_owed: bool
+
+
 class Coordinator(RequestMethods):
     """Coordinates tasks that stop together; usable alone, and every session has one.
 
@@ -341,7 +358,7 @@ class Coordinator(RequestMethods):
         self.owner: TasksOwner = TasksOwner()
         """The session that these tasks belong to: for the library."""
         self.requests: Requests = Requests()
-        self.errors: list[BaseException] = []
+        self.failures: list[Failure] = []
         """The failures so far, in the order of their occurrence."""
         self.observers: list[Observer] = []
         """Notified of what happens outside of the session's runs, and of all waits in `until`."""
@@ -354,12 +371,6 @@ class Coordinator(RequestMethods):
         # Only the coordinator of the whole session changes the attributes from here on.
         self.closed: bool = False
         """Whether its session is ending: for the library."""
-        self.lasting_errors: list[BaseException] = []
-        """The failures of tasks that live through recoveries."""
-        self._undelivered: list[BaseException] = []
-        """The failures that no caller has got: only the first one, and the first one that ends the
-        session. The others were logged.
-        """
         self._producers: WeakSet[Task] = WeakSet()
         """The tasks that waits in `until` have named as their producers."""
 
@@ -368,10 +379,7 @@ class Coordinator(RequestMethods):
         # The copy shares the tasks, the failures and the requests.
         raw = copy.copy(self)
         self._raw = raw
-        self.errors[:] = self.lasting_errors
-        self._undelivered = [
-            error for error in self._undelivered if is_among(error, self.lasting_errors)
-        ]
+        self.failures[:] = [failure for failure in self.failures if failure.lasts]
         return raw
 
     # -- the stop
@@ -822,9 +830,18 @@ class Coordinator(RequestMethods):
 
     # -- failures
 
+    @property
+    def errors(self) -> list[BaseException]:
+        """The errors of the tasks that have failed so far, in the order of their occurrence."""
+        return [failure.error for failure in self.failures]
+
+    def failures_in(self, raised: BaseException | None) -> list[Failure]:
+        """Return the failures whose errors are `raised`, or parts of that group."""
+        return [failure for failure in self.failures if _is_in(failure.error, raised)]
+
     def raise_requested_exception(self) -> None:
         """Raise the first failure that ends the session, or else the first one, if there is one."""
-        if self.errors:
+        if self.failures:
             # No failure is in a variable: its traceback would refer to this frame.
             self._note_delivery_outside((self.ending_failures or self.errors)[0])
             raise_unchanged((self.ending_failures or self.errors)[0])
@@ -852,7 +869,7 @@ class Coordinator(RequestMethods):
         """Return whether a new raw session can help: the policy lists the error, and it is no
         failure of a task of the whole session, which cannot be started again.
         """
-        if is_among(error, self._whole.lasting_errors):
+        if any(failure.lasts for failure in self.failures_in(error)):
             return False
         return self.owner.policy.recovers(error)
 
@@ -883,13 +900,12 @@ class Coordinator(RequestMethods):
 
     def _record_error(self, error: BaseException, what: str) -> None:
         """Record the error of a task: a clean end is a stop, and any other error a failure."""
-        recorded = self.errors
-        if self is self._whole:
-            # A recovery that gives up fails with the error of a raw session's task.
-            recorded = self.lasting_errors
-        if is_among(error, recorded):
-            # `until` raised it in the task, which passed it on.
-            return
+        for failure in self.failures:
+            # Not the error of a raw session's task with which a recovery gives up, in a task that
+            # lives through recoveries.
+            if failure.error is error and failure.lasts >= (self is self._whole):
+                # `until` raised it in the task, which passed it on.
+                return
         label = self.requests.label
         if not is_clean_end(error):
             if self._has_no_caller:
@@ -907,14 +923,13 @@ class Coordinator(RequestMethods):
         description = f"{what}: {safe_repr(error)}"
         first = next(iter(self.errors), None)
         had_ended = bool(self.ending_failures)
-        self.errors.append(error)
-        if self is self._whole:
-            self.lasting_errors.append(error)
+        failure = Failure(error, lasts=self is self._whole, is_owed=False)
+        self.failures.append(failure)
         is_end = not self.is_recoverable(error)
         if is_end and not requests.stopped:
             requests.record_stop(description)
         if first is None or (is_end and not had_ended):
-            self._whole._undelivered.append(error)
+            failure.is_owed = True
             requests.call_in_loop(functools.partial(self._end_waits, error))
         # The waits end before more is said about the error: that calls the error's own methods.
         # The first one is raised, and this one must not be lost.
@@ -943,28 +958,32 @@ class Coordinator(RequestMethods):
         that it has started: only code outside of the session's own tasks can handle it.
         """
         if self._starter() is None:
-            whole = self._whole
-            whole._undelivered = [other for other in whole._undelivered if other is not error]
+            for failure in self.failures_in(error):
+                failure.is_owed = False
 
     def _note_delivery_outside(self, error: BaseException) -> None:
         """Note that `error` is raised, unless a hook gets it, or code that a hook has started."""
         if self._scope() is None:
             self.note_delivery(error)
 
-    def take_undelivered(self, primary: BaseException | None) -> list[BaseException]:
-        """Return the failures that no caller has got, except those in the primary error of the
-        end: first the failures that end the session. They count as delivered from now on.
+    def take_owed(self, primary: BaseException | None) -> list[BaseException]:
+        """Return the errors that the session still owes, except those in the primary error of its
+        end: first the errors that end the session. None is owed from now on.
         """
-        undelivered = [failure for failure in self._undelivered if not _is_in(failure, primary)]
-        self._undelivered.clear()
-        return sorted(undelivered, key=self.is_recoverable)
+        owed: list[BaseException] = []
+        for failure in self.failures:
+            if failure.is_owed and not _is_in(failure.error, primary):
+                owed.append(failure.error)
+            failure.is_owed = False
+        return sorted(owed, key=self.is_recoverable)
 
     def note_end(self, outcome: BaseException | None) -> None:
         """Note the error that the code that has closed the session gets: what a background task or
         a hook has started does not pass a failure on.
         """
         if self._starter() is not None or self._scope() is not None:
-            self._undelivered += [error for error in self.errors if _is_in(error, outcome)]
+            for failure in self.failures_in(outcome):
+                failure.is_owed = True
 
     def __repr__(self) -> str:
         doing = "running"
@@ -984,11 +1003,6 @@ def _is_in(error: BaseException, raised: BaseException | None) -> bool:
         return False
     group: Any = raised  # pyright: ignore[reportUnknownVariableType]
     return any(_is_in(error, member) for member in group.exceptions)
-
-
-def is_among(error: BaseException, errors: Iterable[BaseException]) -> bool:
-    """Return whether `errors` has this very object."""
-    return any(error is other for other in errors)
 
 
 # -- the producers of a wait: tasks without which it would never end

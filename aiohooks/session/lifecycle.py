@@ -61,7 +61,6 @@ from aiohooks.session.coordinator import (
     Coordinator,
     Requests,
     TasksOwner,
-    is_among,
 )
 from aiohooks.session.creators import (
     ChiefSessionCreator,
@@ -413,7 +412,7 @@ class Lifecycle(TasksOwner):
         self.waits.reset()
         try:
             is_cancel = isinstance(error, (asyncio.CancelledError, FeedsWentBack))
-            if is_cancel or (error is cause and not is_among(error, coordinator.errors)):
+            if is_cancel or (error is cause and not coordinator.failures_in(error)):
                 # The caller, a signal, the end of the session or a restore has ended the run.
                 raise_unchanged(error)
             error = coordinator.root_cause(error)
@@ -453,7 +452,8 @@ class Lifecycle(TasksOwner):
         """
         if failure is self.recovering_from:
             return
-        if self.session is not None or self.coordinator.lasting_errors:
+        is_lasting = any(other.lasts for other in self.coordinator.failures)
+        if self.session is not None or is_lasting:
             self.end_run(failure)
 
     def until(self, awaitable: Awaitable[T]) -> Awaitable[T]:
@@ -751,7 +751,7 @@ class Lifecycle(TasksOwner):
         error, unless the block has an error, which gets it as a note.
         """
         what = f"{self.requests.label}: a background task failed"
-        for failure in self.coordinator.take_undelivered(errors.primary):
+        for failure in self.coordinator.take_owed(errors.primary):
             primary = errors.primary
             is_recoverable = self.coordinator.is_recoverable(failure)
             if not is_recoverable and (primary is None or errors.gives_way):

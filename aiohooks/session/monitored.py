@@ -241,7 +241,7 @@ class AsyncMonitoredSession(RequestMethods):
         if request.options is not None:
             check_mapping(request.options, "options")
         session = lifecycle.session
-        if session is None or lifecycle.raw_coordinator.errors:
+        if session is None or lifecycle.raw_coordinator.failures:
             session = await lifecycle.session_for_run()
         if lifecycle.feeds.in_use:
             lifecycle.feeds.raise_if_element_went_back()
