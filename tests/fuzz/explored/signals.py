@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
-from aiohooks.session.signals import Escalation, LoopSignals, StopOnSignal, _Wakeup
+from aiohooks.session.signals import Escalation, LoopSignals, StopOnSignal
 from aiohooks.testing import choose, may_happen
 from tests.fuzz._harness import Method, replaced, scratch
 from tests.support.hooks import EveryPhaseHook
@@ -455,7 +455,13 @@ BUGS: dict[str, tuple[Any, str, Method, Callable[[Fixture], Awaitable[None]], st
         plain,
         "the handler of SIGINT is",
     ),
-    "wakeup_stays_installed": (_Wakeup, "close", _nothing, plain, "the wakeup fd is"),
+    "wakeup_stays_installed": (
+        asyncio.SelectorEventLoop,
+        "remove_signal_handler",
+        _nothing,
+        plain,
+        "the wakeup fd is",
+    ),
 }
 """By name: what is replaced by what, in which program, and what must be found."""
 

@@ -51,14 +51,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "term = self._waits.snapshot.term + 1  =>  term = self._waits.snapshot.term + 2",
     ): _COMPARED,
     (
-        "aiohooks/session/signals.py",
-        "_Wakeup.__init__",
-        (
-            "loop.add_reader(reader, reader.recv, 4096)  =>  loop.add_reader(reader, reader.recv,"
-            " 4097)"
-        ),
-    ): "the rest is read by the next call",
-    (
         "aiohooks/checkpoint/_torch.py",
         "_bytes_of",
         f"{_ON_DEVICE.format(0)}  =>  {_ON_DEVICE.format(1)}",
