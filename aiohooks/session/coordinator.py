@@ -292,10 +292,14 @@ class RequestMethods(abc.ABC):
 
 
 class TasksOwner:
-    """The session of a coordinator. This class is that of a coordinator that is used alone."""
+    """The session of a coordinator, which is a `Lifecycle`.
+
+    This class itself stands for the session of a coordinator that is used alone: it never runs and
+    never recovers.
+    """
 
     grace_secs: float = DEFAULT_GRACE_SECS
-    """The time limits of cleanup, and the tasks that do not end immediately."""
+    """How long cleanup may take, and tasks that do not end immediately."""
     effects: EffectRecorder | None = None
     """The hook that records and delivers the effects of the runs."""
     policy: RecoveryPolicy = NEVER
@@ -555,6 +559,7 @@ class Coordinator(RequestMethods):
         The reason is the failure of a task that would end the wait, or else a stop, or, if `drain`,
         a drain.
         """
+        # There is no raw session while it recovers from such a failure.
         is_recovering = self._whole._raw is self._whole
         # No failure is in a variable: its traceback would refer to this frame, and so to itself.
         if self.ending_failures:
@@ -899,7 +904,10 @@ class Coordinator(RequestMethods):
         return [failure for failure in self.errors if not self.is_recoverable(failure)]
 
     def _record_error(self, error: BaseException, what: str) -> None:
-        """Record the error of a task: a clean end is a stop, and any other error a failure."""
+        """Record the error of a task: a clean end is a stop, and any other error a failure.
+
+        `what` says for messages what has happened.
+        """
         for failure in self.failures:
             # Not the error of a raw session's task with which a recovery gives up, in a task that
             # lives through recoveries.
@@ -977,9 +985,9 @@ class Coordinator(RequestMethods):
             failure.is_owed = False
         return sorted(owed, key=self.is_recoverable)
 
-    def note_end(self, outcome: BaseException | None) -> None:
-        """Note the error that the code that has closed the session gets: what a background task or
-        a hook has started does not pass a failure on.
+    def owe_again(self, outcome: BaseException | None) -> None:
+        """Owe the failures in `outcome` again if a background task or a hook has closed the
+        session, and gets this error: it does not leave the session by that.
         """
         if self._starter() is not None or self._scope() is not None:
             for failure in self.failures_in(outcome):

@@ -99,9 +99,6 @@ class HookSet:
             self._grace_secs, enter, coordinator.observers, _step_of
         )
         """The calls of `after_run` that run alongside the next steps."""
-        self.has_background: bool = any(
-            registered.registration.background for registered in self.registered
-        )
         self._begin = self._calls("begin", self.registered)
         self._end = self._calls("end", sorted(self.registered, key=_place_at_end))
         # Unlike the other methods, this one always has a time limit.
@@ -165,14 +162,6 @@ class HookSet:
         if hooks:
             await self.background.drain(hooks)
 
-    async def finish_background(self) -> list[BaseException]:
-        """Finish the background calls, and accept no others. Return the errors that no call has
-        raised.
-        """
-        if not self.has_background:
-            return []
-        return await self.background.end(self._grace_secs)
-
     async def begin(self) -> None:
         """Call `begin` of the hooks one by one. Each counts as begun from the moment it is
         started.
@@ -190,7 +179,7 @@ class HookSet:
         """Wait for the background calls, then call `end` of the hooks one by one, also after one
         that fails. Append their errors.
         """
-        errors += await self.finish_background()
+        errors += await self.background.end(self._grace_secs)
         for registered in self._end:
             try:
                 await self._call_one(self._end, registered, session)
@@ -204,7 +193,7 @@ class HookSet:
         Append their errors.
         """
         try:
-            errors += await self.finish_background()
+            errors += await self.background.end(self._grace_secs)
         finally:  # a cancellation is raised when the hooks are closed
             while self.begun:
                 registered = self.begun.pop()

@@ -301,8 +301,7 @@ class Lifecycle(TasksOwner):
         other tasks, and begin it.
         """
         turns = self.turns
-        if self.is_loop_turn_due:
-            await self.give_loop_turn()
+        await self.give_loop_turn()
         if not turns.taken:
             return self.begin_run()
         self._raise_if_nested("run")
@@ -317,12 +316,6 @@ class Lifecycle(TasksOwner):
         except BaseException:
             turns.release()
             raise
-
-    @property
-    def is_loop_turn_due(self) -> bool:
-        """Whether a run, or the wait for its feed, must call `give_loop_turn` before it begins."""
-        turns = self.turns
-        return self.requests.pause_reason is not None or turns.now() > turns.loop_turn_due
 
     async def give_loop_turn(self) -> None:
         """Let the loop have a turn, if it is due, and wait for the end of a pause.
@@ -584,8 +577,7 @@ class Lifecycle(TasksOwner):
         coordinator = self.raw_coordinator
         label = self.requests.label
         # The background calls are calls for this session.
-        if self.hooks.has_background:
-            await self.hooks.background.finish(self.grace_secs)
+        await self.hooks.background.finish(self.grace_secs)
         await self.feeds.stop_reading()
         coordinator.disown("its session was replaced")
         if coordinator.all_tasks:
@@ -638,7 +630,7 @@ class Lifecycle(TasksOwner):
                 await self._end(errors)
                 outcome = await self._close(errors)
                 self._note_outcome(outcome)
-        self.coordinator.note_end(outcome)
+        self.coordinator.owe_again(outcome)
         if outcome is None:
             return is_swallowed
         if outcome is error:

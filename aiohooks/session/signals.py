@@ -228,12 +228,9 @@ class LoopSignals:
         if previous is signal.SIG_IGN:
             # The parent process wants it ignored, as `nohup` and the `&` of a script do.
             return
-        if previous is None:
-            logger.warning(
-                "%s: %s is handled outside of Python, and is left alone", label, number.name
-            )
-            return
         try:
+            if previous is None:
+                raise ValueError("it is handled outside of Python")
             signal.signal(number, self._handle)
         except (ValueError, OSError) as error:
             logger.warning(

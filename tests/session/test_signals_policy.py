@@ -220,7 +220,7 @@ async def test_the_replaced_handler_is_back_at_the_end() -> None:
 @pytest.mark.parametrize(
     ("refused_by", "why"),
     [
-        ("getsignal", "handled outside of Python, and is left alone"),
+        ("getsignal", "is left alone: it is handled outside of Python"),
         ("signal", "cannot be handled here, and is left alone: no such"),
     ],
 )

@@ -56,14 +56,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_ON_DEVICE.format(0)}  =>  {_ON_DEVICE.format(1)}",
     ): "`set_` replaces its memory",
     (
-        "aiohooks/session/lifecycle.py",
-        "Lifecycle.is_loop_turn_due",
-        (
-            f"{_PAUSED}turns.now() > turns.loop_turn_due  =>  {_PAUSED}(turns.now() >="
-            " turns.loop_turn_due)"
-        ),
-    ): "a turn is due some time after that, not at it",
-    (
         "aiohooks/session/hook_set.py",
         "Merger._merge_fetches",
         "if len(self._merges) >= _MOST_MERGES:  =>  if (len(self._merges) > _MOST_MERGES):",
