@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-import os
-import weakref
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -58,10 +57,6 @@ LIFECYCLE = Interface(
     SessionRunHook, in_group=False, hint=", or wrap an object with plain methods in BlockingHook"
 )
 """The methods of a session's hooks."""
-_users: weakref.WeakValueDictionary[tuple[int, int], HookSet] = weakref.WeakValueDictionary()
-"""The open session of each hook, by its process and its id: a hook need not be hashable, and its
-session keeps it alive.
-"""
 T = TypeVar("T")
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
 _REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
@@ -87,7 +82,6 @@ class HookSet:
         self._coordinator = coordinator
         self._grace_secs = coordinator.owner.grace_secs
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(_checked_hooks(hooks))
-        self._keys = [(os.getpid(), id(registered.hook)) for registered in self.registered]
         for registered in self.registered:
             LIFECYCLE.check(registered)
 
@@ -99,39 +93,25 @@ class HookSet:
             self._grace_secs, enter, coordinator.observers, _step_of
         )
         """The calls of `after_run` that run alongside the next steps."""
+        in_order = sorted(self.registered, key=operator.attrgetter("registration.order"))
+        # A hook that saves the session saves what all other hooks have kept.
+        last = [*filter(_ends_last, in_order)]
+        others = [*itertools.filterfalse(_ends_last, in_order)]
         self._begin = self._calls("begin", self.registered)
-        self._end = self._calls("end", sorted(self.registered, key=_place_at_end))
+        self._end = self._calls("end", [*others, *last])
         # Unlike the other methods, this one always has a time limit.
         self._close = self._calls("close", self.registered, limit=max(self._grace_secs, 1e-9))
-        self._after_create_session = self._groups("after_create_session")
-        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")
-        # What saves the session must see what all other hooks keep of the run.
+        self._after_create_session = self._groups("after_create_session", in_order)
+        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run", in_order)
         self.after_run: tuple[OrderGroup, ...] = (
-            *self._groups("after_run", self.background.bind, ends_last=False),
-            *self._groups("after_run", self.background.bind, ends_last=True),
+            *self._groups("after_run", others, self.background.bind),
+            *self._groups("after_run", last, self.background.bind),
         )
         self.in_runs: bool = bool(self.before_run or self.after_run)
         """Whether a hook takes part in runs."""
         self.merger: Merger = Merger(graph, self.before_run, self.after_run)
         self.begun: list[RegisteredHook] = []
         """The hooks whose `begin` was started and whose `close` was not."""
-
-    def hold(self) -> None:
-        """Keep the hooks from being used in another session until this one is closed."""
-        for key, registered in zip(self._keys, self.registered, strict=True):
-            user = _users.get(key)
-            if user is not None:
-                label = user._coordinator.requests.label
-                raise InvalidHookError(
-                    f"{registered.hook!r} is used in {label}, which is open; a hook keeps the state"
-                    " of one session: make another object, or use it when that session has ended"
-                )
-        _users.update(dict.fromkeys(self._keys, self))
-
-    def release(self) -> None:
-        """Let other sessions use the hooks."""
-        for key in self._keys:
-            _users.pop(key, None)
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the hooks that are kept in checkpoints, by their unique names: hooks that only
@@ -234,28 +214,18 @@ class HookSet:
     def _groups(
         self,
         method: str,
+        hooks: Iterable[RegisteredHook],
         bind: Callable[[RegisteredHook, str], Method] = bound_method,
-        ends_last: bool | None = None,
     ) -> tuple[OrderGroup, ...]:
-        """Return the order groups of a method. With `ends_last`, return only the groups of such
-        hooks, or of all others.
-        """
+        """Return the order groups of a method that `bind` takes from the hooks that override it."""
         overriding = [
-            registered
-            for registered in self.registered
-            if LIFECYCLE.overrides(registered.hook, method)
-            and ends_last in (None, _ends_last(registered))
+            registered for registered in hooks if LIFECYCLE.overrides(registered.hook, method)
         ]
         return order_groups(method, overriding, self._grace_secs, bind)
 
     def __repr__(self) -> str:
         names = ", ".join(registered.name for registered in self.registered)
         return f"<hooks: {names or 'none'}>"
-
-
-def _place_at_end(registered: RegisteredHook) -> tuple[bool, float]:
-    """Return the place of a hook among the calls of `end`."""
-    return _ends_last(registered), registered.registration.order
 
 
 def _ends_last(registered: RegisteredHook) -> bool:

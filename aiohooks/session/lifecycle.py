@@ -190,13 +190,11 @@ class Lifecycle(TasksOwner):
         self.entered_by = current_task()
         self.requests.label = f"session {self.name or self.entered_by.get_name()!r}"
         self.coordinator.bind()
-        self.hooks.hold()
         self._enter_phase("opening")
         self.thread = get_ident()
         self.turns.now = monotonic_now()
         self.waits.now = quick_now()
         try:
-            self._at_end.callback(self.hooks.release)
             if signals is not None:
                 self._at_end.callback(signals.install())
             with self.graph.as_default():

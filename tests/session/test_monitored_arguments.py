@@ -430,25 +430,3 @@ def test_a_reason_is_a_text(ask: Callable[[Any, Any], object]) -> None:
     with invalid("reason is 3", "str"):
         ask(session, 3)
     assert (session.stop_reason, session.drain_reason, session.pause_reason) == (None, None, None)
-
-
-# -- a hook of another session
-
-
-async def test_a_hook_is_used_in_one_open_session() -> None:
-    """A hook of an open session is refused in another one, which can be entered when the first has
-    ended.
-    """
-    hook = Silent()
-    second = doubling(hook)
-    async with doubling(hook, name="first") as first:
-        with refused(
-            ah.errors.InvalidHookError,
-            "Silent object",
-            "is used in session 'first', which is open",
-            "another object",
-        ):
-            await second.__aenter__()
-        assert await first.run("loss") == 2
-    async with second:
-        assert await second.run("loss") == 2
