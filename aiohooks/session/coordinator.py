@@ -129,13 +129,9 @@ class Requests:
         self.stop_reason = self.stop_reason or self.drain_reason or reason
 
     def begin_stop(self) -> None:
-        """Log the reason of the stop, and end the waits."""
-        self.log_stop(self.stop_reason)
+        """Log the reason of the stop, and end the waits. A failure is raised, and not logged."""
+        logger.info("%s: stopping: %s", self.label, self.stop_reason)
         self.end_waits()
-
-    def log_stop(self, reason: str | None) -> None:
-        """Log why the session stops; a failure is raised instead."""
-        logger.info("%s: stopping: %s", self.label, reason)
 
     def end_waits(self) -> None:
         """End the waits because of the stop."""

@@ -158,7 +158,7 @@ class StopOnSignal:
             self.timers.append(call_later(policy.drain_secs, end_period))
             return
         if self.escalation is Escalation.STOP:
-            self.requests.log_stop(f"{number.name} received")
+            logger.info("%s: stopping: %s received", self.requests.label, number.name)
         self.requests.end_waits()
         if self.escalation is Escalation.STOP:
             abandoned = StopRequestedError(
@@ -180,10 +180,11 @@ class LoopSignals:
         self._received: list[Signals] = []
         """All signals so far."""
         self._has_cancelled = False
-        self._ends_program = False
-        """Whether the previous handler of the signal has decided what else ends."""
-        self._end: BaseException | None = None
-        """The end of the program, raised when the sessions are closed."""
+        """Whether a signal has cancelled any session."""
+        self._has_asked_previous = False
+        """Whether the previous handler of the signal was asked what ends beside the sessions."""
+        self._exit_error: BaseException | None = None
+        """The error that ends the program when the sessions are closed, if anything does."""
         self._wakes_loop: bool = _let_signals_wake(loop)
         _handlers_of_loops[loop] = self
         call_after_fork(self)
@@ -216,12 +217,12 @@ class LoopSignals:
                 self._loop.remove_signal_handler(signal.SIGCONT)
             del _handlers_of_loops[self._loop]
             if self._has_cancelled:
-                self._end_program()
-            if self._end is not None:
+                self._ask_previous_handler()
+            if self._exit_error is not None:
                 # Raised from a callback, it makes the runner cancel the remaining tasks and wait
                 # for them. If this is the main task, the runner's own callback must have run: it
                 # would end that wait.
-                current_task().add_done_callback(functools.partial(_exit, self._end))
+                current_task().add_done_callback(functools.partial(_exit, self._exit_error))
 
     def _install(self, number: Signals, label: str) -> None:
         previous: Any = signal.getsignal(number)
@@ -328,31 +329,31 @@ class LoopSignals:
         number = self._received[-1]
         _last_signals[self._loop] = number
         if not not_due:
-            self._end_program()
+            self._ask_previous_handler()
         for task, count in cancelling.items():
             if task.cancelling() == count:
                 task.cancel(f"{number.name} received")
-        if self._end is not None and all(task.done() for task in cancelling):
+        if self._exit_error is not None and all(task.done() for task in cancelling):
             # No session is left whose end would exit.
-            raise self._end
+            raise self._exit_error
 
-    def _end_program(self) -> None:
-        """Let the previous handler of the signal decide what else ends, once."""
-        if self._ends_program:
+    def _ask_previous_handler(self) -> None:
+        """Let the previous handler of the signal decide, once, what ends beside the sessions."""
+        if self._has_asked_previous:
             return
-        self._ends_program = True
+        self._has_asked_previous = True
         number = self._received[-1]
         previous: Any = self._previous.get(number, signal.getsignal(number))
         module = getattr(previous, "__module__", None)
         # The handler of `why` only prints: without it the signal would end the process as well.
         if previous == signal.SIG_DFL or module == "aiohooks.session.why":
-            self._end = SystemExit(128 + number)
+            self._exit_error = SystemExit(128 + number)
         elif callable(previous) and previous is not signal.default_int_handler:
             try:
                 # That of asyncio.run cancels the main task and later raises KeyboardInterrupt.
                 previous(number, None)
             except (KeyboardInterrupt, SystemExit) as error:
-                self._end = error
+                self._exit_error = error
 
     def after_fork(self) -> None:
         """Remove the handlers in a forked child, which must neither run them nor write into its
@@ -393,10 +394,10 @@ def stopped_by(loop: asyncio.AbstractEventLoop) -> Signals | None:
     return _last_signals.get(loop)
 
 
-def _exit(end: BaseException, task: asyncio.Task[Any]) -> None:
-    """End the program when the task has ended, unless that has ended it."""
+def _exit(error: BaseException, task: asyncio.Task[Any]) -> None:
+    """End the program with `error`, as this task has ended, unless its own error ends it."""
     if task.cancelled() or not isinstance(task.exception(), (KeyboardInterrupt, SystemExit)):
-        raise end
+        raise error
 
 
 def _kill_process(number: Signals) -> None:
