@@ -110,7 +110,11 @@ class WaitGraph:
 
         def rank(node: WaitNode) -> tuple[bool, bool, bool]:
             # Of the awaited nodes only those begin paths that no other path comes to: of cycles.
-            return node.kind != "session", node.id in awaited_ids, node.kind == HIDDEN
+            return (
+                node.kind != "session",
+                node.id in awaited_ids,
+                node.kind == HIDDEN,
+            )
 
         chains: list[Chain] = []
         followed: set[WaitNode] = set()

@@ -147,7 +147,7 @@ class Lifecycle(TasksOwner):
         self._recovery: asyncio.Task[None] | None = None
         """The task that recovers while others wait for something else than a run."""
         self._has_hurried = False
-        """Whether an attempt was made without a pause, after a stop."""
+        """Whether an attempt was made without a pause, as a stop was requested."""
         self.gave_up: BaseException | None = None
         """The error with which recovery gave up, or the session has ended; no run can begin any
         more.

@@ -98,7 +98,9 @@ class StopOnSignal:
         self.timers: list[TimerHandle] = []
         self.coordinator: Coordinator = coordinator
         self._begun: Escalation | None = None
-        """How far the loop has come with it."""
+        """The escalation that the loop has begun. It follows `escalation`, which the signal handler
+        sets between any two instructions.
+        """
 
     def install(self) -> Callable[[], None]:
         """Install the signal handlers, and return the function that removes them."""
@@ -145,8 +147,7 @@ class StopOnSignal:
     def begin(self, number: Signals, handlers: LoopSignals) -> None:
         """Begin in the loop what `advance` has recorded.
 
-        `handlers` are notified when the time for it is over. The session does not keep them: they
-        have the sockets of the wakeup.
+        `handlers` are notified when the time for it is over, by timers that end with the session.
         """
         if self._begun is self.escalation:
             return  # opening the session, after the signal and before this call, has begun it

@@ -148,10 +148,10 @@ class _Server:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError as error:
+            except OSError:
+                # `stop` has closed the socket, or the process has too many open files.
                 if self._stopped.wait(_PAUSE_SECS):
                     return
-                logger.warning("a question why this process waits could not be accepted: %s", error)
                 continue
             with connection, contextlib.suppress(OSError):  # whoever has asked has gone
                 connection.settimeout(_SEND_SECS)
