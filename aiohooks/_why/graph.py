@@ -103,7 +103,7 @@ class WaitGraph:
     def chains(self) -> list[Chain]:
         """Return the paths from waiters to the ends of their waits, sessions first.
 
-        Each node is followed once: where several wait for it, only the first path goes on.
+        Each node is followed once: where several wait for it, only the first path continues.
         """
         targets_of = self._targets(self.edges)
         awaited_ids = {edge.awaited for edge in self.edges}

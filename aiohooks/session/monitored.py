@@ -11,6 +11,7 @@ import asyncio
 import copy
 import functools
 import itertools
+import os
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from signal import Signals
@@ -72,7 +73,7 @@ from aiohooks.session.feeds import Source as FeedSource
 from aiohooks.session.hook import SessionRunContext, SessionRunHook
 from aiohooks.session.lifecycle import DEFAULT_YIELD_SECS, Lifecycle
 from aiohooks.session.signals import SignalPolicy, StopOnSignal
-from aiohooks.session.status import SessionStatus, enable_why_if_asked
+from aiohooks.session.status import WHY_VARIABLE, SessionStatus
 from aiohooks.stores.base import StepStore
 
 if TYPE_CHECKING:
@@ -510,6 +511,14 @@ class AsyncMonitoredSession(RequestMethods):
                 stacklevel=2,
                 source=self,
             )
+
+
+def enable_why_if_asked() -> None:
+    """Let this process be asked why it waits, if its environment asks for that."""
+    if os.environ.get(WHY_VARIABLE, "") not in ("", "0"):
+        from aiohooks.session.why import enable_why  # seldom needed
+
+        enable_why()
 
 
 class AsyncSingularMonitoredSession(AsyncMonitoredSession):

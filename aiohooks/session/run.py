@@ -15,8 +15,9 @@ from aiohooks._core.clock import current_clock
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_callable
 from aiohooks.errors import StopRequestedError, WrongLoopError
+from aiohooks.session.monitored import enable_why_if_asked
 from aiohooks.session.signals import stopped_by
-from aiohooks.session.status import RUN_LOOPS, enable_why_if_asked
+from aiohooks.session.status import RUN_LOOPS
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:

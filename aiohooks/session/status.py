@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
-import os
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias
@@ -261,14 +260,6 @@ def summary_of(session: AnySession) -> str:
 def _since(session: AnySession, began: float | None) -> float | None:
     """Return the seconds since then, if that is known."""
     return None if began is None else max(0.0, session.waits.now() - began)
-
-
-def enable_why_if_asked() -> None:
-    """Let this process be asked why it waits, if its environment asks for that."""
-    if os.environ.get(WHY_VARIABLE, "") not in ("", "0"):
-        from aiohooks.session.why import enable_why  # seldom needed
-
-        enable_why()
 
 
 # -- events
