@@ -574,16 +574,22 @@ class Coordinator(RequestMethods):
         """Return the producers of a wait.
 
         Raises:
-            InvalidArgumentError: a task ends with a recovery which the wait may outlast.
+            InvalidArgumentError: it is no task, or ends with a recovery which the wait may outlast.
         """
         if producer is None:
             return None
         given: Any = producer
-        producers: Producers = (given,) if is_task(given) else tuple(given)
+        producers: Producers = (given,)
+        # A task can be iterated over, too, as it can be awaited.
+        if hasattr(given, "__iter__") and not is_task(given):
+            producers = tuple(given)
         whole = self._whole
         is_lasting_code = self._starter() in (None, whole) and not self.is_part_of_call()
         outlasts_recoveries = bool(self.owner.policy.on) and is_lasting_code
         for task in producers:
+            if not is_task(task):
+                close_unawaited(task)
+                raise InvalidArgumentError(f"producer is {safe_repr(task)}; give a task, or several")
             if outlasts_recoveries and self._tasks.get(task, whole) is not whole:
                 raise InvalidArgumentError(
                     f"producer is task {task.get_name()!r} of a hook's coordinator: a recovery ends"
