@@ -589,7 +589,9 @@ class Coordinator(RequestMethods):
         for task in producers:
             if not is_task(task):
                 close_unawaited(task)
-                raise InvalidArgumentError(f"producer is {safe_repr(task)}; give a task, or several")
+                raise InvalidArgumentError(
+                    f"producer is {safe_repr(task)}; give a task, or several"
+                )
             if outlasts_recoveries and self._tasks.get(task, whole) is not whole:
                 raise InvalidArgumentError(
                     f"producer is task {task.get_name()!r} of a hook's coordinator: a recovery ends"

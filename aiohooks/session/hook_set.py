@@ -93,6 +93,9 @@ class HookSet:
             self._grace_secs, enter, coordinator.observers, _step_of
         )
         """The calls of `after_run` that run alongside the next steps."""
+        self.has_background: bool = any(
+            registered.registration.background for registered in self.registered
+        )
         in_order = sorted(self.registered, key=operator.attrgetter("registration.order"))
         # A hook that saves the session saves what all other hooks have kept.
         last = [*filter(_ends_last, in_order)]
@@ -159,7 +162,8 @@ class HookSet:
         """Wait for the background calls, then call `end` of the hooks one by one, also after one
         that fails. Append their errors.
         """
-        errors += await self.background.end(self._grace_secs)
+        if self.has_background:
+            errors += await self.background.end(self._grace_secs)
         for registered in self._end:
             try:
                 await self._call_one(self._end, registered, session)
@@ -173,7 +177,8 @@ class HookSet:
         Append their errors.
         """
         try:
-            errors += await self.background.end(self._grace_secs)
+            if self.has_background:
+                errors += await self.background.end(self._grace_secs)
         finally:  # a cancellation is raised when the hooks are closed
             while self.begun:
                 registered = self.begun.pop()

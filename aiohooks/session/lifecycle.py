@@ -32,6 +32,7 @@ from aiohooks._core.activity import ENTRIES, Awaited, active, enter
 from aiohooks._core.calls import RunWaits, Wait, limited
 from aiohooks._core.cancel import current_task, shielded, shielded_task
 from aiohooks._core.clock import (
+    call_later,
     current_clock,
     monotonic_now,
     quick_now,
@@ -91,6 +92,8 @@ OPEN_SESSIONS: WeakKeyDictionary[Lifecycle, None] = WeakKeyDictionary()
 """The sessions of this process that are being opened, are open, or are being closed, in the order
 of their openings.
 """
+_NOTICE_SECS = 1
+"""After how long the log has what the end of a session waits for."""
 _FLUSH_SECS = 5.0
 """How long to wait until other processes can know that this session has left."""
 DEFAULT_YIELD_SECS = 0.005
@@ -575,7 +578,8 @@ class Lifecycle(TasksOwner):
         coordinator = self.raw_coordinator
         label = self.requests.label
         # The background calls are calls for this session.
-        await self.hooks.background.finish(self.grace_secs)
+        if self.hooks.has_background:
+            await self.hooks.background.finish(self.grace_secs)
         await self.feeds.stop_reading()
         coordinator.disown("its session was replaced")
         if coordinator.all_tasks:
@@ -679,10 +683,11 @@ class Lifecycle(TasksOwner):
         self.requests.resume()
         # A hook that closes the session would deadlock.
         scope = begin_run(self, None if outer is None else outer.publisher)
+        log_timer = call_later(_NOTICE_SECS, self._log_wait_for_end)
         try:
-            with wait_log(lambda: f"the end of {self.status()}"):
-                yield
+            yield
         finally:
+            log_timer.cancel()
             scope.active = False
             current_scope.set(scope_before)
             self._enter_phase("closed")
@@ -828,6 +833,10 @@ class Lifecycle(TasksOwner):
         finally:
             self._take_task_failures(errors)
             coordinator.disown("the session has ended")
+
+    def _log_wait_for_end(self) -> None:
+        what = "a caller has waited %s s for the end of %s"
+        logger.warning(what, _NOTICE_SECS, self.status())
 
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
