@@ -19,7 +19,6 @@ import functools
 import sys
 import threading
 from asyncio import CancelledError
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import Context, ContextVar, Token, copy_context
 from operator import is_
@@ -643,17 +642,10 @@ class RunWaits:
         """The calls that the run's own task waits for. Their tasks may wait for other calls."""
         self.began: float | None = None
         """When the run waited first. The time before costs nothing to note, and is short."""
-        self.own_contexts: defaultdict[Any, OwnContext] = defaultdict(OwnContext)
-        """The contexts of hooks that are called several times in an attempt, by hook."""
 
     def reset(self) -> None:
         """Prepare for the next run."""
         self.cause = None
-        self.end_attempt()
-
-    def end_attempt(self) -> None:
-        """Discard the contexts of an attempt."""
-        self.own_contexts.clear()
 
     def end(self, cause: BaseException) -> None:
         """End the run with `cause`: in its current wait, or in the next one."""

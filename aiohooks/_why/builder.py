@@ -119,7 +119,10 @@ class _Builder:
         name: str,
         **fields: Any,
     ) -> tuple[str, bool]:
-        """Return the id of the node with a key, a text or any object, and whether it is new."""
+        """Return the id of the node with a key, and whether it is new.
+
+        The key is a text, or the object that the node stands for.
+        """
         node = _node_id(key)
         is_new = node not in self._nodes
         if is_new:
@@ -133,6 +136,7 @@ class _Builder:
         awaited: Sequence[str],
         needs: Needs = "all",
     ) -> None:
+        # Any of one node is this node.
         if needs == "any" and len(awaited) == 1:
             needs = "all"
         for node in awaited:
@@ -271,7 +275,11 @@ class _Builder:
         task: Task,
         frames: Frames,
     ) -> str | None:
-        """Add the entries of a task, and return the innermost, or None if its wait is known."""
+        """Add the entries of a task in the registry, each as awaited by the one around it.
+
+        Return the innermost node, whose own wait is to be found in the frames, or None if the
+        entries say all.
+        """
         waits: list[Awaited] = []
         for entry in self._entries[task]:
             awaited = entry.awaited()

@@ -85,57 +85,59 @@ class WaitGraph:
     @property
     def deadlocks(self) -> tuple[Chain, ...]:
         """The cycles in which each node needs the next one: they do not end by themselves."""
-        awaited = self._awaited_nodes(edge for edge in self.edges if edge.needs == "all")
+        targets_of = self._targets(edge for edge in self.edges if edge.needs == "all")
         cycles: list[Chain] = []
         while len(cycles) < _MAX_TEXTS:
-            cycle = _cycle_in(awaited)
+            cycle = _cycle_in(targets_of)
             if not cycle:
                 break
-            # It begins at a task, if it has one.
+            # It begins at a task, if it has one: `nodes` has tasks before what they wait for.
             first = min(cycle, key=self.nodes.index)
             place = cycle.index(first)
             cycles.append((*cycle[place:], *cycle[:place]))
             # The other cycles are found without the nodes of this one.
             for node in cycle:
-                del awaited[node]
+                del targets_of[node]
         return tuple(cycles)
 
     def chains(self) -> list[Chain]:
         """Return the paths from waiters to the ends of their waits, sessions first.
 
-        A path begins at a node for which no other waits. A node for which several wait is followed
-        once.
+        Each node is followed once: where several wait for it, only the first path continues.
         """
-        awaited = self._awaited_nodes(self.edges)
-        needed = {edge.awaited for edge in self.edges}
+        targets_of = self._targets(self.edges)
+        awaited_ids = {edge.awaited for edge in self.edges}
 
         def rank(node: WaitNode) -> tuple[bool, bool, bool]:
+            # Of the awaited nodes only those begin paths that no other path comes to: of cycles.
             return (
                 node.kind != "session",
-                node.id in needed,
+                node.id in awaited_ids,
                 node.kind == HIDDEN,
             )
 
-        roots = sorted(awaited, key=rank)
         chains: list[Chain] = []
-        pending: list[Chain] = [(root,) for root in reversed(roots)]
+        followed: set[WaitNode] = set()
+        # The paths to continue. The last one is continued first.
+        pending: list[Chain] = [(node,) for node in reversed(sorted(targets_of, key=rank))]
         while pending:
             path = pending.pop()
-            # A node that was followed before has no targets any more.
-            targets = awaited.pop(path[-1], None)
-            if targets:
-                pending += [(*path, target) for target in reversed(targets)]
-            elif targets is not None or len(path) > 1:
+            node = path[-1]
+            is_new = node not in followed
+            followed.add(node)
+            if is_new and targets_of[node]:
+                pending += [(*path, target) for target in reversed(targets_of[node])]
+            elif is_new or len(path) > 1:
                 chains.append(path)
         return chains
 
-    def _awaited_nodes(self, edges: Iterable[WaitEdge]) -> dict[WaitNode, list[WaitNode]]:
-        """Return the nodes for which each node waits."""
+    def _targets(self, edges: Iterable[WaitEdge]) -> dict[WaitNode, list[WaitNode]]:
+        """Return for each node the nodes that it waits for by these edges."""
         nodes = {node.id: node for node in self.nodes}
-        awaited: dict[WaitNode, list[WaitNode]] = {node: [] for node in self.nodes}
+        targets_of: dict[WaitNode, list[WaitNode]] = {node: [] for node in self.nodes}
         for edge in edges:
-            awaited[nodes[edge.waiter]].append(nodes[edge.awaited])
-        return awaited
+            targets_of[nodes[edge.waiter]].append(nodes[edge.awaited])
+        return targets_of
 
     def __str__(self) -> str:
         """Return the deadlocks and the other chains of waits as text.
@@ -160,10 +162,13 @@ class WaitGraph:
         return "\n".join(lines) or "nothing waits"
 
 
-def _cycle_in(awaited: dict[WaitNode, list[WaitNode]]) -> Chain:
-    """Return nodes of which each waits for the next one, and the last one for the first."""
+def _cycle_in(targets_of: dict[WaitNode, list[WaitNode]]) -> Chain:
+    """Return nodes of which each waits for the next one, and the last one for the first.
+
+    There are none without such a cycle.
+    """
     try:
-        graphlib.TopologicalSorter(awaited).prepare()
+        graphlib.TopologicalSorter(targets_of).prepare()
     except graphlib.CycleError as error:
         # Each node of its list waits for the one before it, and the last node is the first one.
         cycle: list[WaitNode] = error.args[1]

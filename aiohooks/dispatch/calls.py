@@ -18,7 +18,7 @@ import inspect
 import itertools
 import operator
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -287,8 +287,6 @@ class OrderGroup:
         """The condition of the only call, unless a queue makes it."""
         if len(self.calls) == 1 and self.calls[0].queue is None:
             self.condition = self.calls[0].condition
-        self.keeping: Set[RegisteredHook] = frozenset()
-        """The hooks that have one context for several methods, so that their tokens stay valid."""
 
     def is_idle(
         self,
@@ -307,14 +305,6 @@ class OrderGroup:
         except BaseException as error:
             failed_in_turn(self, 0, step, error)
             return True
-
-    def kept_contexts(self, waits: RunWaits) -> Sequence[OwnContext | None]:
-        """Return the context of each call that shares one with other calls of the run."""
-        contexts: list[OwnContext | None] = [None] * len(self.hooks)
-        for number, registered in enumerate(self.hooks):
-            if registered in self.keeping:
-                contexts[number] = waits.own_contexts[registered]
-        return contexts
 
     def methods_with(
         self,
@@ -425,8 +415,6 @@ async def call_groups(
         contexts: Sequence[OwnContext | None] | None = None
         if own is not None:
             contexts = [own] * len(group.hooks)
-        elif waits is not None and group.keeping:
-            contexts = group.kept_contexts(waits)
         methods = group.methods
         if notified or keywords or contexts is not None:
             methods = group.methods_with(notified, keywords, contexts)

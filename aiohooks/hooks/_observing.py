@@ -236,6 +236,7 @@ def scalar(value: Any) -> int | float | None:
             number = value.item()
         elif not isinstance(value, int):
             number = float(value)
+        float(number)  # fails for an int that is too large
     except (TypeError, ValueError, RuntimeError, OverflowError):
         # torch raises RuntimeError.
         return None

@@ -14,10 +14,11 @@ import asyncio
 import contextlib
 import contextvars
 import copy
+import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from aiohooks._core.activity import Awaited, Observer, active
 from aiohooks._core.calls import Wait
@@ -32,12 +33,11 @@ from aiohooks._core.clock import (
     NO_TIMER,
     TimerHandle,
     current_clock,
-    secs_text,
     wait_woken,
     wake,
 )
 from aiohooks._core.coroutines import close_unawaited
-from aiohooks._core.reports import WaitLog, logger
+from aiohooks._core.reports import logger, wait_log
 from aiohooks._core.scope import RunScope, current_scope, leave_run
 from aiohooks._core.validate import InitRequired, check_callable, check_instance, check_secs
 from aiohooks._why.tasks import Task, describe_awaitable, is_task, links_of, task_wait
@@ -69,10 +69,6 @@ Producer: TypeAlias = Task | Iterable[Task]
 """The task that a wait depends on, or several."""
 Producers: TypeAlias = tuple[Task, ...]
 
-WHY_VARIABLE = "AIOHOOKS_WHY"
-"""The environment variable that lets the processes of a program be asked why they wait."""
-RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
-"""The event loops of `run`, each with its thread."""
 _FIRST_LOOK_SECS = 0.05
 """When to look first, after a stop, whether all remaining tasks wait for queues. The pause before
 each further look is twice as long.
@@ -133,13 +129,9 @@ class Requests:
         self.stop_reason = self.stop_reason or self.drain_reason or reason
 
     def begin_stop(self) -> None:
-        """Log the reason of the stop, and end the waits."""
-        self.log_stop(self.stop_reason)
+        """Log the reason of the stop, and end the waits. A failure is raised, and not logged."""
+        logger.info("%s: stopping: %s", self.label, self.stop_reason)
         self.end_waits()
-
-    def log_stop(self, reason: str | None) -> None:
-        """Log why the session stops; a failure is raised instead."""
-        logger.info("%s: stopping: %s", self.label, reason)
 
     def end_waits(self) -> None:
         """End the waits because of the stop."""
@@ -295,10 +287,14 @@ class RequestMethods(InitRequired, abc.ABC):
 
 
 class TasksOwner:
-    """The session of a coordinator. This class is that of a coordinator that is used alone."""
+    """The session of a coordinator, which is a `Lifecycle`.
+
+    This class itself stands for the session of a coordinator that is used alone: it never runs and
+    never recovers.
+    """
 
     grace_secs: float = DEFAULT_GRACE_SECS
-    """The time limits of cleanup, and the tasks that do not end immediately."""
+    """How long cleanup may take, and tasks that do not end immediately."""
     effects: EffectRecorder | None = None
     """The hook that records and delivers the effects of the runs."""
     policy: RecoveryPolicy = NEVER
@@ -307,7 +303,7 @@ class TasksOwner:
         """Start a task that recovers from the failure of a task, unless a run does."""
 
     def log_wait_for_end(self) -> None:
-        """Log what the session waits for until it closes, as a signal has stopped it."""
+        """Log in a second what the session waits for, unless it has closed by then."""
 
     def end_run(self, cause: BaseException, /) -> None:
         """End the run in progress, if there is one."""
@@ -318,6 +314,22 @@ class TasksOwner:
     def status(self) -> SessionStatus | None:
         """Return the current activities."""
         return None
+
+
+@dataclasses.dataclass(slots=True)
+class Failure:
+    """The failure of a task.
+
+    Attributes:
+        error: what it failed with.
+        lasts: whether a recovery does not undo it, as the task lives through recoveries.
+        is_owed: whether the session must still raise it. The first failure is owed, and the first
+            one that ends the session. The others are only logged.
+    """
+
+    error: BaseException
+    lasts: bool
+    is_owed: bool
 
 
 class Coordinator(RequestMethods):
@@ -349,7 +361,7 @@ class Coordinator(RequestMethods):
         self.owner: TasksOwner = TasksOwner()
         """The session that these tasks belong to: for the library."""
         self.requests: Requests = Requests()
-        self.errors: list[BaseException] = []
+        self.failures: list[Failure] = []
         """The failures so far, in the order of their occurrence."""
         self.observers: list[Observer] = []
         """Notified of what happens outside of the session's runs, and of all waits in `until`."""
@@ -362,12 +374,6 @@ class Coordinator(RequestMethods):
         # Only the coordinator of the whole session changes the attributes from here on.
         self.closed: bool = False
         """Whether its session is ending: for the library."""
-        self.lasting_errors: list[BaseException] = []
-        """The failures of tasks that live through recoveries."""
-        self._undelivered: list[BaseException] = []
-        """The failures that no caller has got: only the first one, and the first one that ends the
-        session. The others were logged.
-        """
         self._producers: WeakSet[Task] = WeakSet()
         """The tasks that waits in `until` have named as their producers."""
 
@@ -376,10 +382,7 @@ class Coordinator(RequestMethods):
         # The copy shares the tasks, the failures and the requests.
         raw = copy.copy(self)
         self._raw = raw
-        self.errors[:] = self.lasting_errors
-        self._undelivered = [
-            error for error in self._undelivered if is_among(error, self.lasting_errors)
-        ]
+        self.failures[:] = [failure for failure in self.failures if failure.lasts]
         return raw
 
     # -- the stop
@@ -555,6 +558,7 @@ class Coordinator(RequestMethods):
         The reason is the failure of a task that would end the wait, or else a stop, or, if `drain`,
         a drain.
         """
+        # There is no raw session while it recovers from such a failure.
         is_recovering = self._whole._raw is self._whole
         # No failure is in a variable: its traceback would refer to this frame, and so to itself.
         if self.ending_failures:
@@ -710,7 +714,7 @@ class Coordinator(RequestMethods):
             )
         await self._wait_for(lambda: not self.tasks or self.should_stop())
         try:
-            with long_wait_log(f"{self.requests.label}, joining", self.descriptions):
+            with wait_log(lambda: f"{self.requests.label} to join {self.descriptions()}"):
                 await self.end_tasks(
                     stop_grace_period_secs,
                     stop_grace_period_secs,
@@ -837,9 +841,18 @@ class Coordinator(RequestMethods):
 
     # -- failures
 
+    @property
+    def errors(self) -> list[BaseException]:
+        """The errors of the tasks that have failed so far, in the order of their occurrence."""
+        return [failure.error for failure in self.failures]
+
+    def failures_in(self, raised: BaseException | None) -> list[Failure]:
+        """Return the failures whose errors are `raised`, or parts of that group."""
+        return [failure for failure in self.failures if _is_in(failure.error, raised)]
+
     def raise_requested_exception(self) -> None:
         """Raise the first failure that ends the session, or else the first one, if there is one."""
-        if self.errors:
+        if self.failures:
             # No failure is in a variable: its traceback would refer to this frame.
             self._note_delivery_outside((self.ending_failures or self.errors)[0])
             raise_unchanged((self.ending_failures or self.errors)[0])
@@ -867,7 +880,7 @@ class Coordinator(RequestMethods):
         """Return whether a new raw session can help: the policy lists the error, and it is no
         failure of a task of the whole session, which cannot be started again.
         """
-        if is_among(error, self._whole.lasting_errors):
+        if any(failure.lasts for failure in self.failures_in(error)):
             return False
         return self.owner.policy.recovers(error)
 
@@ -897,14 +910,16 @@ class Coordinator(RequestMethods):
         return [failure for failure in self.errors if not self.is_recoverable(failure)]
 
     def _record_error(self, error: BaseException, what: str) -> None:
-        """Record the error of a task: a clean end is a stop, and any other error a failure."""
-        recorded = self.errors
-        if self is self._whole:
-            # A recovery that gives up fails with the error of a raw session's task.
-            recorded = self.lasting_errors
-        if is_among(error, recorded):
-            # `until` raised it in the task, which passed it on.
-            return
+        """Record the error of a task: a clean end is a stop, and any other error a failure.
+
+        `what` says for messages what has happened.
+        """
+        for failure in self.failures:
+            # Not the error of a raw session's task with which a recovery gives up, in a task that
+            # lives through recoveries.
+            if failure.error is error and failure.lasts >= (self is self._whole):
+                # `until` raised it in the task, which passed it on.
+                return
         label = self.requests.label
         if not is_clean_end(error):
             if self._has_no_caller:
@@ -922,14 +937,13 @@ class Coordinator(RequestMethods):
         description = f"{what}: {safe_repr(error)}"
         first = next(iter(self.errors), None)
         had_ended = bool(self.ending_failures)
-        self.errors.append(error)
-        if self is self._whole:
-            self.lasting_errors.append(error)
+        failure = Failure(error, lasts=self is self._whole, is_owed=False)
+        self.failures.append(failure)
         is_end = not self.is_recoverable(error)
         if is_end and not requests.stopped:
             requests.record_stop(description)
         if first is None or (is_end and not had_ended):
-            self._whole._undelivered.append(error)
+            failure.is_owed = True
             requests.call_in_loop(functools.partial(self._end_waits, error))
         # The waits end before more is said about the error: that calls the error's own methods.
         # The first one is raised, and this one must not be lost.
@@ -958,28 +972,32 @@ class Coordinator(RequestMethods):
         that it has started: only code outside of the session's own tasks can handle it.
         """
         if self._starter() is None:
-            whole = self._whole
-            whole._undelivered = [other for other in whole._undelivered if other is not error]
+            for failure in self.failures_in(error):
+                failure.is_owed = False
 
     def _note_delivery_outside(self, error: BaseException) -> None:
         """Note that `error` is raised, unless a hook gets it, or code that a hook has started."""
         if self._scope() is None:
             self.note_delivery(error)
 
-    def take_undelivered(self, primary: BaseException | None) -> list[BaseException]:
-        """Return the failures that no caller has got, except those in the primary error of the
-        end: first the failures that end the session. They count as delivered from now on.
+    def take_owed(self, primary: BaseException | None) -> list[BaseException]:
+        """Return the errors that the session still owes, except those in the primary error of its
+        end: first the errors that end the session. None is owed from now on.
         """
-        undelivered = [failure for failure in self._undelivered if not _is_in(failure, primary)]
-        self._undelivered.clear()
-        return sorted(undelivered, key=self.is_recoverable)
+        owed: list[BaseException] = []
+        for failure in self.failures:
+            if failure.is_owed and not _is_in(failure.error, primary):
+                owed.append(failure.error)
+            failure.is_owed = False
+        return sorted(owed, key=self.is_recoverable)
 
-    def note_end(self, outcome: BaseException | None) -> None:
-        """Note the error that the code that has closed the session gets: what a background task or
-        a hook has started does not pass a failure on.
+    def owe_again(self, outcome: BaseException | None) -> None:
+        """Owe the failures in `outcome` again if a background task or a hook has closed the
+        session, and gets this error: it does not leave the session by that.
         """
         if self._starter() is not None or self._scope() is not None:
-            self._undelivered += [error for error in self.errors if _is_in(error, outcome)]
+            for failure in self.failures_in(outcome):
+                failure.is_owed = True
 
     def __repr__(self) -> str:
         doing = "running"
@@ -999,11 +1017,6 @@ def _is_in(error: BaseException, raised: BaseException | None) -> bool:
         return False
     group: Any = raised  # pyright: ignore[reportUnknownVariableType]
     return any(_is_in(error, member) for member in group.exceptions)
-
-
-def is_among(error: BaseException, errors: Iterable[BaseException]) -> bool:
-    """Return whether `errors` has this very object."""
-    return any(error is other for other in errors)
 
 
 # -- the producers of a wait: tasks without which it would never end
@@ -1082,9 +1095,8 @@ def is_end_of_producers(error: BaseException) -> bool:
     return all(isinstance(member, ProducerFinishedError) for member in flattened([error]))
 
 
-# -- reports of long waits, and tasks that wait for queues
+# -- tasks that wait for queues
 
-_NOTICE_SECS = 1.0
 _Queue: Any = asyncio.Queue
 _QUEUE_METHODS = frozenset({_Queue.put.__code__, _Queue.get.__code__, _Queue.join.__code__})
 
@@ -1102,21 +1114,3 @@ def _queue_wait(task: Task) -> object:
     _, waiter = links_of(task)[-1]
     is_waiting = asyncio.isfuture(waiter) and not waiter.done()
     return waiter if is_waiting else None
-
-
-def long_wait_log(waiter: str, describe: Callable[[], object]) -> WaitLog:
-    """Return a block whose wait is logged after 1, 2, 4 and so on seconds.
-
-    Args:
-        waiter: the beginning of the message: the waiter and the occasion.
-        describe: returns what is awaited.
-    """
-    due_secs = _NOTICE_SECS
-
-    def report(secs: float) -> None:
-        nonlocal due_secs
-        if secs >= due_secs:
-            due_secs *= 2
-            logger.warning("%s: has waited %s for %s", waiter, secs_text(secs), describe())
-
-    return WaitLog(_NOTICE_SECS, report)

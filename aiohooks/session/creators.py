@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -343,42 +344,55 @@ class ChiefSessionCreator(_Creator):
         values = values_of(self._variables)
         if self._needs_lead and self._term is None:
             self._term = await self._lead.enter_async_context(self.global_step.lead())
-        has_predecessor = self._term is not None and self._term.number > 1
-        loss = self.global_step.acknowledge_loss()
+        has_lost_steps = self.global_step.acknowledge_loss() is not None
         seen = await self.global_step.value()  # so that the latest position is known
-        first = await values.claim()
-        latest = self._latest
-
-        async def initialize(session: Session) -> None:
-            session.tracked = self._scaffold.tracked or {}
-            session.saver = self._saver
-            if self._saver is not None and (first or latest is not None):
-                restored = await self._saver.restore()
-                if restored is not None:
-                    await restore_session(session, restored)
-                    return
-            if loss is not None and latest is not None and seen.step < latest.committed_step:
-                # The store has lost steps that the variables in memory have.
-                await self.global_step.reset(latest.committed_step)
-                session.committed_step = latest.committed_step
-            elif first and has_predecessor:
-                # As in `restore_session`: what the earlier chief had received is lost.
-                await self.global_step.reset(seen.step)
-            if first and self._scaffold.init_fn is not None:
-                await self._scaffold.init_fn(session)
-
+        # Whether these variables have never been initialized, in any session of this process.
+        is_first = await values.claim()
+        initialize = functools.partial(
+            self._initialize, is_first=is_first, has_lost_steps=has_lost_steps, seen_step=seen.step
+        )
         try:
             session = await self._new_session("initialization", initialize)
         except BaseException:
-            if first:
+            if is_first:
                 values.discard()
             raise
-        if first:
+        if is_first:
             values.mark_ready()
         self._latest = session
         if self._term is not None:
             await self.global_step.mark_initialised()
         return session
+
+    async def _initialize(
+        self, session: Session, *, is_first: bool, has_lost_steps: bool, seen_step: int
+    ) -> None:
+        """Restore a new session from the newest checkpoint, or else give it its step and variables.
+
+        Args:
+            session: the new session.
+            is_first: whether its variables have never been initialized.
+            has_lost_steps: whether the store has lost steps since the latest session.
+            seen_step: the step of the store.
+        """
+        session.tracked = self._scaffold.tracked or {}
+        session.saver = self._saver
+        latest = self._latest
+        # Otherwise another creator has initialized the variables, and they are newer.
+        if self._saver is not None and (is_first or latest is not None):
+            restored = await self._saver.restore()
+            if restored is not None:
+                await restore_session(session, restored)
+                return
+        if has_lost_steps and latest is not None and seen_step < latest.committed_step:
+            # The variables in memory still have the steps that the store has lost.
+            await self.global_step.reset(latest.committed_step)
+            session.committed_step = latest.committed_step
+        elif is_first and self._term is not None and self._term.number > 1:
+            # As in `restore_session`: what the earlier chief had received is lost.
+            await self.global_step.reset(seen_step)
+        if is_first and self._scaffold.init_fn is not None:
+            await self._scaffold.init_fn(session)
 
     async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Release the checkpoint directory and the lead, called by the monitored session at its

@@ -110,9 +110,9 @@ class SessionFeeds:
         self._fed: set[int] = set()
         """The ids of the tracked objects that were given as feeds."""
         self.lost_step: int = 0
-        """The last step that used an element which does not come again."""
+        """The last step that used an element which does not come again after a recovery."""
         self._reached = -1
-        """The last step before a recovery, or -1."""
+        """The last step that was made before a recovery; -1 before the first one."""
 
     # -- the sources
 
@@ -230,7 +230,9 @@ class SessionFeeds:
         ]
 
     def _is_of_commit(self, element: Element) -> bool:
-        """Return whether the run in progress uses this element, and is committed."""
+        """Return whether the run in progress uses this element, and is committed: for a checkpoint
+        that is written at the end of that run, the element is used.
+        """
         scope = self._waits.scope
         if scope is None or not (scope.active and scope.committed):
             return False
@@ -261,10 +263,12 @@ class SessionFeeds:
         """Note how far a session has come that is about to be replaced."""
         self._reached = max(self._reached, step)
         if was_fed(session) and not any(map(self._gives_again, self.sources)):
-            self.lost_step = self._reached  # fed by hand, or by a hook
+            # Its runs were also fed without a loop: by hand, or by a hook.
+            self.lost_step = self._reached
         self.session = None
 
     def _gives_again(self, source: Source) -> bool:
+        """Return whether a recovery makes the source give its elements again."""
         return self.is_tracked(source.feeds) and not source.is_used_up
 
     async def stop_reading(self) -> None:
@@ -511,7 +515,9 @@ class QueueSource(Source):
 
     ends_at_drain = True
     _due: int | None = None
-    """In a drain, how many elements may have been put, or waited for room, when it began."""
+    """In a drain, how many more elements are taken before the producers are ended: as many as may
+    have waited for room when it began. None before a drain.
+    """
 
     def _read_now(self, producers: Producers | None) -> Element | None:
         if self.is_draining:
@@ -534,8 +540,8 @@ class QueueSource(Source):
     def _end_producers(self, producers: Producers | None) -> None:
         """In a drain, end the producers when their pending puts are done.
 
-        Producers that are not named cannot be ended: no more is taken than tasks may have waited to
-        put.
+        Each task waits in at most one `put`. Producers that are not named cannot be ended: then the
+        queue ends after all elements that it had, and that any task may have waited to put.
         """
         due = self._due
         if due is None:

@@ -13,21 +13,20 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import operator
 import os
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from aiohooks._core.calls import OwnContext, RunWaits
+from aiohooks._core.calls import RunWaits
 from aiohooks._core.clock import current_clock
 from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import check_mapping
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import (
-    HookCall,
     Method,
     OrderGroup,
     RegisteredHook,
@@ -61,8 +60,8 @@ LIFECYCLE = Interface(
 )
 """The methods of a session's hooks."""
 _users: weakref.WeakValueDictionary[tuple[int, int], HookSet] = weakref.WeakValueDictionary()
-"""The open session of each hook, by its process and its id: a hook need not be hashable, and its
-session keeps it alive.
+"""The hooks of the open session that uses a hook, by the process and the id of the hook. A hook
+need not be hashable, and its session keeps it alive.
 """
 T = TypeVar("T")
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
@@ -89,7 +88,7 @@ class HookSet:
         self._coordinator = coordinator
         self._grace_secs = coordinator.owner.grace_secs
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(_checked_hooks(hooks))
-        self._keys = [(os.getpid(), id(registered.hook)) for registered in self.registered]
+        self._by_key = {(os.getpid(), id(entry.hook)): entry for entry in self.registered}
         for registered in self.registered:
             LIFECYCLE.check(registered)
 
@@ -104,29 +103,33 @@ class HookSet:
         self.has_background: bool = any(
             registered.registration.background for registered in self.registered
         )
+        in_order = sorted(self.registered, key=operator.attrgetter("registration.order"))
+        # A hook that saves the session saves what all other hooks have kept.
+        last = [*filter(_ends_last, in_order)]
+        others = [*itertools.filterfalse(_ends_last, in_order)]
         self._begin = self._calls("begin", self.registered)
-        self._end = self._calls("end", sorted(self.registered, key=_place_at_end))
+        self._end = self._calls("end", [*others, *last])
         # Unlike the other methods, this one always has a time limit.
         self._close = self._calls("close", self.registered, limit=max(self._grace_secs, 1e-9))
-        self._after_create_session = self._groups("after_create_session")
-        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")
-        # What saves the session must see what all other hooks keep of the run.
+        self._after_create_session = self._groups("after_create_session", in_order)
+        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run", in_order)
         self.after_run: tuple[OrderGroup, ...] = (
-            *self._groups("after_run", self.background.bind, ends_last=False),
-            *self._groups("after_run", self.background.bind, ends_last=True),
+            *self._groups("after_run", others, self.background.bind),
+            *self._groups("after_run", last, self.background.bind),
         )
         self.in_runs: bool = bool(self.before_run or self.after_run)
         """Whether a hook takes part in runs."""
-        self._keep_contexts()
         self.merger: Merger = Merger(graph, self.before_run, self.after_run)
         self.begun: list[RegisteredHook] = []
         """The hooks whose `begin` was started and whose `close` was not."""
-        self.own: OwnContext = OwnContext()
-        """The context of `begin`, `end` and `close`: a token of one is valid in the others."""
 
     def hold(self) -> None:
-        """Keep the hooks from being used in another session until this one is closed."""
-        for key, registered in zip(self._keys, self.registered, strict=True):
+        """Reserve the hooks for this session until `release`.
+
+        Raises:
+            InvalidHookError: another open session uses one of them.
+        """
+        for key, registered in self._by_key.items():
             user = _users.get(key)
             if user is not None:
                 label = user._coordinator.requests.label
@@ -134,11 +137,11 @@ class HookSet:
                     f"{registered.hook!r} is used in {label}, which is open; a hook keeps the state"
                     " of one session: make another object, or use it when that session has ended"
                 )
-        _users.update(dict.fromkeys(self._keys, self))
+        _users.update(dict.fromkeys(self._by_key, self))
 
     def release(self) -> None:
         """Let other sessions use the hooks."""
-        for key in self._keys:
+        for key in self._by_key:
             _users.pop(key, None)
 
     def stateful(self) -> dict[str, Stateful]:
@@ -170,14 +173,6 @@ class HookSet:
         if hooks:
             await self.background.drain(hooks)
 
-    async def finish_background(self) -> list[BaseException]:
-        """Finish the background calls, and accept no others. Return the errors that no call has
-        raised.
-        """
-        if not self.has_background:
-            return []
-        return await self.background.end(self._grace_secs)
-
     async def begin(self) -> None:
         """Call `begin` of the hooks one by one. Each counts as begun from the moment it is
         started.
@@ -195,7 +190,8 @@ class HookSet:
         """Wait for the background calls, then call `end` of the hooks one by one, also after one
         that fails. Append their errors.
         """
-        errors += await self.finish_background()
+        if self.has_background:
+            errors += await self.background.end(self._grace_secs)
         for registered in self._end:
             try:
                 await self._call_one(self._end, registered, session)
@@ -209,7 +205,8 @@ class HookSet:
         Append their errors.
         """
         try:
-            errors += await self.finish_background()
+            if self.has_background:
+                errors += await self.background.end(self._grace_secs)
         finally:  # a cancellation is raised when the hooks are closed
             while self.begun:
                 registered = self.begun.pop()
@@ -230,7 +227,7 @@ class HookSet:
         self, calls: Mapping[RegisteredHook, OrderGroup], registered: RegisteredHook, *args: Any
     ) -> None:
         if registered in calls:
-            await self._call((calls[registered],), *args, own=self.own)
+            await self._call((calls[registered],), *args)
 
     async def _call(self, groups: tuple[OrderGroup, ...], *args: Any, **options: Any) -> None:
         waits = RunWaits(current_scope.get(), current_clock().now, self._coordinator.owner)
@@ -250,45 +247,18 @@ class HookSet:
     def _groups(
         self,
         method: str,
+        hooks: Iterable[RegisteredHook],
         bind: Callable[[RegisteredHook, str], Method] = bound_method,
-        ends_last: bool | None = None,
     ) -> tuple[OrderGroup, ...]:
-        """Return the order groups of a method. With `ends_last`, return only the groups of such
-        hooks, or of all others.
-        """
+        """Return the order groups of a method that `bind` takes from the hooks that override it."""
         overriding = [
-            registered
-            for registered in self.registered
-            if LIFECYCLE.overrides(registered.hook, method)
-            and ends_last in (None, _ends_last(registered))
+            registered for registered in hooks if LIFECYCLE.overrides(registered.hook, method)
         ]
         return order_groups(method, overriding, self._grace_secs, bind)
-
-    def _keep_contexts(self) -> None:
-        """Give hooks one context for both methods of a run, where one of these may wait: a token of
-        the first is valid then.
-        """
-        groups = (*self.before_run, *self.after_run)
-        calls: dict[RegisteredHook, list[HookCall]] = defaultdict(list)
-        for group in groups:
-            for hook, call in zip(group.hooks, group.calls, strict=True):
-                if not hook.registration.background:
-                    calls[hook].append(call)
-        for group in groups:
-            group.keeping = {
-                hook
-                for hook in group.hooks
-                if len(calls[hook]) == 2 and any(call.may_wait for call in calls[hook])
-            }
 
     def __repr__(self) -> str:
         names = ", ".join(registered.name for registered in self.registered)
         return f"<hooks: {names or 'none'}>"
-
-
-def _place_at_end(registered: RegisteredHook) -> tuple[bool, float]:
-    """Return the place of a hook among the calls of `end`."""
-    return _ends_last(registered), registered.registration.order
 
 
 def _ends_last(registered: RegisteredHook) -> bool:
@@ -319,50 +289,11 @@ def _checked_hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterab
 # -- what the caller and the hooks ask for in a run
 
 
-class MergedRequest(RunRequest):
-    """A run that fetches what the caller and the hooks ask for.
-
-    Its values are those of the distinct nodes, or if a fetch is nested, the parts of the caller and
-    of each hook. The first is the caller's result.
-
-    Attributes:
-        takes: take the values of the hooks of each order group of `after_run`.
-    """
-
-    __slots__ = ("takes",)
-
-    def __init__(
-        self,
-        fetches: tuple[Node, ...],
-        takes: Sequence[Take],
-        *,
-        feed_dict: Mapping[Any, Any] | None = None,
-        options: Mapping[str, Any] | None = None,
-        build: Build | None = None,
-    ) -> None:
-        super().__init__(fetches, feed_dict, options, build)
-        self.takes: Sequence[Take] = takes
-
-    def with_feeds(
-        self,
-        feed_dict: Mapping[Any, Any] | None,
-        options: Mapping[str, Any] | None,
-    ) -> MergedRequest:
-        """Return the same request, which has neither, with feeds and options."""
-        if feed_dict is None and options is None:
-            return self
-        return MergedRequest(
-            self.fetches,
-            self.takes,
-            feed_dict=feed_dict,
-            options=options,
-            build=self.build,
-        )
-
-
 class Merger:
-    """Merges requests over one graph. Fetches without structure are merged once and looked up from
-    then on.
+    """Merges what the caller and the hooks ask for into one request, and takes its values apart.
+
+    A merged run has a list of parts as its result: that of the caller, and that of each hook with
+    `before_run`, which is None if the hook fetches nothing.
     """
 
     def __init__(
@@ -372,30 +303,21 @@ class Merger:
         self._graph = graph
         self._names = [call.name for group in before_run for call in group.calls]
         asking = [hook for group in before_run for hook in group.hooks]
-        self._places = {hook: place for place, hook in enumerate(asking, start=1)}
-        self._after_run = after_run
-        self._takes_of_parts = self._takes(range(len(asking) + 1))
+        part_of = {hook: part for part, hook in enumerate(asking, start=1)}
+        # A hook without `before_run` gets the last answer, which has no results.
+        self._takes: list[Take] = [
+            taking([part_of.get(hook, -1) for hook in group.hooks]) for group in after_run
+        ]
         self._no_parts = (None,) * (len(asking) + 1)
-        self._no_answers = _answers(self._no_parts, RunRequest(None, None), self._takes_of_parts)
-        self._merges: dict[tuple[Any, ...], MergedRequest] = {}
-        """The merged fetches without structure, by the fetches of the caller and the requests of
-        the hooks, or only by fetches if some hooks also feed or have options.
+        self._no_answers = self._answers(self._no_parts, RunRequest(None, None))
+        self._merges: dict[tuple[Any, ...], tuple[tuple[Node, ...], Build]] = {}
+        """The nodes to fetch and the function that builds the parts, where no fetches are nested:
+        by the fetches of the caller and each hook, and by the fetches of the caller and what each
+        hook has returned, which is quicker to look up.
         """
-
-    def _takes(self, slots: Sequence[int]) -> list[Take]:
-        """Return the functions that take the values of the hooks of each group of `after_run`.
-
-        Args:
-            slots: the slots of the caller and of each hook that asks; -1 for nothing.
-        """
-        takes: list[Take] = []
-        for group in self._after_run:
-            asked = [self._places.get(hook) for hook in group.hooks]
-            takes.append(taking([-1 if place is None else slots[place] for place in asked]))
-        return takes
 
     def merge(self, request: RunRequest, requests: Sequence[SessionRunArgs | None]) -> RunRequest:
-        """Merge the requests of the caller and the hooks."""
+        """Return the request of the caller, merged with what each hook has returned."""
         if not _has_request(requests):
             if request.options is None:
                 return request
@@ -405,11 +327,11 @@ class Merger:
         # A plain tuple would be equal to a request, and is rejected below.
         if _REQUEST_OR_NOTHING.issuperset(map(type, requests)):
             try:
-                merged = self._merges.get(key)
-            except TypeError:  # there are feeds, options, or nested fetches
-                merged = None
-            if merged is not None:
-                return merged.with_feeds(request.feed_dict, request.options)
+                nodes, build = self._merges[key]
+            except (KeyError, TypeError):
+                pass  # it is new, or has feeds, options or nested fetches
+            else:
+                return RunRequest(nodes, request.feed_dict, request.options, build)
         fetches = [request.fetches]
         feeds: list[tuple[str, Mapping[Any, Any]]] = []
         hook_options: list[tuple[str, Mapping[str, Any]]] = []
@@ -428,87 +350,60 @@ class Merger:
                 feeds.append((name, feed_dict))
             if options is not None:
                 hook_options.append((name, options))
-        merged = self._merged_fetches(fetches)
-        is_flat = merged.build is None
-        if is_flat and not feeds and not hook_options:
-            self._keep(key, merged)
+        is_plain = not feeds and not hook_options
+        nodes, build = self._merge_fetches(tuple(fetches), key if is_plain else None)
         feed_dict = request.feed_dict
         if feeds:
             feed_dict = _merge_feeds(self._graph, [*feeds, ("the caller", feed_dict)])
         options = request.options
         if hook_options:
             options = _merge_options([("the caller", options), *hook_options])
-        return merged.with_feeds(feed_dict, options)
+        return RunRequest(nodes, feed_dict, options, build)
 
-    def _merged_fetches(self, fetches: list[Any]) -> MergedRequest:
-        # Names, nodes and None only: everything else may compare equal and yet have another shape.
-        if not _LEAF_OR_NOTHING.issuperset(map(type, fetches)):
-            return self._merge_fetches(fetches)
-        key = tuple(fetches)
-        merged = self._merges.get(key)
-        if merged is None:
-            merged = self._merge_leaves(fetches)
-            self._keep(key, merged)
-        return merged
+    def _merge_fetches(
+        self, fetches: tuple[Any, ...], key: tuple[Any, ...] | None
+    ) -> tuple[tuple[Node, ...], Build]:
+        """Return the distinct nodes, and the function that builds the parts from their values.
 
-    def _keep(self, key: tuple[Any, ...], merged: MergedRequest) -> None:
-        if len(self._merges) >= _MOST_MERGES:
-            self._merges.clear()
-        self._merges[key] = merged
-
-    def _merge_leaves(self, fetches: list[Any]) -> MergedRequest:
-        """Return a request for all nodes of fetches without structure."""
+        Without nested fetches, keep both by the fetches, and by `key` as well.
+        """
+        # Nested fetches may be equal and yet have another shape.
+        is_flat = _LEAF_OR_NOTHING.issuperset(map(type, fetches))
+        if is_flat and fetches in self._merges:
+            return self._merges[fetches]
         leaves = Leaves(self._graph)
-        slots = self._for_owners(fetches, leaves.slot, -1)
-        return MergedRequest(leaves.nodes, self._takes(slots))
-
-    def _merge_fetches(self, fetches: list[Any]) -> MergedRequest:
-        """Return a request for all nodes, which builds the parts of the caller and the hooks."""
-        leaves = Leaves(self._graph)
-        no_build: Build = _nothing
-        builds = self._for_owners(fetches, leaves.build, no_build)
-        build = partial(_build_parts, builds)
-        return MergedRequest(leaves.nodes, self._takes_of_parts, build=build)
-
-    def _for_owners(
-        self,
-        fetches: list[Any],
-        assign: Callable[[Any], T],
-        nothing: T,
-    ) -> list[T]:
-        """Return `assign(part)` for what the caller and each hook fetch; `nothing` for None."""
-        assigned = [assign(fetches[0])]
-        for owner, wanted in zip(self._names, fetches[1:], strict=True):
+        builds = [leaves.build(fetches[0])]
+        for owner, fetched in zip(self._names, fetches[1:], strict=True):
             try:
-                assigned.append(nothing if wanted is None else assign(wanted))
+                builds.append(_nothing if fetched is None else leaves.build(fetched))
             except FetchError as error:
                 add_note(error, f"fetched by {owner}")
                 raise
-        return assigned
+        merged = (leaves.nodes, partial(_build_parts, builds))
+        if is_flat:
+            if len(self._merges) >= _MOST_MERGES:
+                self._merges.clear()
+            self._merges[fetches] = merged
+            self._merges[key or fetches] = merged
+        return merged
 
     def split(self, request: RunRequest, values: Any) -> tuple[Any, Answers]:
-        """Return the caller's result of a merged run, and the values of each hook of
-        `after_run`.
+        """Return the caller's result of a request that `merge` has returned, and the values of
+        each hook of `after_run`.
         """
-        if isinstance(request, MergedRequest):
-            return values[0], _answers(values, request, request.takes)
-        if request.options is None:
-            return values, self._no_answers
-        return values, _answers(self._no_parts, request, self._takes_of_parts)
+        if request.build is not None:
+            return values[0], self._answers(values, request)
+        if request.options is not None:
+            return values, self._answers(self._no_parts, request)
+        return values, self._no_answers
 
-
-def _answers(
-    values: Sequence[Any],
-    request: RunRequest,
-    takes: Sequence[Take],
-) -> Answers:
-    """Return the values of each hook of `after_run`, by order group."""
-    options = request.options
-    metadata = request.run_metadata
-    answers = [_new_tuple(SessionRunValues, (value, options, metadata)) for value in values]
-    # At the place -1: the values of a hook that has asked for nothing.
-    answers.append(_new_tuple(SessionRunValues, (None, options, metadata)))
-    return [take(answers) for take in takes]
+    def _answers(self, parts: Sequence[Any], request: RunRequest) -> Answers:
+        """Return the values of each hook of `after_run`, by order group."""
+        options = request.options
+        metadata = request.run_metadata
+        answers = [_new_tuple(SessionRunValues, (part, options, metadata)) for part in parts]
+        answers.append(_new_tuple(SessionRunValues, (None, options, metadata)))
+        return [take(answers) for take in self._takes]
 
 
 def _nothing(_: Sequence[Any]) -> None:
@@ -516,7 +411,7 @@ def _nothing(_: Sequence[Any]) -> None:
 
 
 def _build_parts(builds: Sequence[Build], values: Sequence[Any]) -> list[Any]:
-    """Build the parts of the caller and the hooks of the values of all nodes."""
+    """Build the parts of the caller and the hooks from the values of all nodes."""
     return [build(values) for build in builds]
 
 

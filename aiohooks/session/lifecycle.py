@@ -32,13 +32,16 @@ from aiohooks._core.activity import ENTRIES, Awaited, active, enter
 from aiohooks._core.calls import RunWaits, Wait, limited
 from aiohooks._core.cancel import current_task, shielded, shielded_task
 from aiohooks._core.clock import (
+    NO_TIMER,
+    TimerHandle,
+    call_later,
     current_clock,
     monotonic_now,
     quick_now,
     secs_text,
     sleep,
 )
-from aiohooks._core.reports import logger
+from aiohooks._core.reports import logger, wait_log
 from aiohooks._core.scope import RunScope, assigned, begin_run, current_run, current_scope
 from aiohooks._core.waits import opening_until
 from aiohooks.dispatch.hook import HookRegistration
@@ -61,8 +64,6 @@ from aiohooks.session.coordinator import (
     Coordinator,
     Requests,
     TasksOwner,
-    is_among,
-    long_wait_log,
 )
 from aiohooks.session.creators import (
     ChiefSessionCreator,
@@ -93,6 +94,8 @@ OPEN_SESSIONS: WeakKeyDictionary[Lifecycle, None] = WeakKeyDictionary()
 """The sessions of this process that are being opened, are open, or are being closed, in the order
 of their openings.
 """
+_NOTICE_SECS = 1
+"""After how long the log has what the end of a session waits for."""
 _FLUSH_SECS = 5.0
 """How long to wait until other processes can know that this session has left."""
 DEFAULT_YIELD_SECS = 0.005
@@ -149,7 +152,7 @@ class Lifecycle(TasksOwner):
         self._recovery: asyncio.Task[None] | None = None
         """The task that recovers while others wait for something else than a run."""
         self._has_hurried = False
-        """Whether an attempt was made without a pause, after a stop."""
+        """Whether an attempt was made without a pause, as a stop was requested."""
         self.gave_up: BaseException | None = None
         """The error with which recovery gave up, or the session has ended; no run can begin any
         more.
@@ -164,13 +167,15 @@ class Lifecycle(TasksOwner):
         self.entered_by: asyncio.Task[Any] | None = None
         self.phase_began_at: float | None = None
         self._is_closed = asyncio.Event()
+        self._end_log: TimerHandle = NO_TIMER
+        """Logs what the session waits for, after a signal and when it closes."""
         self._at_end = contextlib.ExitStack()
-        self._until_closing = contextlib.ExitStack()
 
     def _enter_phase(self, phase: str) -> None:
         self.phase = phase
         self.phase_began_at = current_clock().now()
         if phase == "closed":
+            self._end_log.cancel()
             OPEN_SESSIONS.pop(self, None)
             ENTRIES.pop(id(self), None)
         elif phase == "opening":
@@ -304,8 +309,7 @@ class Lifecycle(TasksOwner):
         other tasks, and begin it.
         """
         turns = self.turns
-        if self.is_loop_turn_due:
-            await self.give_loop_turn()
+        await self.give_loop_turn()
         if not turns.taken:
             return self.begin_run()
         self._raise_if_nested("run")
@@ -320,12 +324,6 @@ class Lifecycle(TasksOwner):
         except BaseException:
             turns.release()
             raise
-
-    @property
-    def is_loop_turn_due(self) -> bool:
-        """Whether a run, or the wait for its feed, must call `give_loop_turn` before it begins."""
-        turns = self.turns
-        return self.requests.pause_reason is not None or turns.now() > turns.loop_turn_due
 
     async def give_loop_turn(self) -> None:
         """Let the loop have a turn, if it is due, and wait for the end of a pause.
@@ -415,7 +413,7 @@ class Lifecycle(TasksOwner):
         self.waits.reset()
         try:
             is_cancel = isinstance(error, (asyncio.CancelledError, FeedsWentBack))
-            if is_cancel or (error is cause and not is_among(error, coordinator.errors)):
+            if is_cancel or (error is cause and not coordinator.failures_in(error)):
                 # The caller, a signal, the end of the session or a restore has ended the run.
                 raise_unchanged(error)
             error = coordinator.root_cause(error)
@@ -455,7 +453,8 @@ class Lifecycle(TasksOwner):
         """
         if failure is self.recovering_from:
             return
-        if self.session is not None or self.coordinator.lasting_errors:
+        is_lasting = any(other.lasts for other in self.coordinator.failures)
+        if self.session is not None or is_lasting:
             self.end_run(failure)
 
     def until(self, awaitable: Awaitable[T]) -> Awaitable[T]:
@@ -591,7 +590,7 @@ class Lifecycle(TasksOwner):
         await self.feeds.stop_reading()
         coordinator.disown("its session was replaced")
         if coordinator.all_tasks:
-            with long_wait_log(f"{label}, recovering", coordinator.descriptions):
+            with wait_log(lambda: f"{label} to recover: {coordinator.descriptions()}"):
                 await coordinator.end_tasks(0, self.grace_secs, reason)
         try:
             await session.aclose()
@@ -640,7 +639,7 @@ class Lifecycle(TasksOwner):
                 await self._end(errors)
                 outcome = await self._close(errors)
                 self._note_outcome(outcome)
-        self.coordinator.note_end(outcome)
+        self.coordinator.owe_again(outcome)
         if outcome is None:
             return is_swallowed
         if outcome is error:
@@ -683,24 +682,20 @@ class Lifecycle(TasksOwner):
     @contextlib.contextmanager
     def _closing(self) -> Generator[None]:
         """The session is closing in this block, and closed afterwards, whatever happens."""
-        self._until_closing.close()
         outer = current_run()
         scope_before = current_scope.get()
-        own = self.hooks.own.state()
         self._enter_phase("closing")
         # A run may wait for the end of the pause with its turn, for which the end of the session
         # would wait.
         self.requests.resume()
         # A hook that closes the session would deadlock.
         scope = begin_run(self, None if outer is None else outer.publisher)
+        self.log_wait_for_end()
         try:
-            with long_wait_log(f"{self.requests.label}, closing", self.status):
-                yield
+            yield
         finally:
             scope.active = False
             current_scope.set(scope_before)
-            # `close` is called in another task.
-            self.hooks.own.copy_back(own)
             self._enter_phase("closed")
             self.entered_by = None
             self._is_closed.set()
@@ -757,7 +752,7 @@ class Lifecycle(TasksOwner):
         error, unless the block has an error, which gets it as a note.
         """
         what = f"{self.requests.label}: a background task failed"
-        for failure in self.coordinator.take_undelivered(errors.primary):
+        for failure in self.coordinator.take_owed(errors.primary):
             primary = errors.primary
             is_recoverable = self.coordinator.is_recoverable(failure)
             if not is_recoverable and (primary is None or errors.gives_way):
@@ -846,9 +841,12 @@ class Lifecycle(TasksOwner):
             coordinator.disown("the session has ended")
 
     def log_wait_for_end(self) -> None:
-        if self.phase in ("opening", "open"):
-            log = long_wait_log(f"{self.requests.label}, stopping", self.status)
-            self._until_closing.enter_context(log)
+        self._end_log.cancel()
+        self._end_log = call_later(_NOTICE_SECS, self._log_wait_for_end)
+
+    def _log_wait_for_end(self) -> None:
+        what = "a caller has waited %s s for the end of %s"
+        logger.warning(what, _NOTICE_SECS, self.status())
 
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
@@ -1022,11 +1020,8 @@ class Turns:
 
     def end_run(self, scope: RunScope) -> None:
         """End the run, and let the next run begin."""
-        waits = self.waits
         self.runner = None
-        # Most runs have neither: a reset would cost more than this check.
-        if waits.cause is not None or waits.own_contexts:
-            waits.reset()
+        self.waits.cause = None
         scope.active = False
         # Tasks that were started in the run have its scope, and must not keep its feeds alive.
         scope.attempt = None

@@ -60,7 +60,6 @@ from aiohooks.graph.graph import (
 from aiohooks.graph.session import RunRequest, Session
 from aiohooks.graph.variables import Variables
 from aiohooks.session.coordinator import (
-    WHY_VARIABLE,
     Coordinator,
     Producer,
     Producers,
@@ -74,7 +73,7 @@ from aiohooks.session.feeds import Source as FeedSource
 from aiohooks.session.hook import SessionRunContext, SessionRunHook
 from aiohooks.session.lifecycle import DEFAULT_YIELD_SECS, Lifecycle
 from aiohooks.session.signals import SignalPolicy, StopOnSignal
-from aiohooks.session.status import SessionStatus
+from aiohooks.session.status import WHY_VARIABLE, SessionStatus
 from aiohooks.stores.base import StepStore
 
 if TYPE_CHECKING:
@@ -164,16 +163,20 @@ class AsyncMonitoredSession(RequestMethods):
         check_secs(yield_secs, "yield_secs", optional=True)
         check_instance(recovery, RecoveryPolicy, "recovery")
         creator = creator_of(source, global_step, variables)
-        if not isinstance(handle_signals, (bool, SignalPolicy)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        self._lifecycle = Lifecycle(
+            creator, hooks, recovery, stop_grace_period_secs, yield_secs, name
+        )
+        self.requests: Requests = self._lifecycle.requests
+        self._signals: StopOnSignal | None = None
+        """Handles signals while the session is open."""
+        if handle_signals is True:
+            handle_signals = SignalPolicy()
+        if isinstance(handle_signals, SignalPolicy):
+            self._signals = StopOnSignal(handle_signals, self._lifecycle.coordinator)
+        elif handle_signals is not False:
             raise InvalidArgumentError(
                 f"handle_signals is {handle_signals!r}; give True, False or a SignalPolicy"
             )
-        signals = SignalPolicy() if handle_signals is True else handle_signals
-        self._lifecycle = lifecycle = Lifecycle(
-            creator, hooks, recovery, stop_grace_period_secs, yield_secs, name
-        )
-        self.requests: Requests = lifecycle.requests
-        self._signals = StopOnSignal(signals, lifecycle.coordinator) if signals else None
 
     # -- running
 
@@ -210,7 +213,7 @@ class AsyncMonitoredSession(RequestMethods):
         """
         lifecycle = self._lifecycle
         turns = lifecycle.turns
-        # Not `is_loop_turn_due`: most runs begin here without waiting.
+        # Not only `wait_for_turn`: most runs begin here without waiting.
         if turns.taken or self.requests.pause_reason or turns.now() > turns.loop_turn_due:
             scope = await lifecycle.wait_for_turn()
         else:
@@ -243,7 +246,7 @@ class AsyncMonitoredSession(RequestMethods):
         if request.options is not None:
             check_mapping(request.options, "options")
         session = lifecycle.session
-        if session is None or lifecycle.raw_coordinator.errors:
+        if session is None or lifecycle.raw_coordinator.failures:
             session = await lifecycle.session_for_run()
         if lifecycle.feeds.in_use:
             lifecycle.feeds.raise_if_element_went_back()
@@ -317,7 +320,6 @@ class AsyncMonitoredSession(RequestMethods):
             raise
         finally:
             scope.end_attempt()
-            self._lifecycle.waits.end_attempt()
 
     @overload
     def steps(self, fetches: Node[A], **options: Unpack[StepsOptions]) -> Steps[A]: ...
@@ -378,10 +380,7 @@ class AsyncMonitoredSession(RequestMethods):
             BaseException: the error of a hook or of the creation, even an error that would end the
                 block cleanly.
         """
-        if WHY_VARIABLE in os.environ:
-            from aiohooks.session.why import enable_why  # seldom needed
-
-            enable_why()
+        enable_why_if_asked()
         await self._lifecycle.open(self._signals)
         return self
 
@@ -513,6 +512,14 @@ class AsyncMonitoredSession(RequestMethods):
             )
 
 
+def enable_why_if_asked() -> None:
+    """Let this process be asked why it waits, if its environment asks for that."""
+    if os.environ.get(WHY_VARIABLE, "") not in ("", "0"):
+        from aiohooks.session.why import enable_why  # seldom needed
+
+        enable_why()
+
+
 class AsyncSingularMonitoredSession(AsyncMonitoredSession):
     """A monitored session that never recovers: you get every error. `options` are the same, without
     `recovery`.
@@ -566,8 +573,7 @@ class StepContext:
         A recoverable error repeats the whole step function.
         """
         lifecycle = self._lifecycle
-        if lifecycle.is_loop_turn_due:
-            await lifecycle.give_loop_turn()
+        await lifecycle.give_loop_turn()
         if lifecycle.requests.stopped:
             raise lifecycle.requests.stop_error()
         async with self._turns:
@@ -614,49 +620,73 @@ class Steps(Generic[T_co]):
 
     async def __anext__(self) -> T_co:
         """Make the next run, and return the fetched values."""
+        feeds = self._lifecycle.feeds
+        if not self._has_begun:
+            self._has_begun = True
+            feeds.loops.add(self)
+        while True:
+            try:
+                element = await self._next_element()
+                return await self._run_with(element)
+            except FeedsWentBack:
+                continue
+            except (StopAsyncIteration, StopRequestedError):
+                feeds.keep_sources()
+                feeds.end_loop(self)
+                raise StopAsyncIteration from None
+            except BaseException:
+                feeds.keep_sources()
+                raise
+
+    async def _next_element(self) -> Element | None:
+        """Wait for the next element of the feeds, and take it: None for a loop that is not fed.
+
+        Raises:
+            StopAsyncIteration: the loop has ended: by a stop, a drain or the end of the feeds.
+        """
         lifecycle = self._lifecycle
         requests = lifecycle.requests
         turns = lifecycle.turns
+        # Not only the two methods: each would cost a step a call.
+        if requests.pause_reason or turns.now() > turns.loop_turn_due:
+            # Before the element is taken, which a stop would lose.
+            await lifecycle.give_loop_turn()
+        if requests.stopped or lifecycle.phase != "open" or lifecycle.gave_up is not None:
+            raise StopAsyncIteration
         source = self._source
-        if not self._has_begun:
-            self._has_begun = True
-            lifecycle.feeds.loops.add(self)
-        while True:
-            element: Element | None = None
-            before = None
-            is_running = False
-            try:
-                # Not `is_loop_turn_due`, nor `should_stop`: each would cost a step a call.
-                if requests.pause_reason or turns.now() > turns.loop_turn_due:
-                    # Before the next feed, which a stop would lose.
-                    await lifecycle.give_loop_turn()
-                if requests.stopped or lifecycle.phase != "open" or lifecycle.gave_up is not None:
-                    raise StopAsyncIteration
-                fed = None
-                if source is not None:
-                    element = source.take(self._producers)
-                    while element is None:  # another loop may be faster
-                        await self._wait_for_feed(source)
-                        element = source.take(self._producers)
-                    fed = element.value
-                    if self._parameter is not None:
-                        fed = {self._parameter: fed}
-                elif requests.drain_reason is not None:
-                    raise StopAsyncIteration
-                before = lifecycle.waits.scope
-                is_running = True
-                values: T_co = await self._run(self._fetches, fed)
-            except BaseException as error:
-                if element is not None:
-                    element.source.settle(element, is_used=self._is_committed(before))
-                if isinstance(error, FeedsWentBack):
-                    continue
-                if not self._is_end_of_loop(error, is_running=is_running):
-                    raise
-                raise StopAsyncIteration from None
+        if source is None:
+            if requests.drain_reason is not None:
+                raise StopAsyncIteration
+            return None
+        element = source.take(self._producers)
+        while element is None:  # another loop may be faster
+            await self._wait_for_feed(source)
+            element = source.take(self._producers)
+        return element
+
+    async def _run_with(self, element: Element | None) -> T_co:
+        """Make a run with an element. If that is not committed, another run gets the element."""
+        lifecycle = self._lifecycle
+        fed: Any = None
+        if element is not None:
+            fed = element.value
+            if self._parameter is not None:
+                fed = {self._parameter: fed}
+        earlier_scope = lifecycle.waits.scope
+        try:
+            values: T_co = await self._run(self._fetches, fed)
+        except BaseException as error:
             if element is not None:
-                element.source.settle(element, is_used=True)
-            return values
+                element.source.settle(element, is_used=self._is_committed(earlier_scope))
+            if isinstance(error, StopAsyncIteration):
+                # The loop ends as if the feeds had ended.
+                what = f"a run ended with {safe_repr(error)}"
+                lifecycle.requests.record_end(what)
+                logger.info("%s: %s, and with it the loop", lifecycle.requests.label, what)
+            raise
+        if element is not None:
+            element.source.settle(element, is_used=True)
+        return values
 
     @property
     def unused(self) -> list[Any]:
@@ -665,30 +695,15 @@ class Steps(Generic[T_co]):
         """
         return [] if self._source is None else self._source.unused
 
-    def _is_committed(self, before: RunScope | None) -> bool:
-        """Return whether the run of this task that has raised is committed. `before` it was the
-        scope of the latest run.
+    def _is_committed(self, earlier_scope: RunScope | None) -> bool:
+        """Return whether the run of this task that has raised is committed.
+
+        If it never began, the latest run is still that of `earlier_scope`, or of another task.
         """
         scope = self._lifecycle.waits.scope
-        if scope is None or scope is before or scope.runner != id(current_task()):
+        if scope is None or scope is earlier_scope or scope.runner != id(current_task()):
             return False
         return scope.committed
-
-    def _is_end_of_loop(self, error: BaseException, *, is_running: bool) -> bool:
-        """Return whether an error, of a run or before it, is a clean end of this loop, which is
-        noted then. A `StopAsyncIteration` out of a run is, too, as if the feeds had ended.
-        """
-        feeds = self._lifecycle.feeds
-        feeds.keep_sources()
-        if not isinstance(error, (StopAsyncIteration, StopRequestedError)):
-            return False
-        if is_running and isinstance(error, StopAsyncIteration):
-            requests = self._lifecycle.requests
-            what = f"a run ended with {safe_repr(error)}"
-            requests.record_end(what)
-            logger.info("%s: %s, and with it the loop", requests.label, what)
-        feeds.end_loop(self)
-        return True
 
     async def _wait_for_feed(self, source: FeedSource) -> None:
         """Wait for the next feed. A recovery may run during the wait, as cancelling it would end a

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import os
 import signal
 import sys
 import threading
@@ -15,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, LEFT_BEHIND, running_loop
 from aiohooks._core.clock import current_clock
-from aiohooks._core.reports import logger
+from aiohooks._core.reports import logger, wait_log
 from aiohooks._core.validate import check_callable
 from aiohooks.errors import (
     AiohooksError,
@@ -24,9 +23,9 @@ from aiohooks.errors import (
     WrongLoopError,
     safe_repr,
 )
-from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE, long_wait_log
+from aiohooks.session.monitored import enable_why_if_asked
 from aiohooks.session.signals import stopped_by
-from aiohooks.session.status import activity_of
+from aiohooks.session.status import RUN_LOOPS, activity_of
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:
@@ -82,10 +81,7 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         with _OpenRunner() as runner:
             loop = runner.get_loop()
             RUN_LOOPS[loop] = threading.get_ident()
-            if WHY_VARIABLE in os.environ:
-                from aiohooks.session.why import enable_why  # seldom needed
-
-                enable_why()
+            enable_why_if_asked()
             try:
                 coro = main(*args)
                 if not inspect.iscoroutine(coro):
@@ -150,6 +146,7 @@ class _OpenRunner:
         return self._runner
 
     def __exit__(self, *_: object) -> None:
+        # The end of the runner runs the loop, and with it this callback.
         self._loop.call_soon(self._watch_end)
         try:
             self._runner.close()
@@ -158,11 +155,18 @@ class _OpenRunner:
                 raise
 
     def _watch_end(self) -> None:
-        """Log long waits from now on, and end them after the grace period."""
-        long_wait_log("aiohooks.run, ending", self._descriptions).begin(self)
+        """Log a long wait from now on, and check its tasks after the grace period."""
+        wait_log(lambda: f"the end of aiohooks.run: {self._descriptions()}").begin(self)
         current_clock().call_later(DEFAULT_GRACE_SECS, self._check)
 
+    def _descriptions(self) -> str:
+        activities = [
+            activity_of(f"task {task.get_name()!r}", task) for task in asyncio.all_tasks(self._loop)
+        ]
+        return "; ".join(map(str, activities)) or "threads of the executor, or async generators"
+
     def _check(self) -> None:
+        """End the wait of the runner if only tasks that were left behind remain."""
         remaining = asyncio.all_tasks(self._loop)
         if not remaining or not remaining.issubset(LEFT_BEHIND):
             current_clock().call_later(1.0, self._check)
@@ -171,12 +175,6 @@ class _OpenRunner:
         self._has_stopped_loop = True
         self._loop.stop()
         logger.warning("aiohooks.run ends without %s", self._descriptions())
-
-    def _descriptions(self) -> str:
-        activities = [
-            activity_of(f"task {task.get_name()!r}", task) for task in asyncio.all_tasks(self._loop)
-        ]
-        return "; ".join(map(str, activities)) or "threads of the executor, or async generators"
 
 
 def _exit_by_signal(number: signal.Signals) -> NoReturn:

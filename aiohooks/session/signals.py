@@ -14,7 +14,6 @@ import enum
 import functools
 import os
 import signal
-import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -100,7 +99,9 @@ class StopOnSignal:
         self.timers: list[TimerHandle] = []
         self.coordinator: Coordinator = coordinator
         self._begun: Escalation | None = None
-        """How far the loop has come with it."""
+        """The escalation that the loop has begun. It follows `escalation`, which the signal handler
+        sets between any two instructions.
+        """
 
     def install(self) -> Callable[[], None]:
         """Install the signal handlers, and return the function that removes them."""
@@ -147,8 +148,7 @@ class StopOnSignal:
     def begin(self, number: Signals, handlers: LoopSignals) -> None:
         """Begin in the loop what `advance` has recorded.
 
-        `handlers` are notified when the time for it is over. The session does not keep them: they
-        have the sockets of the wakeup.
+        `handlers` are notified when the time for it is over, by timers that end with the session.
         """
         if self._begun is self.escalation:
             return  # opening the session, after the signal and before this call, has begun it
@@ -160,7 +160,7 @@ class StopOnSignal:
             self.timers.append(call_later(policy.drain_secs, end_period))
             return
         if self.escalation is Escalation.STOP:
-            self.requests.log_stop(f"{number.name} received")
+            logger.info("%s: stopping: %s received", self.requests.label, number.name)
             self.coordinator.owner.log_wait_for_end()
         self.requests.end_waits()
         if self.escalation is Escalation.STOP:
@@ -183,11 +183,12 @@ class LoopSignals:
         self._received: list[Signals] = []
         """All signals so far."""
         self._has_cancelled = False
-        self._ends_program = False
-        """Whether the previous handler of the signal has decided what else ends."""
-        self._end: BaseException | None = None
-        """The end of the program, raised when the sessions are closed."""
-        self._wakeup = _Wakeup(loop)
+        """Whether a signal has cancelled any session."""
+        self._has_asked_previous = False
+        """Whether the previous handler of the signal was asked what ends beside the sessions."""
+        self._exit_error: BaseException | None = None
+        """The error that ends the program when the sessions are closed, if anything does."""
+        self._wakeup_signal: signal.Signals | None = _let_signals_wake(loop)
         _handlers_of_loops[loop] = self
         call_after_fork(self)
 
@@ -215,27 +216,25 @@ class LoopSignals:
         wanted = {number for other in self._sessions for number in other.policy.signals}
         self._restore(number for number in self._previous if number not in wanted)
         if not self._sessions:
-            self._wakeup.close()
+            if self._wakeup_signal is not None:
+                self._loop.remove_signal_handler(self._wakeup_signal)
             del _handlers_of_loops[self._loop]
             if self._has_cancelled:
-                self._end_program()
-            if self._end is not None:
+                self._ask_previous_handler()
+            if self._exit_error is not None:
                 # Raised from a callback, it makes the runner cancel the remaining tasks and wait
                 # for them. If this is the main task, the runner's own callback must have run: it
                 # would end that wait.
-                current_task().add_done_callback(functools.partial(_exit, self._end))
+                current_task().add_done_callback(functools.partial(_exit, self._exit_error))
 
     def _install(self, number: Signals, label: str) -> None:
         previous: Any = signal.getsignal(number)
         if previous is signal.SIG_IGN:
             # The parent process wants it ignored, as `nohup` and the `&` of a script do.
             return
-        if previous is None:
-            logger.warning(
-                "%s: %s is handled outside of Python, and is left alone", label, number.name
-            )
-            return
         try:
+            if previous is None:
+                raise ValueError("it is handled outside of Python")
             signal.signal(number, self._handle)
         except (ValueError, OSError) as error:
             logger.warning(
@@ -264,7 +263,6 @@ class LoopSignals:
         except RuntimeError:
             # The loop was closed, and its sessions never were.
             self._restore(self._previous)
-            self._wakeup.close()
             _handlers_of_loops.pop(self._loop, None)
             signal.raise_signal(number)
 
@@ -334,31 +332,31 @@ class LoopSignals:
         number = self._received[-1]
         _last_signals[self._loop] = number
         if not not_due:
-            self._end_program()
+            self._ask_previous_handler()
         for task, count in cancelling.items():
             if task.cancelling() == count:
                 task.cancel(f"{number.name} received")
-        if self._end is not None and all(task.done() for task in cancelling):
+        if self._exit_error is not None and all(task.done() for task in cancelling):
             # No session is left whose end would exit.
-            raise self._end
+            raise self._exit_error
 
-    def _end_program(self) -> None:
-        """Let the previous handler of the signal decide what else ends, once."""
-        if self._ends_program:
+    def _ask_previous_handler(self) -> None:
+        """Let the previous handler of the signal decide, once, what ends beside the sessions."""
+        if self._has_asked_previous:
             return
-        self._ends_program = True
+        self._has_asked_previous = True
         number = self._received[-1]
         previous: Any = self._previous.get(number, signal.getsignal(number))
         module = getattr(previous, "__module__", None)
         # The handler of `why` only prints: without it the signal would end the process as well.
         if previous == signal.SIG_DFL or module == "aiohooks.session.why":
-            self._end = SystemExit(128 + number)
+            self._exit_error = SystemExit(128 + number)
         elif callable(previous) and previous is not signal.default_int_handler:
             try:
                 # That of asyncio.run cancels the main task and later raises KeyboardInterrupt.
                 previous(number, None)
             except (KeyboardInterrupt, SystemExit) as error:
-                self._end = error
+                self._exit_error = error
 
     def after_fork(self) -> None:
         """Remove the handlers in a forked child, which must neither run them nor write into its
@@ -374,36 +372,28 @@ class LoopSignals:
 _handlers_of_loops: dict[asyncio.AbstractEventLoop, LoopSignals] = {}
 
 
-class _Wakeup:
-    """Wakes a loop for a signal that arrives right before it waits for events, or in another
-    thread.
+_IGNORED_SIGNALS = [
+    number for number in signal.Signals if number.name in ("SIGURG", "SIGCONT", "SIGWINCH")
+]
+"""Signals that a process ignores by default. Windows has none of them."""
+
+
+def _let_signals_wake(loop: asyncio.AbstractEventLoop) -> signal.Signals | None:
+    """Let signals wake the loop that arrive right before it waits for events, or in another thread.
+
+    asyncio's loop has a file descriptor for signals as long as it handles any of them itself. If it
+    has none, give it a handler that does nothing, of a signal that a process ignores by default and
+    for which the program has no handler. Return this signal.
     """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._pair: tuple[socket.socket, socket.socket] | None = None
-        previous = signal.set_wakeup_fd(-1)
-        # It is usually the loop's own, which has the same effect.
-        if previous != -1:
-            signal.set_wakeup_fd(previous)
-            return
-        self._pair = reader, writer = socket.socketpair()
-        for end in self._pair:
-            end.setblocking(False)
-        loop.add_reader(reader, reader.recv, 4096)
-        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-
-    def close(self) -> None:
-        if self._pair is not None:
-            reader, writer = self._pair
-            current = signal.set_wakeup_fd(-1)
-            # Other code has set it in the meantime.
-            if current != writer.fileno():
-                signal.set_wakeup_fd(current)
-            if not self._loop.is_closed():
-                self._loop.remove_reader(reader)
-            reader.close()
-            writer.close()
+    descriptor = signal.set_wakeup_fd(-1)
+    if descriptor != -1:
+        signal.set_wakeup_fd(descriptor)
+        return None
+    for number in _IGNORED_SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            loop.add_signal_handler(number, int)
+            return number
+    return None
 
 
 _last_signals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Signals] = (
@@ -416,10 +406,10 @@ def stopped_by(loop: asyncio.AbstractEventLoop) -> Signals | None:
     return _last_signals.get(loop)
 
 
-def _exit(end: BaseException, task: asyncio.Task[Any]) -> None:
-    """End the program when the task has ended, unless that has ended it."""
+def _exit(error: BaseException, task: asyncio.Task[Any]) -> None:
+    """End the program with `error`, as this task has ended, unless its own error ends it."""
     if task.cancelled() or not isinstance(task.exception(), (KeyboardInterrupt, SystemExit)):
-        raise end
+        raise error
 
 
 def _kill_process(number: Signals) -> None:

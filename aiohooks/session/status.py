@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
 
 from aiohooks._core.activity import entries
 from aiohooks._core.cancel import current_task
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 P = ParamSpec("P")
+WHY_VARIABLE = "AIOHOOKS_WHY"
+"""The environment variable that lets the processes of a program be asked why they wait."""
+RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+"""The event loops of `run`, each with its thread, for that question."""
 AnySession: TypeAlias = Any
 """A `Lifecycle`, which imports this module."""
 _PHASE_ACTIVITIES = {"opening": "creating the session", "open": "the session's block"}

@@ -30,8 +30,8 @@ from aiohooks._core.reports import logger
 from aiohooks._why.builder import wait_graph
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE
 from aiohooks.session.lifecycle import OPEN_SESSIONS, Lifecycle
+from aiohooks.session.status import RUN_LOOPS, WHY_VARIABLE
 
 _SEND_SECS = 2.0
 _PAUSE_SECS = 1.0
@@ -89,12 +89,12 @@ def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
 
 def enable_why() -> None:
     """Let this process be asked why it waits, by `aiohooks why` of the same user, and by signals
-    that have no handler yet, if its environment asks for it.
+    that have no handler yet.
 
     What is wrong is logged.
     """
     global _server
-    if _server is not None or os.environ.get(WHY_VARIABLE, "") in ("", "0"):
+    if _server is not None:
         return
     try:
         _server = _Server()
@@ -148,10 +148,10 @@ class _Server:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError as error:
+            except OSError:
+                # `stop` has closed the socket, or the process has too many open files.
                 if self._stopped.wait(_PAUSE_SECS):
                     return
-                logger.warning("a question why this process waits could not be accepted: %s", error)
                 continue
             with connection, contextlib.suppress(OSError):  # whoever has asked has gone
                 connection.settimeout(_SEND_SECS)

@@ -443,3 +443,10 @@ async def test_a_wait_for_the_end_of_a_pause_leaves_nothing() -> None:
             )
         )
     assert len(counts) == 1
+
+
+@pytest.mark.parametrize("make", [lambda: 5, lambda: asyncio.sleep(0), lambda: ["a name"]])
+async def test_a_producer_is_a_task(make: Callable[[], Any]) -> None:
+    """Anything else is refused before the wait, whose awaitable is closed."""
+    with invalid("producer is ", "give the task that session.start_soon returned"):
+        await ah.Coordinator().until(asyncio.sleep(0), producer=make())

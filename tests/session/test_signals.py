@@ -98,7 +98,7 @@ async def test_what_a_stopped_session_waits_for_is_logged(
     assert len(caplog.messages) == 1
     clock.advance(0.1)
     text = caplog.messages[1]
-    assert text.startswith("session 'trainer', stopping: has waited 1 s for ")
+    assert text.startswith("a caller has waited 1 s for the end of session trainer: ")
     assert {"run": "Hangs.after_run", "block": "the session's block"}[place] in text
     gates[place].set()
     await training

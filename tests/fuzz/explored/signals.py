@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
-from aiohooks.session.signals import Escalation, LoopSignals, StopOnSignal, _Wakeup
+from aiohooks.session.signals import Escalation, LoopSignals, StopOnSignal
 from aiohooks.testing import choose, may_happen
 from tests.fuzz._harness import Bug, Method, scratch
 from tests.support.hooks import EveryPhaseHook
@@ -392,7 +392,12 @@ BUGS: dict[str, Bug] = {
     "handlers_stay_installed": Bug(
         LoopSignals, "_restore", _nothing, (plain, "the handler of SIGINT is")
     ),
-    "wakeup_stays_installed": Bug(_Wakeup, "close", _nothing, (plain, "the wakeup fd is")),
+    "wakeup_stays_installed": Bug(
+        asyncio.SelectorEventLoop,
+        "remove_signal_handler",
+        _nothing,
+        (plain, "the wakeup fd is"),
+    ),
 }
 """Each with the program, and what must be found in it."""
 

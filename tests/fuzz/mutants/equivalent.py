@@ -51,29 +51,13 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "term = self._waits.snapshot.term + 1  =>  term = self._waits.snapshot.term + 2",
     ): _COMPARED,
     (
-        "aiohooks/session/signals.py",
-        "_Wakeup.__init__",
-        (
-            "loop.add_reader(reader, reader.recv, 4096)  =>  loop.add_reader(reader, reader.recv,"
-            " 4097)"
-        ),
-    ): "the rest is read by the next call",
-    (
         "aiohooks/checkpoint/_torch.py",
         "_bytes_of",
         f"{_ON_DEVICE.format(0)}  =>  {_ON_DEVICE.format(1)}",
     ): "`set_` replaces its memory",
     (
-        "aiohooks/session/lifecycle.py",
-        "Lifecycle.is_loop_turn_due",
-        (
-            f"{_PAUSED}turns.now() > turns.loop_turn_due  =>  {_PAUSED}(turns.now() >="
-            " turns.loop_turn_due)"
-        ),
-    ): "a turn is due some time after that, not at it",
-    (
         "aiohooks/session/hook_set.py",
-        "Merger._keep",
+        "Merger._merge_fetches",
         "if len(self._merges) >= _MOST_MERGES:  =>  if (len(self._merges) > _MOST_MERGES):",
     ): "one more is kept in memory",
     (

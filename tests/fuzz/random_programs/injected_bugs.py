@@ -161,7 +161,7 @@ async def end_after_an_error(
     return bool(result)
 
 
-@bug(Coordinator, "take_undelivered", "failure kept")
+@bug(Coordinator, "take_owed", "failure kept")
 def failure_of_a_task_is_dropped_at_the_end(*args: Any) -> list[BaseException]:
     return []
 
