@@ -189,28 +189,6 @@ if not TYPE_CHECKING:
             "training",
             "version_gate",
         ),
-        elsewhere=(
-            "aiohooks.errors",
-            "aiohooks.hooks",
-            "aiohooks.session",
-            "aiohooks.dispatch",
-            "aiohooks.graph",
-            "aiohooks.stores",
-            "aiohooks.checkpoint",
-            "aiohooks.version_gate",
-            "aiohooks.training",
-            "aiohooks.testing",
-            "aiohooks.distributed",
-            "aiohooks.distributed.local",
-            "aiohooks.distributed.ray",
-            "aiohooks.stores.local",
-            "aiohooks.stores.redis",
-            "aiohooks.stores.ray",
-            "aiohooks.adapters.asgi",
-            "aiohooks.adapters.prometheus",
-            "aiohooks.adapters.opentelemetry",
-            "aiohooks.adapters.trackers",
-        ),
     )
     if "_pytest" not in sys.modules:
         # Dispatch is often used first in a coroutine, where its import would block the event loop.

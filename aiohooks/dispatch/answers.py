@@ -152,7 +152,7 @@ class Target:
         finally:
             wrapper.errors.clear()  # their tracebacks refer to it
         if not wrapper.is_logged:
-            return point.value_of(result)
+            return result
         if wrapper.answers:
             return wrapper.answers[0]
         return await call_rest(values, passed)
@@ -167,54 +167,44 @@ class Target:
     ) -> Any:
         """Call the hooks that do not wrap, or the class's own method if they have no result."""
         point = self._point
-        if point.how == "chain":
-            return await self._chained(instance, args, keywords)
         if not self._groups:
             return await self._call_own(instance, args, keywords)
-        args_of_hooks: Arguments = args, keywords
-        if keywords:
-            values = point.parameters.values(args, keywords)
-            args_of_hooks = point.parameters.for_hooks(values)
-        if point.how == "first":
-            result = await self._first_result(args_of_hooks)
+        if point.how in ("first", "chain"):
+            result = await self._call_one_by_one(args, keywords)
         else:
+            args_of_hooks: Arguments = args, keywords
+            if keywords:
+                values = point.parameters.values(args, keywords)
+                args_of_hooks = point.parameters.for_hooks(values)
             results = await call_groups(self._groups, *args_of_hooks)
             result = combined(point, results)
+        if isinstance(result, ChainEnd):
+            return result.value
         # None is a result, too, of a hook that calls the next one itself.
         is_answered = point.how == "none" or point.does_nothing or point.calls_next
-        if result is None and not is_answered:
+        if result is None and (point.how == "chain" or not is_answered):
             return await self._call_own(instance, args, keywords)
         return result
 
-    async def _chained(
-        self,
-        instance: object,
-        args: Args,
-        keywords: Keywords,
-    ) -> Any:
-        """Call the hooks of a chain, or the class's own method if they have no result."""
+    async def _call_one_by_one(self, args: Args, keywords: Keywords) -> Any:
+        """Call the hooks one after another, and return the result that counts.
+
+        It is the first one that is not None. In a chain, it is the last one: each result replaces
+        an argument of the calls that follow.
+        """
         parameters = self._point.parameters
         values = parameters.values(args, keywords)
-        has_result = False
+        last_result: Any = None
         for group in self._groups:
             args_of_hooks = parameters.for_hooks(values)
             (result,) = await call_groups((group,), *args_of_hooks)
-            if isinstance(result, ChainEnd):
-                return result.value
-            if result is not None:
-                values[parameters.chosen] = result
-                has_result = True
-        if has_result:
-            return parameters.chosen_value(values)
-        return await self._call_own(instance, args, keywords)
-
-    async def _first_result(self, arguments: Arguments) -> Any:
-        """Call the hooks in order, and return the first result that is not None."""
-        for group in self._groups:
-            (result,) = await call_groups((group,), *arguments)
-            if result is not None:
-                return self._point.value_of(result)
-        return None
+            if result is None:
+                continue
+            if isinstance(result, ChainEnd) or self._point.how == "first":
+                return result
+            values[parameters.chosen] = result
+            last_result = result
+        return last_result
 
     async def _call_own(
         self,
@@ -257,7 +247,7 @@ def combined(point: Point, results: Iterable[Any]) -> Any:
     """
     if point.how == "none":
         return None
-    values = [point.value_of(result) for result in results]
+    values = [*results]
     if point.how == "all":
         return values
     if point.how == "merge":

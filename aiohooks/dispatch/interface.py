@@ -267,17 +267,19 @@ class Interface:
 
     def _check_spelling(self, registered: RegisteredHook) -> None:
         """Raise if the name of a coroutine method is nearly that of a method of the class."""
+        import difflib  # slow to import
+
         hook: object = registered.hook
         for name, _ in inspect.getmembers_static(type(hook), is_coroutine_function):
             if name.startswith("_") or name in self.points:
                 continue
-            for meant in self.points:
-                if _is_misspelt(name, meant):
-                    raise InvalidHookError(
-                        f"{registered.name}.{name} is not a method of {self.kind.__name__} and"
-                        f" would never be called; did you mean {meant!r}? A helper's name begins"
-                        " with an underscore"
-                    )
+            # Above the default cutoff, as `on_stop` is no misspelt `on_step`.
+            for meant in difflib.get_close_matches(name, self.points, n=1, cutoff=0.9):
+                raise InvalidHookError(
+                    f"{registered.name}.{name} is not a method of {self.kind.__name__} and would"
+                    f" never be called; did you mean {meant!r}? A helper's name begins with an"
+                    " underscore"
+                )
 
 
 _NO_FUNCTIONS = (functools.partialmethod, functools.singledispatchmethod)
@@ -302,17 +304,6 @@ def _function_of(method: Any) -> Any:
     return getattr(method, "__func__", method)
 
 
-def _is_misspelt(name: str, meant: str) -> bool:
-    """Return whether one edit makes `meant` of `name`: a letter more, less, changed or moved."""
-    import difflib  # seldom needed
-
-    if len(meant) <= 3 and name[0] != meant[0]:
-        return False  # `send` is not a misspelt `end`
-    blocks = difflib.SequenceMatcher(None, name, meant).get_matching_blocks()
-    common = sum(block.size for block in blocks)
-    return common >= max(len(name), len(meant)) - 1
-
-
 # -- registrations
 
 
@@ -320,8 +311,7 @@ def registered_hooks(
     hooks: Iterable[object],
     numbers: Counter[str] | None = None,
 ) -> tuple[RegisteredHook, ...]:
-    """Check the hooks, and name each by its class: `Name`, and further ones `Name#2`, `Name#3`,
-    or the first one of a class in another module `module.Name`.
+    """Check the hooks, and name each by its class: `Name`, and further ones `Name#2`, `Name#3`.
 
     `numbers` has the number of hooks that have had each name, and is updated.
 
@@ -343,11 +333,9 @@ def registered_hooks(
                 f"{hook!r} has once=True, which is for functions; remove the hook"
             )
         name = registration.name or hook_name(hook)
-        name_with_module = f"{type(hook).__module__}.{name}"
-        numbers.update([name, name_with_module])
+        numbers[name] += 1
         if numbers[name] > 1:
-            is_of_another_module = numbers[name_with_module] == 1
-            name = name_with_module if is_of_another_module else f"{name}#{numbers[name]}"
+            name = f"{name}#{numbers[name]}"
         registered[id(hook)] = RegisteredHook(name, registration)
     return tuple(registered.values())
 

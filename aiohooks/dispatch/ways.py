@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from aiohooks._core.validate import check_choice, is_coroutine_function
 from aiohooks.dispatch.arguments import Parameters
-from aiohooks.errors import InvalidHookError, did_you_mean, safe_repr
+from aiohooks.errors import InvalidHookError, did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -111,7 +111,7 @@ def wrap(*, argument: str) -> How:
 
 
 class ChainEnd:
-    """The last result of a chain, as `end_chain` returns it."""
+    """The last result of hooks that are called one after another, as `end_chain` returns it."""
 
     def __init__(self, value: object) -> None:
         self.value: object = value
@@ -278,21 +278,6 @@ class Point:
         """Return whether the method of a hook wraps the calls of the other hooks."""
         method = getattr(hook, self.name)
         return self.how == "wrap" or function_kind(method) == ASYNC_GENERATOR
-
-    def value_of(self, result: Any) -> Any:
-        """Return the result of a hook, without the mark that it ends a chain.
-
-        Raises:
-            InvalidHookError: the result has this mark, and the method is no chain.
-        """
-        if not isinstance(result, ChainEnd):
-            return result
-        if self.how != "chain":
-            raise InvalidHookError(
-                f"a hook returned end_chain({safe_repr(result.value)}), but {self.label} is no"
-                ' chain; return the value, or give results="chain"'
-            )
-        return result.value
 
 
 _ARGUMENT_OF = {"chain": "takes the result", "wrap": "calls the next hook"}

@@ -19,8 +19,6 @@ every                when a hook is due
 A hook measures time by `current_clock()`, which a test can set by hand.
 """
 
-from typing import TYPE_CHECKING
-
 from aiohooks._core.clock import Clock, current_clock
 from aiohooks.hooks.blocking import BlockingHook
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaverListener
@@ -75,9 +73,3 @@ __all__ = [
 
 for _name in __all__:
     globals()[_name].__module__ = __name__
-
-if not TYPE_CHECKING:
-    from aiohooks._core.lazy import lazy_names
-
-    __getattr__, __dir__ = lazy_names(__name__, {}, elsewhere=("aiohooks",))
-    del lazy_names

@@ -71,6 +71,5 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {"aiohooks._why.graph": ("WaitEdge", "WaitGraph", "WaitNode")},
-        elsewhere=("aiohooks",),
     )
     del lazy_names

@@ -104,21 +104,6 @@ async def test_a_call_that_outlives_its_group_queues_nothing(clock: ManualClock)
     assert logged == []
 
 
-def test_a_name_that_is_nearly_a_method_is_refused() -> None:
-    """Its first letter, too, if the name has more than three."""
-
-    class Machine:
-        async def stop(self) -> None: ...
-
-        async def end(self) -> None: ...
-
-    async def method(self): ...
-
-    with refused(InvalidHookError, "Observer.atop is not a method", "did you mean 'stop'"):
-        ah.compose(Machine, [hook(stop=method, atop=method)])
-    ah.compose(Machine, [hook(stop=method, send=method)])
-
-
 def test_an_argument_that_is_named_has_to_be_there() -> None:
     """Also if the method takes any keyword."""
 

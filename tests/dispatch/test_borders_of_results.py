@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
@@ -180,21 +179,6 @@ async def test_functions_that_are_none() -> None:
     assert await wrap("q", tool) == "<tool q>"
     with invalid("functions is empty"):
         ah.compose_functions([])
-
-
-@pytest.mark.parametrize("way", ["first", "together", "all", "wrap"])
-@pytest.mark.parametrize("waits", [True, False])
-async def test_only_a_chain_can_be_ended(way: ah.dispatch.ways.Way, waits: bool) -> None:
-    """In every other way it is an error, and no value for the caller."""
-
-    async def ends(text: str, call_next: Any) -> Any:
-        if waits:
-            await asyncio.sleep(0)
-        return ah.dispatch.end_chain(text)
-
-    composed = ah.compose_functions([ends], results=way)
-    with refused(InvalidHookError, "end_chain('x')", "no chain"):
-        await composed("x", ends)
 
 
 async def test_a_way_for_all_methods_applies_where_its_argument_is() -> None:

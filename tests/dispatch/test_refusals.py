@@ -361,47 +361,29 @@ class Tools:
     async def on_tool_end(self) -> None: ...
 
 
-class Job:
-    """Its method has a short name: a hook that sends something has a `send` beside it, which is not
-    misspelt.
-    """
-
-    async def end(self) -> None: ...
-
-
 NEAR = (
     "n_tool_start on_tol_start on_tool_star on_tool_starts xon_tool_start on_ttool_start"
     " in_tool_start on_toolxstart "
 )
 NEAR += "on_tool_starx no_tool_start on_tool_satrt on_tool_statr"
 FAR = (
-    "on_tool on_tool_started tool_start no_tool_satrt on_tool_sxyrt xn_tool_starx on_tool_sratt"
+    "on_tool on_tools_stopped tool_start no_tool_satrt on_tool_sxyrt xn_tool_starx on_tool_sratt"
     " ontool_starx _on_tool_start"
 )
-NAMES = [(Tools, "on_tool_start", NEAR, FAR), (Job, "end", "ends edn en", "send and")]
 
 
 @pytest.mark.parametrize(
-    ("kind", "right", "name", "near"),
-    [
-        (*case, name, names is near)
-        for *case, near, far in NAMES
-        for names in (near, far)
-        for name in names.split()
-    ],
+    ("name", "near"), [(name, names is NEAR) for names in (NEAR, FAR) for name in names.split()]
 )
-def test_a_name_that_is_one_edit_away_is_refused(
-    kind: type, right: str, name: str, near: bool
-) -> None:
-    """One letter more, less, changed, or exchanged with its neighbour, anywhere in the name, but
-    not the first of a short one.
+def test_a_name_that_is_one_edit_away_is_refused(name: str, near: bool) -> None:
+    """One letter more, less, changed, or exchanged with its neighbour, anywhere in the name.
 
     Two edits are another word.
     """
-    one = hook(**{name: no_arguments, right: no_arguments})
-    says = f"Observer.{name} is not a method of {kind.__name__}", f"did you mean '{right}'"
+    misspelt = hook(**{name: no_arguments, "on_tool_start": no_arguments})
+    says = f"Observer.{name} is not a method of Tools", "did you mean 'on_tool_start'"
     with refused(InvalidHookError, *says) if near else contextlib.nullcontext():
-        ah.compose(kind, [one])
+        ah.compose(Tools, [misspelt])
 
 
 @pytest.mark.parametrize(
