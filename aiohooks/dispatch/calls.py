@@ -26,7 +26,7 @@ from aiohooks._core.activity import Kind, Observer, observed_call
 from aiohooks._core.calls import Calls, OwnContext, RunWaits
 from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.queue import Queue
-from aiohooks._core.reports import is_logged, logger
+from aiohooks._core.reports import logger
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.arguments import NO_KEYWORDS, Args, Keywords
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration
@@ -158,8 +158,7 @@ class RegisteredHook:
     def suppresses(self, who: str, error: BaseException) -> bool:
         """Count an error of a call. Return whether it is only logged, and not to be raised.
 
-        The first error of each method and type is logged with its traceback, and so is, without
-        one, the 10th, 100th, ... failure of the hook.
+        The first error of each method and type is logged. The others are only counted.
         """
         self.count_failure(error)
         if self.registration.on_error != "log" or not isinstance(error, Exception):
@@ -172,9 +171,6 @@ class RegisteredHook:
             add_origin(error, who)
             message = "%s failed; continuing, as its on_error says: %s"
             logger.error(message, who, self.last_error, exc_info=error)
-        elif is_logged(self.failures):
-            message = "%s failed for the %sth time; continuing, as its on_error says: %s"
-            logger.error(message, who, self.failures, self.last_error)
         return True
 
 

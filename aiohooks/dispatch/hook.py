@@ -89,7 +89,7 @@ def configure(
         timeout: time limit in seconds for one call of a coroutine method. A method that wraps
             others has none: use `asyncio.timeout` around its own waits.
         on_error: `"raise"`, or `"log"`: the first failure of each method and type of error is
-            logged with its traceback, and the 10th failure, the 100th and so on without.
+            logged with its traceback, and further ones are only counted.
 
             `background`: whether calls of methods that return None are queued and run in order,
             alongside the code that follows. A failure is raised by the next call of the hook, or at
@@ -113,14 +113,7 @@ def configure(
     for name in options.keys() - HookOptions.__optional_keys__:
         known = ", ".join(sorted(HookOptions.__optional_keys__))
         raise TypeError(f"configure() has no option {name!r}; it has {known}")
-    registration = registration_of(registration_of(hook)._replace(**options))
-    is_queued = registration.background or "background" in options
-    if "max_pending" in options and not is_queued:
-        raise InvalidHookError(
-            f"max_pending of {hook_name(registration.hook)} is {registration.max_pending}, but its"
-            " calls are not queued; give background=True too"
-        )
-    return registration
+    return registration_of(registration_of(hook)._replace(**options))
 
 
 def in_order(hooks: Iterable[object]) -> list[HookRegistration]:
