@@ -23,7 +23,6 @@ from aiohooks.dispatch.arguments import Args, Keywords
 from aiohooks.dispatch.calls import (
     CONDITION,
     QUEUE,
-    HookStatus,
     Method,
     OrderGroup,
     RegisteredHook,
@@ -45,10 +44,10 @@ class BackgroundCalls:
     """Notified of each call."""
     step_of: Callable[..., int | None] = lambda *_, **__: None
     """Returns the step for the notes of errors. It gets the arguments of the call."""
-    # A removed hook has a queue as long as something refers to the hook: a call, or a failure that
-    # no call has raised yet.
-    _queues: WeakKeyDictionary[RegisteredHook, CallQueue] = field(
-        default_factory=WeakKeyDictionary["RegisteredHook", "CallQueue"]
+    # In order. The queue of a removed hook is among them as long as something refers to the hook: a
+    # call, or a failure that no call has raised yet.
+    _queues: WeakKeyDictionary[CallQueue, None] = field(
+        default_factory=WeakKeyDictionary["CallQueue", None]
     )
 
     def bind(self, registered: RegisteredHook, method: str) -> Method:
@@ -57,9 +56,10 @@ class BackgroundCalls:
         """
         if not registered.registration.background:
             return bound_method(registered, method)
-        queue = self._queues.get(registered)
+        queue = registered.queue
         if queue is None:
-            queue = self._queues[registered] = CallQueue(registered, self)
+            queue = registered.queue = CallQueue(registered, self)
+            self._queues[queue] = None
         group = OrderGroup(method, [registered], self.grace_secs, kind="background")
         call = functools.partial(queue.call, group)
         condition = functools.partial(queue.has_to_wait, group)
@@ -67,28 +67,19 @@ class BackgroundCalls:
         setattr(call, QUEUE, queue)
         return call
 
-    def pending(self, registered: RegisteredHook) -> int:
-        """Return how many calls of a hook are queued or active."""
-        queue = self._queues.get(registered)
-        return 0 if queue is None else len(queue.items)
-
-    def status(self, hooks: Iterable[RegisteredHook]) -> list[HookStatus]:
-        """Return the status of hooks."""
-        return [registered.status(self.pending(registered)) for registered in hooks]
-
     async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
         """Wait until the queues of hooks are empty. Their failures are raised by the next call.
 
         The queue of the call of which this is a part is left out.
         """
         for registered in hooks:
-            queue = self._queues.get(registered)
+            queue = registered.queue
             if queue is not None and queue is not _current_queue.get():
                 await queue.drain()
 
     async def finish(self, secs: float) -> None:
         """Wait until all queues are empty, at most `secs`, and drop the calls that are left."""
-        queues = [*self._queues.values()]
+        queues = [*self._queues]
         try:
             await wait_done([queue.when_empty() for queue in queues], secs)
         finally:  # also if this is cancelled
@@ -99,7 +90,7 @@ class BackgroundCalls:
 
     async def end(self, secs: float) -> list[BaseException]:
         """Close all queues, finish them, and return the failures that no call has raised."""
-        queues = [*self._queues.values()]
+        queues = [*self._queues]
         for queue in queues:
             queue.is_closed = True
         await self.finish(secs)

@@ -108,6 +108,8 @@ class RegisteredHook:
     failures_in_a_row: int = 0
     last_error: str | None = None
     disabled_since: float | None = None
+    queue: Any = None
+    """The queue of its background calls (a `CallQueue`), made when its methods are bound."""
     _logged: set[tuple[str, type]] = field(default_factory=set[tuple[str, type]])
     """The methods of which an error was logged, with its type."""
 
@@ -122,8 +124,9 @@ class RegisteredHook:
             return self.name
         return f"{self.name}.{method}"
 
-    def status(self, pending: int) -> HookStatus:
-        """Return the status of its calls, of which `pending` are queued."""
+    def status(self) -> HookStatus:
+        """Return the status of its calls."""
+        pending = 0 if self.queue is None else len(self.queue.items)
         return HookStatus(
             self.name,
             self.failures,
@@ -279,30 +282,8 @@ class OrderGroup:
         queues = [call.queue for call in self.calls]
         self.queues: list[Queue[Any]] = [queue for queue in queues if queue is not None]
         """The queues of the background hooks."""
-        self.condition: Callable[..., bool] | None = None
-        """The condition of the only call, unless a queue makes it."""
-        if len(self.calls) == 1 and self.calls[0].queue is None:
-            self.condition = self.calls[0].condition
         self.keeping: Set[RegisteredHook] = frozenset()
         """The hooks that have one context for several methods, so that their tokens stay valid."""
-
-    def is_idle(
-        self,
-        args: Args,
-        keywords: Keywords,
-        step: int | None,
-    ) -> bool:
-        """Return whether the only call is not made, as its condition is false.
-
-        This costs a third of `HookCalls`, which checks the conditions of several calls.
-        """
-        if self.condition is None:
-            return False
-        try:
-            return not self.condition(*args, **keywords)
-        except BaseException as error:
-            failed_in_turn(self, 0, step, error)
-            return True
 
     def kept_contexts(self, waits: RunWaits) -> Sequence[OwnContext | None]:
         """Return the context of each call that shares one with other calls of the run."""
@@ -434,9 +415,6 @@ async def call_groups(
             failed_queues += [
                 (queue, len(queue.failures)) for queue in group.queues if queue.failures
             ]
-            if group.is_idle(arguments[0], keywords, step):
-                results.append(None)
-                continue
             calls = HookCalls(group, step, waits)
             calls.start_all(methods, arguments, keywords, contexts)
             await calls.wait()
@@ -550,7 +528,6 @@ class HookCalls(Calls):
             keywords: the keyword arguments, for the conditions of calls.
             contexts: the context of each call, if it is shared with other calls.
         """
-        is_checked = self._group.condition is not None
         for number, call in enumerate(self._group.calls):
             method = methods[number]
             try:
@@ -559,7 +536,7 @@ class HookCalls(Calls):
                     # Now: one whose error is only logged may have changed the context, too.
                     self.caller_context_changed()
                     self.results[number] = result_now(method(*call_args))
-                elif is_checked or call.condition is None or call.condition(*call_args, **keywords):
+                elif call.condition is None or call.condition(*call_args, **keywords):
                     context = None if contexts is None else contexts[number]
                     self.start(number, method, call_args, call.name, call.secs, context)
             except BaseException as error:

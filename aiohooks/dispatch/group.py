@@ -418,7 +418,7 @@ class HookGroup(Generic[K]):
 
     def status(self) -> list[HookStatus]:
         """Return the status of each hook: its failures and dropped calls."""
-        return self._composite.background.status(self._composite.hooks)
+        return [registered.status() for registered in self._composite.hooks]
 
     def __repr__(self) -> str:
         return repr(self._composite)
