@@ -563,15 +563,5 @@ class HookCalls(Calls):
         add_note(error, describe_suspension(task))
         return error
 
-    def add_origin(self, number: int, error: BaseException) -> None:
-        # A queue that rejects a call is not the hook.
-        if self._group.calls[number].queue is None:
-            super().add_origin(number, error)
-
     def suppresses(self, number: int, error: BaseException) -> bool:
-        registered = self._group.hooks[number]
-        is_raised = registered.registration.on_error != "log"
-        if is_raised and self._group.calls[number].queue is not None:
-            # The hook was not called, so this is no failure of it.
-            return False
-        return registered.suppresses(self.describe(number), error)
+        return self._group.hooks[number].suppresses(self.describe(number), error)

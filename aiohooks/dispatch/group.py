@@ -114,11 +114,6 @@ class HookGroup(Generic[K]):
                 argument is invalid.
         """
         check_secs(grace_secs, "grace_secs")
-        if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
-            advice = (
-                "the class first, then the hooks" if isinstance(hooks, type) else "a list of hooks"
-            )
-            raise InvalidHookError(f"hooks is {hooks!r}; give {advice}")
         self._composite = Composite(Interface(kind, results), init or {}, grace_secs)
         # Of the names that hooks have had: a removed hook's name is not given again.
         self._numbers: Counter[str] = Counter()
@@ -155,8 +150,6 @@ class HookGroup(Generic[K]):
             raise InvalidHookError(
                 f"hooks has {hook!r} twice; make two objects of it if both are meant"
             )
-        if hook is self._composite.object:
-            raise InvalidHookError(f"{hook!r} stands for {self!r}; a call would never end")
         interface = self._composite.interface
         points = interface.check(registered)
         if not points:
@@ -198,37 +191,31 @@ class HookGroup(Generic[K]):
             self._exit_later(registered)
         self._composite.remove(registered)
 
-    @overload
     def on(
         self,
         method: Callable[Concatenate[K, ...], Any],
-        fn: F,
         **options: Unpack[HookOptions],
-    ) -> F: ...
-    @overload
-    def on(
-        self,
-        method: Callable[Concatenate[K, ...], Any],
-        fn: None = None,
-        **options: Unpack[HookOptions],
-    ) -> Callable[[F], F]: ...
-    def on(
-        self,
-        method: Callable[..., Any],
-        fn: Any = None,
-        **options: Unpack[HookOptions],
-    ) -> Any:
-        """Add a function as a hook with one method: `group.on(AgentHooks.on_tool_start, log)`, also
-        as a decorator.
+    ) -> Callable[[F], F]:
+        """Return a decorator that adds a function as a hook with one method.
 
-        `method` is the method of the class, `fn` a coroutine function, or a plain function, which
-        must not block. It is returned. The options are the same as for `configure`.
+        Example: `@group.on(AgentHooks.on_tool_start)`, or without a decorated function
+        `group.on(AgentHooks.on_tool_start)(log)`.
+
+        Args:
+            method: the method of the class.
+            options: the options of `configure`.
+
+        Returns:
+            A decorator of a coroutine function, or of a plain function, which must not block. It
+            returns the function.
         """
         name = self._point_of(method).name
-        if fn is None:
-            return functools.partial(self.on, method, **options)
-        self.add(configure(FunctionHook(name, fn), **options))
-        return fn
+
+        def add(function: F) -> F:
+            self.add(configure(FunctionHook(name, function), **options))
+            return function
+
+        return add
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
         """Return a method of the class. Raise if it is something else."""
@@ -507,8 +494,6 @@ def compose_functions(
             hold.
         InvalidArgumentError: an argument is invalid, or one of the functions is none.
     """
-    if callable(functions) or not isinstance(functions, Iterable):
-        raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
     hooks = [_function_hook(function) for function in functions]
     if not hooks:
         raise InvalidArgumentError("functions is empty; the first one says how all are called")

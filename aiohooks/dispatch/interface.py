@@ -190,11 +190,6 @@ class Interface:
                 would never be called.
         """
         hook: object = registered.hook
-        if isinstance(hook, (types.FunctionType, types.MethodType)):
-            raise InvalidHookError(
-                f"{hook!r} is a function; give it to compose_functions, or add it to a HookGroup"
-                " with `on`"
-            )
         for name, reason in self._unsupported.items():
             own = inspect.getattr_static(hook, name, None)
             if own is not None and own is not self.members[name]:

@@ -190,20 +190,14 @@ HOOKS: list[Any] = [
     (made(Calls, object()), "<object object", "has none of the methods of Calls: answers"),
     (made(Calls, hook(Calls)), "has none of the methods of Calls: answers"),
     (made(Calls, Does), "the class Does", "give an object of it"),
-    (made(Calls, do_nothing), "do_nothing", "is a function", "`on`"),
+    (made(Calls, do_nothing), "do_nothing", "has none of the methods of Calls"),
     (made(Events, ah.HookGroup(Calls)), "<HookGroup Calls: no hooks> has none of the methods"),
     (made(Calls, ON, ah.configure(ON, order=1)), "twice", "make two objects"),
-    (lambda: ah.compose(Calls, ON), "hooks is <", "Observer object", "give a list of hooks"),
     (
         lambda: ah.compose([ON], Calls),  # type: ignore[arg-type]
-        "hooks is <class",
-        "give the class first, then the hooks",
+        "is not a class; give the class whose methods the hooks implement",
     ),
-    (
-        lambda: ah.compose(Calls, ah.configure(ON)),
-        "hooks is HookRegistration(",
-        "give a list of hooks",
-    ),
+    (lambda: ah.compose(Calls, ah.configure(ON)), "0 has none of the methods"),
     *[
         (made(Steps, hook(**{name: one})), f"Observer.{name} cannot be called", "generator")
         for name in ("generator", "asynchronous")
@@ -311,11 +305,6 @@ ARGUMENTS: list[Any] = [
     (lambda: ah.point("last"), "the argument of @point is 'last'"),  # type: ignore[arg-type]
     (lambda: ah.compose_functions([5]), "the function of a hook is 5; give a function"),
     (lambda: ah.configure(do_nothing, timeout=0), "timeout of function is 0"),
-    (
-        lambda: ah.compose_functions(do_nothing),  # type: ignore[call-overload]
-        "functions is <function",
-        "give a list of functions",
-    ),
     # options of a hook
     *[
         (make, f"{name} of Observer is {options[name]!r}")

@@ -108,7 +108,7 @@ async def test_a_class_with_a_call_alone_is_a_lifecycle() -> None:
     noted: list[str] = []
     ah.compose(Listener, [Notes(), Notes()])("x")
     assert noted == ["x", "x"]
-    with refused(InvalidHookError, "handle", "is a function", "`on`"):
+    with refused(InvalidHookError, "function.__call__ is a plain function"):
         ah.compose(Abstract, [handle])
     with refused(InvalidHookError, "has none of the methods of Abstract: __call__"):
         ah.compose(Abstract, [object()])
