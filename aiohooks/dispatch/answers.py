@@ -3,6 +3,10 @@
 Target        calls the hooks of a method, and returns one result (`ways.Point.how`)
 WrapperCall   the call of a hook that wraps others
 
+A hook wraps others if it calls them itself: by an argument of the method (the way "wrap"), or as an
+async generator, whose `yield` stands for their call. Wrapping hooks are called one inside the
+other, and inside of the last one all other hooks, which is the wrapped call.
+
 A plain function is called as a coroutine function that cannot wait.
 """
 
@@ -61,6 +65,7 @@ class Target:
         if not point.is_async:
             bind = plain_method
         elif point.how != "none":
+            # A call whose result counts is not queued.
             bind = bound_method
         wrapping = [registered for registered in hooks if point.wraps(registered.hook)]
         self._wrappers = order_groups(
@@ -123,17 +128,18 @@ class Target:
         values: Values,
         passed: Arguments,
     ) -> Any:
-        """Call a wrapping hook, which gets a function that calls the next one. Behind the last one,
-        make the wrapped call.
+        """Call the wrapping hook at a place. Behind the last one, make the wrapped call.
 
-        If the error of a hook is only logged, the result of the next one is that of the call. It is
-        called now if the hook has not called it.
+        The hook gets a function that calls this again for the next place. If its own error is only
+        logged, the result is that of the next hook, which is called now if the hook has not called
+        it.
 
         Args:
-            place: the place of the hook.
+            place: the place of the hook among the wrapping hooks.
             instance: the object that stands for the hooks.
-            values: the arguments of the call.
-            passed: the arguments that the hook before this one has passed.
+            values: the arguments of the call, with the changes of the hooks before.
+            passed: the arguments that the hook before has passed as they are, for a function that
+                the caller of the method has given. Empty if it has passed none.
         """
         point = self._point
         if place == len(self._wrappers):
@@ -326,7 +332,10 @@ async def _call_innermost(
 
 
 class WrapperCall(HookCalls):
-    """The call of a hook that wraps others, which are called the rest here."""
+    """The call of one hook that wraps others.
+
+    The rest is the call of the next wrapping hook, or behind the last one the wrapped call.
+    """
 
     def __init__(
         self,
@@ -385,15 +394,16 @@ class WrapperCall(HookCalls):
         return result
 
     def _passes(self, error: BaseException) -> bool:
-        """Return whether an error of the rest passes through the hook."""
+        """Return whether this is an error of the rest, which only passes through the hook."""
         return any(error is passed for passed in self.errors)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
         if self._passes(error):
             return False
         if self._calls_rest and not self.answers:
+            # The rest must not be called twice, so that the call would have no result.
             self._group.hooks[0].count_failure(error)
-            return False  # there would be no result
+            return False
         self.is_logged = super().suppresses(number, error)
         return self.is_logged
 
