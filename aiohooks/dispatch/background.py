@@ -106,18 +106,11 @@ class CallQueue(Queue["QueuedCall"]):
 
     def __init__(self, registered: RegisteredHook, shared: BackgroundCalls) -> None:
         # Not the hook itself: it would keep its queue, and so itself.
-        super().__init__(registered.name, registered.registration.max_pending)
+        name = f"background calls of {registered.name}"
+        super().__init__(name, registered.registration.max_pending)
         self.shared: BackgroundCalls = shared
         self.is_closed: bool = False
         """Whether calls are refused, because nothing would wait for them any more."""
-
-    def describe(self) -> str:
-        # The active call, which the others wait for.
-        name = self.name
-        if self.items:
-            name = self.items[0].group.calls[0].name
-        pending = len(self.items)
-        return f"background calls of {name}: {pending} are pending, of at most {self.max_pending}"
 
     @property
     def is_full(self) -> bool:
@@ -157,7 +150,7 @@ class CallQueue(Queue["QueuedCall"]):
     def add(self, item: QueuedCall) -> None:
         if self.is_closed:
             raise HookGroupClosedError(
-                f"{self.name} takes no more background calls: its group has been left"
+                f"the {self.name} are not queued any more: the group has been left"
             )
         super().add(item)
 
@@ -165,8 +158,7 @@ class CallQueue(Queue["QueuedCall"]):
         """Drop the queued calls and cancel the active one."""
         if not self.items:
             return
-        message = "%s has %s background calls left, which are dropped"
-        logger.warning(message, self.name, len(self.items))
+        logger.warning("%s %s are left, and are dropped", len(self.items), self.name)
         while len(self.items) > 1:
             queued = self.items.pop()
             queued.group.hooks[0].dropped += 1

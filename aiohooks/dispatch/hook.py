@@ -108,11 +108,8 @@ def configure(
     Raises:
         InvalidArgumentError: an argument is invalid.
         InvalidHookError: `hook` is a class and not an object of it.
-        TypeError: there is no option of that name.
+        ValueError: there is no option of that name.
     """
-    for name in options.keys() - HookOptions.__optional_keys__:
-        known = ", ".join(sorted(HookOptions.__optional_keys__))
-        raise TypeError(f"configure() has no option {name!r}; it has {known}")
     return registration_of(registration_of(hook)._replace(**options))
 
 
