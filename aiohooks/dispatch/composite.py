@@ -6,7 +6,9 @@ CompositeMethod  a method of the object, which calls the hooks
 
 from __future__ import annotations
 
+import abc
 import asyncio
+import contextlib
 import functools
 import inspect
 import operator
@@ -26,6 +28,9 @@ from aiohooks.dispatch.hook import identity
 from aiohooks.dispatch.interface import NO_VALUE, Interface
 from aiohooks.dispatch.ways import Point
 from aiohooks.errors import HookGroupClosedError, InvalidHookError, WrongLoopError, safe_repr
+
+_COMPOSITE = "__aiohooks_composite__"
+"""The attribute of the class of an object that stands for the hooks of a group."""
 
 
 class Composite:
@@ -395,6 +400,17 @@ class _NoRegistration:
         pass
 
 
+class _Unlisted(abc.ABCMeta):
+    """The metaclass of a composed object: its class derives from the interface, but is not one of
+    the `__subclasses__`, where plugins are found.
+    """
+
+    def mro(cls) -> list[type[Any]]:
+        """Return the bases in which attributes are looked up."""
+        composite: Composite = cls.__dict__[_COMPOSITE]
+        return [cls, _NoRegistration, *composite.interface.kind.__mro__]
+
+
 def _composed(composite: Composite, init: Mapping[str, Any]) -> Any:
     """Return an object of a subclass of the interface, made with these arguments."""
     kind = composite.interface.kind
@@ -416,7 +432,11 @@ def _composed(composite: Composite, init: Mapping[str, Any]) -> Any:
 
 
 def _composite_class(composite: Composite, kind: type[Any]) -> type[Any]:
-    """Return a subclass of the interface, on which the methods that hooks implement are set."""
+    """Return a subclass of the interface, on which the methods that hooks implement are set.
+
+    `__subclasses__` of the interface, where plugins are found, does not list it where that is
+    possible.
+    """
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
         _set_data(composite, self, name, value)
@@ -425,7 +445,13 @@ def _composite_class(composite: Composite, kind: type[Any]) -> type[Any]:
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__setattr__": set_attribute,
+        _COMPOSITE: composite,
     }
+    if type(kind) in (type, abc.ABCMeta):
+        # Fails for an interface with slots, or one that is written in C: the objects of a class
+        # that has it only in its MRO have another layout.
+        with contextlib.suppress(TypeError):
+            return _Unlisted(kind.__name__, (_NoRegistration,), namespace)
     if composite.interface.is_protocol:
         namespace["_is_protocol"] = False
     fill = operator.methodcaller("update", namespace)
