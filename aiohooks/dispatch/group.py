@@ -191,31 +191,37 @@ class HookGroup(Generic[K]):
             self._exit_later(registered)
         self._composite.remove(registered)
 
+    @overload
     def on(
         self,
         method: Callable[Concatenate[K, ...], Any],
+        fn: F,
         **options: Unpack[HookOptions],
-    ) -> Callable[[F], F]:
-        """Return a decorator that adds a function as a hook with one method.
+    ) -> F: ...
+    @overload
+    def on(
+        self,
+        method: Callable[Concatenate[K, ...], Any],
+        fn: None = None,
+        **options: Unpack[HookOptions],
+    ) -> Callable[[F], F]: ...
+    def on(
+        self,
+        method: Callable[..., Any],
+        fn: Any = None,
+        **options: Unpack[HookOptions],
+    ) -> Any:
+        """Add a function as a hook with one method: `group.on(AgentHooks.on_tool_start, log)`, also
+        as a decorator.
 
-        Example: `@group.on(AgentHooks.on_tool_start)`, or without a decorated function
-        `group.on(AgentHooks.on_tool_start)(log)`.
-
-        Args:
-            method: the method of the class.
-            options: the options of `configure`.
-
-        Returns:
-            A decorator of a coroutine function, or of a plain function, which must not block. It
-            returns the function.
+        `method` is the method of the class, `fn` a coroutine function, or a plain function, which
+        must not block. It is returned. The options are the same as for `configure`.
         """
         name = self._point_of(method).name
-
-        def add(function: F) -> F:
-            self.add(configure(FunctionHook(name, function), **options))
-            return function
-
-        return add
+        if fn is None:
+            return functools.partial(self.on, method, **options)
+        self.add(configure(FunctionHook(name, fn), **options))
+        return fn
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
         """Return a method of the class. Raise if it is something else."""

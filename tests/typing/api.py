@@ -308,11 +308,11 @@ async def check_hook_groups(hooks: list[object]) -> None:
             return 0.5
 
         assert_type(at_random("x"), float)
-        group.on(AgentHooks.on_start, timeout=1.0)(log)
-        group.on(AgentHooks.on_start, tiemout=1.0)(log)  # type: ignore[call-arg]
-        group.on(AgentHooks.on_start, on_error="ignore")(log)  # type: ignore[arg-type]
-        group.on(MyHook.begin)(log)  # type: ignore[arg-type]
-        group.on("on_start")(log)  # type: ignore[arg-type]
+        group.on(AgentHooks.on_start, log, timeout=1.0)
+        group.on(AgentHooks.on_start, tiemout=1.0)(log)  # type: ignore[call-overload]
+        group.on(AgentHooks.on_start, on_error="ignore")(log)  # type: ignore[call-overload]
+        group.on(MyHook.begin, log)  # type: ignore[arg-type]
+        group.on("on_start", log)  # type: ignore[call-overload]
         assert_type(group.status(), list[ah.dispatch.HookStatus])
         assert_type(ah.compose(AgentHooks, hooks, results={"decide": "first"}), AgentHooks)
         ah.point("last")  # type: ignore[arg-type]
