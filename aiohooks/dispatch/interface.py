@@ -114,13 +114,8 @@ class Interface:
             for name, how in results.items():
                 by_name[name] = checked_how(how, f"results[{name!r}]")
         for name in sorted(self.members):
-            if not name.startswith("_"):
+            if not name.startswith("_") or name == "__call__":
                 self._add(name, by_name.get(name), common_way)
-        if inspect.isfunction(self.members.get("__call__")):
-            if self.points:
-                self._unsupported["__call__"] = "stands beside other methods"
-            else:
-                self._add("__call__", by_name.get("__call__"), common_way)
         for name in by_name:
             if name not in self.points:
                 raise InvalidArgumentError(
