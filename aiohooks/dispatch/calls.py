@@ -364,7 +364,7 @@ async def call_groups(
     args: Args,
     keywords: Keywords = NO_KEYWORDS,
     *,
-    seconds: Iterator[Sequence[Any]] | None = None,
+    second_args: Iterator[Sequence[Any]] | None = None,
     step: int | None = None,
     waits: RunWaits | None = None,
     observers: Sequence[Observer] = (),
@@ -382,7 +382,8 @@ async def call_groups(
         groups: the groups.
         args: the arguments of each method.
         keywords: the keyword arguments of each method.
-        seconds: a second argument of its own for each method, by group. `args` has the first one.
+        second_args: the second arguments of the calls, in a sequence for each group. `args` has the
+            first one then.
         step: the step for the notes of errors.
         waits: the waits of the run that the calls are part of.
         observers: the observers of the calls, by default the observers of the waiting run.
@@ -407,11 +408,11 @@ async def call_groups(
         methods = group.methods
         if notified or keywords or contexts is not None:
             methods = group.methods_with(notified, keywords, contexts)
-        second_args = None if seconds is None else next(seconds)
+        group_second_args = None if second_args is None else next(second_args)
         if not group.in_turn:
             arguments = [args] * len(methods)
-            if second_args is not None:
-                arguments = [(*args, second) for second in second_args]
+            if group_second_args is not None:
+                arguments = [(*args, second) for second in group_second_args]
             failed_queues += [
                 (queue, len(queue.failures)) for queue in group.queues if queue.failures
             ]
@@ -422,12 +423,12 @@ async def call_groups(
             continue
         first = len(results)
         remaining: Any = iter(methods)
-        if second_args is not None:
-            remaining = zip(remaining, second_args, strict=True)
+        if group_second_args is not None:
+            remaining = zip(remaining, group_second_args, strict=True)
         while True:  # the loop continues behind a call whose error is only logged
             try:
                 # Two loops: a tuple of arguments for each call would cost a sixth of a run.
-                if second_args is None:
+                if group_second_args is None:
                     for method in remaining:
                         results.append(await method(*args))
                 else:
