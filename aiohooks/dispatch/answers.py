@@ -188,7 +188,7 @@ class Target:
             return result.value
         # None is a result, too, of a hook that calls the next one itself.
         is_answered = point.how == "none" or point.does_nothing or point.calls_next
-        if result is None and (point.how == "chain" or not is_answered):
+        if result is None and (point.how in ("chain", "merge") or not is_answered):
             return await self._call_own(instance, args, keywords)
         return result
 
@@ -257,10 +257,7 @@ def combined(point: Point, results: Iterable[Any]) -> Any:
     if point.how == "all":
         return values
     if point.how == "merge":
-        merged = _merged(point, values)
-        if merged is None and point.does_nothing:
-            return point.empty()
-        return merged
+        return _merged(point, values)
     first = next((value for value in values if value is not None), None)
     # Only where the interface does not say whether the method returns something.
     is_ambiguous = point.how != "together" and len(values) > 1
