@@ -39,7 +39,7 @@ class BackgroundCalls:
     grace_secs: float
     """How long cancelled calls may take to end."""
     enter: Callable[[], object] = lambda: None
-    """Called first in the context of each call."""
+    """Called in the context of each call when it is queued. A session makes itself current there."""
     observers: Sequence[Observer] = ()
     """Notified of each call."""
     step_of: Callable[..., int | None] = lambda *_, **__: None
@@ -53,6 +53,9 @@ class BackgroundCalls:
     def bind(self, registered: RegisteredHook, method: str) -> Method:
         """Return the function that calls `method` of the hook, or queues the call if it is a
         background hook.
+
+        The function of a background hook waits for a place in the queue. Its condition queues the
+        call at once if there is a place, so that most calls need no task.
         """
         if not registered.registration.background:
             return bound_method(registered, method)
@@ -125,7 +128,7 @@ class CallQueue(Queue["QueuedCall"]):
         *args: Any,
         **keywords: Any,
     ) -> bool:
-        """Return whether the caller has to wait for a place. If not, queue the call.
+        """Queue the call if there is a place. Return whether the caller has to wait for one.
 
         Raises:
             HookGroupClosedError: as for `call`.
@@ -167,6 +170,7 @@ class CallQueue(Queue["QueuedCall"]):
         active.cancel()
 
     def begin(self, item: QueuedCall) -> None:
+        # Otherwise, it starts when the calls before it have ended.
         if not self.items:
             self._start(item)
 

@@ -51,7 +51,7 @@ CONDITION = "__aiohooks_only_if__"
 Its value is the name of a plain method of the hook, or a function.
 """
 QUEUE = "__aiohooks_queue__"
-"""The attribute of a method that queues its calls."""
+"""The attribute of a method that queues its calls: the queue."""
 
 
 def only_if(condition: str) -> Callable[[F], F]:
@@ -283,10 +283,12 @@ class OrderGroup:
         self.queues: list[Queue[Any]] = [queue for queue in queues if queue is not None]
         """The queues of the background hooks."""
         self.keeping: Set[RegisteredHook] = frozenset()
-        """The hooks that have one context for several methods, so that their tokens stay valid."""
+        """The hooks that keep one context for all their methods in a run: what a method sets with a
+        token, a later method can reset with it. A session sets this.
+        """
 
     def kept_contexts(self, waits: RunWaits) -> Sequence[OwnContext | None]:
-        """Return the context of each call that shares one with other calls of the run."""
+        """Return the context of each call, or None for a call that gets a new one (`keeping`)."""
         contexts: list[OwnContext | None] = [None] * len(self.hooks)
         for number, registered in enumerate(self.hooks):
             if registered in self.keeping:
