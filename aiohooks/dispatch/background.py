@@ -39,7 +39,7 @@ class BackgroundCalls:
     grace_secs: float
     """How long cancelled calls may take to end."""
     enter: Callable[[], object] = lambda: None
-    """Called in the context of each call when it is queued. A session makes itself current there."""
+    """Called in the context of each call when it is queued. A session makes its graph current."""
     observers: Sequence[Observer] = ()
     """Notified of each call."""
     step_of: Callable[..., int | None] = lambda *_, **__: None
