@@ -55,7 +55,7 @@ class BackgroundCalls:
         background hook.
 
         The function of a background hook waits for a place in the queue. Its condition queues the
-        call at once if there is a place, so that most calls need no task.
+        call itself if there is a place, so that most calls need no task.
         """
         if not registered.registration.background:
             return bound_method(registered, method)

@@ -65,8 +65,8 @@ class Composite:
         self.hooks: dict[RegisteredHook, Sequence[Point]] = {}
         """The hooks, in registration order, with the methods that they implement."""
         self._by_identity: dict[object, list[RegisteredHook]] = {}
-        # The calls that have not ended, each with a future for its end. The future is made when
-        # somebody waits for the end (`ends_of_calls`), as few calls need it.
+        # The calls that have not ended, each with a future for its end. Only `ends_of_calls` makes
+        # it, as few calls need it.
         self._active: dict[Coroutine[Any, Any, Any], asyncio.Future[None] | None] = {}
         self.object: Any = _composed(self, init)
         self.kind: type[Any] = type(self.object)
@@ -337,13 +337,7 @@ def _place(group: OrderGroup, remaining: Any) -> int:
 
 
 def _of_class(composite: Composite, owner: Any, name: str) -> Any:
-    """Return an attribute of the object, or of its class, as it is without any hook.
-
-    Args:
-        composite: the object and its class.
-        owner: the object, or a class derived from its class.
-        name: the name of the attribute.
-    """
+    """Return an attribute as it is without any hook. `owner` is the object, or its class."""
     own = cast("Any", super(composite.kind, owner))
     return getattr(own, name)
 
