@@ -221,10 +221,6 @@ HOOKS: list[Any] = [
         )
         for name in ("itself", "text", "base")
     ],
-    (
-        made(Handler, hook(Handler, __call__=coroutine, on_event=coroutine)),
-        "Observer.__call__ cannot be called: Handler.__call__ stands beside other methods",
-    ),
     # options that would have no effect, or contradict each other
     (
         said(Kinds, hook(first=Does.first), background=True),
@@ -300,7 +296,7 @@ ARGUMENTS: list[Any] = [
         '"together", "merge", "all", "chain" or "wrap"',
     ),
     (given(results="last"), "results is 'last'", '"wrap"'),
-    (given(results={"count"}), "results is {'count'}", "give a mapping"),
+    (given(results={"count"}), "results is {'count'}", "give a Mapping"),
     (given(grace_secs=-1), "grace_secs is -1"),
     (lambda: ah.point("last"), "the argument of @point is 'last'"),  # type: ignore[arg-type]
     (lambda: ah.compose_functions([5]), "the function of a hook is 5; give a function"),

@@ -163,7 +163,7 @@ VALUES = [
         other("ready_fn is <function plain", "give a coroutine function", ready_fn=plain),
         other("local_init_fn is <function plain", "give a coroutine function", local_init_fn=plain),
         value("give a coroutine function", ready_for_local_init_fn="x"),
-        value("give a mapping", tracked=["model"]),
+        value("give a Mapping", tracked=["model"]),
         other("tracked['model'] is 5", "state_dict()", tracked={"model": 5}),
     ),
     *refusals(
@@ -279,7 +279,7 @@ VALUES = [
     ),
     *refusals(
         ah.hooks.FinalOpsHook,
-        value("give a mapping", final_ops="loss", feed_dict=5),
+        value("give a Mapping", final_ops="loss", feed_dict=5),
     ),
     *refusals(
         ah.hooks.BlockingHook,
@@ -555,7 +555,7 @@ async def test_arguments_of_store_methods_are_checked() -> None:
 @pytest.mark.parametrize("values", [5, ["w"], None], ids=repr)
 def test_variables_are_assigned_from_a_mapping(values: Any) -> None:
     """`Variables.assign` takes a mapping, and says so."""
-    with invalid(repr(values), "give a mapping"):
+    with invalid(repr(values), "give a Mapping"):
         ah.Variables().assign(values)
 
 
