@@ -279,23 +279,21 @@ def _merged(point: Point, results: list[Any]) -> Any:
     if not given:
         return None
     kinds: set[Any] = {type(result) for result in given}
-    can_merge = kinds in _MERGEABLE
-    if kinds == {dict}:
-        keys = [key for result in given for key in result]
-        can_merge = len(keys) == len({*keys})
-    if not can_merge:
-        raise InvalidHookError(
-            f"{point.label} got the results {safe_repr(results)}, which cannot be merged; let all"
-            " hooks return lists, tuples, or dicts of different keys; or None"
-        )
-    (kind,) = kinds
-    merged = kind()
-    for result in given:
-        if kind is dict:
-            merged.update(result)
-        else:
-            merged += result
-    return merged
+    if kinds in _MERGEABLE:
+        (kind,) = kinds
+        merged: Any = kind()
+        for result in given:
+            if kind is dict:
+                merged.update(result)
+            else:
+                merged += result
+        # It is shorter if two dicts have a key.
+        if len(merged) == sum(map(len, given)):
+            return merged
+    raise InvalidHookError(
+        f"{point.label} got the results {safe_repr(results)}, which cannot be merged; let all hooks"
+        " return lists, tuples, or dicts of different keys; or None"
+    )
 
 
 # -- hooks that wrap

@@ -405,17 +405,13 @@ class HookGroup(Generic[K]):
             args: its arguments.
             secs: the time limit if the hook has none of its own.
         """
-
-        def bind(_registered: RegisteredHook, _method: str) -> Method:
-            return function
-
         registration = registered.registration._replace(disable_after=None)
         group = OrderGroup(
             method,
             [RegisteredHook(registered.name, registration)],
             self._composite.grace_secs,
             secs,
-            bind,
+            bind=lambda _hook, _name: function,
         )
         await call_groups((group,), args, own=self._own_context)
 

@@ -137,8 +137,6 @@ def registration_of(hook: object) -> HookRegistration:
         hook = HookRegistration(hook, hook.order, hook.timeout, hook.on_error)
     elif not isinstance(hook, HookRegistration):
         return HookRegistration(hook)
-    if isinstance(hook.hook, HookRegistration):
-        raise InvalidHookError(f"{hook!r} is a registration of a registration; give the hook")
     _check_options(hook)
     return hook
 

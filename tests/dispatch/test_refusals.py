@@ -234,11 +234,6 @@ HOOKS: list[Any] = [
         said(Calls, hook(plain=function), timeout=5),
         "Observer.plain wraps other calls, whose time would count, or is a plain function",
     ),
-    (
-        said(Calls, HookRegistration(ah.configure(ON))),
-        "is a registration of a registration",
-        "give the hook",
-    ),
     # which argument takes the result, or calls the next
     *[
         (
