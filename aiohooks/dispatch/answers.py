@@ -175,13 +175,13 @@ class Target:
         point = self._point
         if not self._groups:
             return await self._call_own(instance, args, keywords)
+        args_of_hooks: Arguments = args, keywords
+        if keywords:
+            values = point.parameters.values(args, keywords)
+            args_of_hooks = point.parameters.for_hooks(values)
         if point.how in ("first", "chain"):
-            result = await self._call_one_by_one(args, keywords)
+            result = await self._call_one_by_one(args_of_hooks)
         else:
-            args_of_hooks: Arguments = args, keywords
-            if keywords:
-                values = point.parameters.values(args, keywords)
-                args_of_hooks = point.parameters.for_hooks(values)
             results = await call_groups(self._groups, *args_of_hooks)
             result = combined(point, results)
         if isinstance(result, ChainEnd):
@@ -192,23 +192,24 @@ class Target:
             return await self._call_own(instance, args, keywords)
         return result
 
-    async def _call_one_by_one(self, args: Args, keywords: Keywords) -> Any:
+    async def _call_one_by_one(self, arguments: Arguments) -> Any:
         """Call the hooks one after another, and return the result that counts.
 
         It is the first one that is not None. In a chain, it is the last one: each result replaces
         an argument of the calls that follow.
         """
         parameters = self._point.parameters
-        values = parameters.values(args, keywords)
+        values: Values = {}
         last_result: Any = None
         for group in self._groups:
-            args_of_hooks = parameters.for_hooks(values)
-            (result,) = await call_groups((group,), *args_of_hooks)
+            (result,) = await call_groups((group,), *arguments)
             if result is None:
                 continue
             if isinstance(result, ChainEnd) or self._point.how == "first":
                 return result
+            values = values or parameters.values(*arguments)
             values[parameters.chosen] = result
+            arguments = parameters.for_hooks(values)
             last_result = result
         return last_result
 

@@ -282,10 +282,32 @@ class OrderGroup:
         queues = [call.queue for call in self.calls]
         self.queues: list[Queue[Any]] = [queue for queue in queues if queue is not None]
         """The queues of the background hooks."""
+        self.condition: Callable[..., bool] | None = None
+        """The condition of the only call, unless a queue makes it."""
+        if len(self.calls) == 1 and self.calls[0].queue is None:
+            self.condition = self.calls[0].condition
         self.keeping: Set[RegisteredHook] = frozenset()
         """The hooks that keep one context for all their methods in a run: what a method sets with a
         token, a later method can reset with it. A session sets this.
         """
+
+    def is_idle(
+        self,
+        args: Args,
+        keywords: Keywords,
+        step: int | None,
+    ) -> bool:
+        """Return whether the only call is not made, as its condition is false.
+
+        This costs a third of `HookCalls`, which checks the conditions of several calls.
+        """
+        if self.condition is None:
+            return False
+        try:
+            return not self.condition(*args, **keywords)
+        except BaseException as error:
+            failed_in_turn(self, 0, step, error)
+            return True
 
     def kept_contexts(self, waits: RunWaits) -> Sequence[OwnContext | None]:
         """Return the context of each call, or None for a call that gets a new one (`keeping`)."""
@@ -418,6 +440,9 @@ async def call_groups(
             failed_queues += [
                 (queue, len(queue.failures)) for queue in group.queues if queue.failures
             ]
+            if group.is_idle(arguments[0], keywords, step):
+                results.append(None)
+                continue
             calls = HookCalls(group, step, waits)
             calls.start_all(methods, arguments, keywords, contexts)
             await calls.wait()
@@ -531,6 +556,7 @@ class HookCalls(Calls):
             keywords: the keyword arguments, for the conditions of calls.
             contexts: the context of each call, if it is shared with other calls.
         """
+        is_checked = self._group.condition is not None
         for number, call in enumerate(self._group.calls):
             method = methods[number]
             try:
@@ -539,7 +565,7 @@ class HookCalls(Calls):
                     # Now: one whose error is only logged may have changed the context, too.
                     self.caller_context_changed()
                     self.results[number] = result_now(method(*call_args))
-                elif call.condition is None or call.condition(*call_args, **keywords):
+                elif is_checked or call.condition is None or call.condition(*call_args, **keywords):
                     context = None if contexts is None else contexts[number]
                     self.start(number, method, call_args, call.name, call.secs, context)
             except BaseException as error:
