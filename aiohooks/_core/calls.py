@@ -113,8 +113,6 @@ class Calls(abc.ABC):
 
     kind: ClassVar[str] = "call"
     """The kind of the calls in reports."""
-    has_successors: ClassVar[bool] = False
-    """Whether `succeeded` does anything."""
 
     def __init__(
         self,
@@ -144,7 +142,7 @@ class Calls(abc.ABC):
         self._caller: Context | None = None
         # What the caller awaits: done when no call is pending.
         self._idle: asyncio.Future[None] | None = None
-        # Made at the first time limit, failure or cancel. Most calls never need it.
+        # None before the first time limit, failure or cancel: most calls never need it.
         self._ending: _Ending | None = None
 
     # -- for subclasses
@@ -170,11 +168,11 @@ class Calls(abc.ABC):
         add_origin(error, self.describe(number))
 
     def has_result(self) -> bool:
-        """Return whether the result has arrived, and counts in spite of `end`."""
+        """Return whether there is a result that counts although `end` has been called."""
         return False
 
     def succeeded(self, number: int) -> None:  # noqa: B027 - most calls have no successors
-        """Start the calls that depend on this one. Its task calls this after storing its result."""
+        """Called in the task of a call after it has stored its result: start what depends on it."""
 
     # -- start
 
@@ -243,7 +241,7 @@ class Calls(abc.ABC):
             )
             self._tasks[number] = task
         if self.cancelling:
-            # By the call itself, when its task was not in `_tasks` yet.
+            # The call itself has ended the calls, when its task was not in `_tasks` yet.
             task.cancel()
 
     async def _report(
@@ -254,9 +252,17 @@ class Calls(abc.ABC):
         starts_later: bool = False,
         secs: float | None = None,
     ) -> None:
-        """Make a call and report how it has ended.
+        """Make a call and report how it has ended. The coroutine of its task.
 
         A done-callback of the task would report one iteration of the event loop later.
+
+        Args:
+            number: the number of the call.
+            call: the function to call and await.
+            args: its arguments.
+            starts_later: whether the call waits for the first step of its task. The coroutine is
+                at its pause when the task is made.
+            secs: the time limit of a call that starts later. `start` limits the others.
         """
         try:
             if starts_later:
@@ -265,8 +271,7 @@ class Calls(abc.ABC):
                     # Not earlier: a busy event loop would end a call that has not begun.
                     self.start_timer(number, secs)
             self.results[number] = await call(*args)
-            if self.has_successors:
-                self.succeeded(number)
+            self.succeeded(number)
         except BaseException as error:
             # KeyboardInterrupt, too: it is raised in the caller, and not by the event loop.
             self._call_failed(number, error)
@@ -671,6 +676,9 @@ class RunWaits:
 
 
 # -- the contexts of calls
+#
+# Each call that may wait has a copy of the caller's context. What it has changed there when it ends
+# is changed in the caller's context, too, as if it had run there.
 
 
 def changes(before: Context, after: Context) -> list[tuple[ContextVar[Any], Any]]:
@@ -704,10 +712,12 @@ class OwnContext:
 
     __slots__ = ("_before", "_caller", "_context", "_from_caller", "_to_caller")
 
-    _context: Context | None
-    _before: Context  # the state of `_context` at the last exchange with the caller
-    _caller: Context  # the state of the caller's context at that time
-    # The tokens with which a variable that was not set before is unset again.
+    _context: Context | None  # None before the first call
+    # A copy of `_context`, and one of the caller's context, from when they last exchanged changes.
+    _before: Context
+    _caller: Context
+    # A variable can be unset only by the token with which it was set: the tokens of variables that
+    # changes of the caller have set here, and of those that changes of calls have set there.
     _from_caller: dict[ContextVar[Any], Token[Any]]
     _to_caller: dict[ContextVar[Any], Token[Any]]
 
@@ -746,8 +756,10 @@ class OwnContext:
     ) -> None:
         """Apply the changes since `update`, or since a `state`, to the current context.
 
-        `merged` has the values that concurrent calls have set so far. With it, a value that a later
-        call has set in the current context itself is kept.
+        Args:
+            since: a copy of the context. By default, the changes since `update` are applied.
+            merged: the values that concurrent calls have set so far. With it, a value that a later
+                call has set in the current context itself is kept.
         """
         context = self._context
         if context is None:
@@ -778,7 +790,10 @@ def _set(
     value: Any,
     tokens: dict[ContextVar[Any], Token[Any]],
 ) -> None:
-    """Set a variable, or unset it with the token of its first `_set` unless others have set it."""
+    """Set a variable. If the value is `_MISSING`, unset it.
+
+    A variable that was unset is set with a token, which `tokens` keeps to unset it again.
+    """
     if value is not _MISSING:
         was_set = variable.get(_MISSING) is not _MISSING
         token = variable.set(value)

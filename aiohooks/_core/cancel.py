@@ -135,10 +135,17 @@ async def _end_within(
 
     A task that still runs then is left alone, with a warning.
     """
-    if await _is_done_within(task, grace_secs):
-        return
-    task.cancel()
-    if not await _is_done_within(task, grace_secs):
+    clock = current_clock()
+    deadline = clock.now() + 2 * grace_secs
+    cancel_timer = clock.call_later(grace_secs, task.cancel)
+    while not task.done():
+        # Further cancels are ignored: the caller has noted one already.
+        with contextlib.suppress(asyncio.CancelledError):
+            await wait_done([task], deadline - clock.now())
+        if clock.now() >= deadline:
+            break
+    cancel_timer.cancel()
+    if not task.done():
         message = "%s still runs %s s after its cancellation; continuing without it"
         logger.warning(message, what, grace_secs)
         leave_behind([task])
@@ -153,16 +160,6 @@ def leave_behind(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
         LEFT_BEHIND.add(task)
         task.add_done_callback(LEFT_BEHIND.discard)
-
-
-async def _is_done_within(task: asyncio.Task[Any], secs: float) -> bool:
-    """Wait like `wait_done`, but ignore cancels: the caller has noted one already."""
-    clock = current_clock()
-    deadline = clock.now() + secs
-    while not task.done() and clock.now() < deadline:
-        with contextlib.suppress(asyncio.CancelledError):
-            await wait_done([task], deadline - clock.now())
-    return task.done()
 
 
 async def wait_done(tasks: Iterable[asyncio.Future[Any]], secs: float | None) -> bool:

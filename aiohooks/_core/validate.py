@@ -132,10 +132,7 @@ def check_mapping(
     optional: bool = True,
 ) -> None:
     """Raise unless `value` is a mapping. None is allowed if `optional`."""
-    if isinstance(value, Mapping) or (optional and value is None):
-        return
-    or_nothing = ", or leave it out" if optional else ""
-    raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give a mapping{or_nothing}")
+    check_instance(value, Mapping, what, optional=optional)
 
 
 def check_checkpoint_dir(value: Any) -> None:

@@ -3,6 +3,10 @@
 Target        calls the hooks of a method, and returns one result (`ways.Point.how`)
 WrapperCall   the call of a hook that wraps others
 
+A hook wraps others if it calls them itself: by an argument of the method (the way "wrap"), or as an
+async generator, whose `yield` stands for their call. Wrapping hooks are called one inside the
+other, and inside of the last one all other hooks, which is the wrapped call.
+
 A plain function is called as a coroutine function that cannot wait.
 """
 
@@ -61,6 +65,7 @@ class Target:
         if not point.is_async:
             bind = plain_method
         elif point.how != "none":
+            # A call whose result counts is not queued.
             bind = bound_method
         wrapping = [registered for registered in hooks if point.wraps(registered.hook)]
         self._wrappers = order_groups(
@@ -123,17 +128,18 @@ class Target:
         values: Values,
         passed: Arguments,
     ) -> Any:
-        """Call a wrapping hook, which gets a function that calls the next one. Behind the last one,
-        make the wrapped call.
+        """Call the wrapping hook at a place. Behind the last one, make the wrapped call.
 
-        If the error of a hook is only logged, the result of the next one is that of the call. It is
-        called now if the hook has not called it.
+        The hook gets a function that calls this again for the next place. If its own error is only
+        logged, the result is that of the next hook, which is called now if the hook has not called
+        it.
 
         Args:
-            place: the place of the hook.
+            place: the place of the hook among the wrapping hooks.
             instance: the object that stands for the hooks.
-            values: the arguments of the call.
-            passed: the arguments that the hook before this one has passed.
+            values: the arguments of the call, with the changes of the hooks before.
+            passed: the arguments that the hook before has passed as they are, for a function that
+                the caller of the method has given. Empty if it has passed none.
         """
         point = self._point
         if place == len(self._wrappers):
@@ -167,54 +173,43 @@ class Target:
     ) -> Any:
         """Call the hooks that do not wrap, or the class's own method if they have no result."""
         point = self._point
-        if point.how == "chain":
-            return await self._chained(instance, args, keywords)
         if not self._groups:
             return await self._call_own(instance, args, keywords)
         args_of_hooks: Arguments = args, keywords
         if keywords:
             values = point.parameters.values(args, keywords)
             args_of_hooks = point.parameters.for_hooks(values)
-        if point.how == "first":
-            result = await self._first_result(args_of_hooks)
+        if point.how in ("first", "chain"):
+            result = await self._call_one_by_one(args_of_hooks)
         else:
             results = await call_groups(self._groups, *args_of_hooks)
             result = combined(point, results)
         # None is a result, too, of a hook that calls the next one itself.
         is_answered = point.how == "none" or point.does_nothing or point.calls_next
-        if result is None and not is_answered:
+        if result is None and (point.how in ("chain", "merge") or not is_answered):
             return await self._call_own(instance, args, keywords)
         return result
 
-    async def _chained(
-        self,
-        instance: object,
-        args: Args,
-        keywords: Keywords,
-    ) -> Any:
-        """Call the hooks of a chain, or the class's own method if they have no result."""
-        parameters = self._point.parameters
-        values = parameters.values(args, keywords)
-        has_result = False
-        for group in self._groups:
-            args_of_hooks = parameters.for_hooks(values)
-            (result,) = await call_groups((group,), *args_of_hooks)
-            if isinstance(result, ChainEnd):
-                return result.value
-            if result is not None:
-                values[parameters.chosen] = result
-                has_result = True
-        if has_result:
-            return parameters.chosen_value(values)
-        return await self._call_own(instance, args, keywords)
+    async def _call_one_by_one(self, arguments: Arguments) -> Any:
+        """Call the hooks one after another, and return the result that counts.
 
-    async def _first_result(self, arguments: Arguments) -> Any:
-        """Call the hooks in order, and return the first result that is not None."""
+        It is the first one that is not None. In a chain, it is the last one: each result replaces
+        an argument of the calls that follow.
+        """
+        parameters = self._point.parameters
+        values: Values = {}
+        last_result: Any = None
         for group in self._groups:
             (result,) = await call_groups((group,), *arguments)
-            if result is not None:
+            if result is None:
+                continue
+            if isinstance(result, ChainEnd) or self._point.how == "first":
                 return self._point.value_of(result)
-        return None
+            values = values or parameters.values(*arguments)
+            values[parameters.chosen] = result
+            arguments = parameters.for_hooks(values)
+            last_result = result
+        return last_result
 
     async def _call_own(
         self,
@@ -261,10 +256,7 @@ def combined(point: Point, results: Iterable[Any]) -> Any:
     if point.how == "all":
         return values
     if point.how == "merge":
-        merged = _merged(point, values)
-        if merged is None and point.does_nothing:
-            return point.empty()
-        return merged
+        return _merged(point, values)
     first = next((value for value in values if value is not None), None)
     # Only where the interface does not say whether the method returns something.
     is_ambiguous = point.how != "together" and len(values) > 1
@@ -286,23 +278,21 @@ def _merged(point: Point, results: list[Any]) -> Any:
     if not given:
         return None
     kinds: set[Any] = {type(result) for result in given}
-    can_merge = kinds in _MERGEABLE
-    if kinds == {dict}:
-        keys = [key for result in given for key in result]
-        can_merge = len(keys) == len({*keys})
-    if not can_merge:
-        raise InvalidHookError(
-            f"{point.label} got the results {safe_repr(results)}, which cannot be merged; let all"
-            " hooks return lists, tuples, or dicts of different keys; or None"
-        )
-    (kind,) = kinds
-    merged = kind()
-    for result in given:
-        if kind is dict:
-            merged.update(result)
-        else:
-            merged += result
-    return merged
+    if kinds in _MERGEABLE:
+        (kind,) = kinds
+        merged: Any = kind()
+        for result in given:
+            if kind is dict:
+                merged.update(result)
+            else:
+                merged += result
+        # It is shorter if two dicts have a key.
+        if len(merged) == sum(map(len, given)):
+            return merged
+    raise InvalidHookError(
+        f"{point.label} got the results {safe_repr(results)}, which cannot be merged; let all hooks"
+        " return lists, tuples, or dicts of different keys; or None"
+    )
 
 
 # -- hooks that wrap
@@ -336,7 +326,10 @@ async def _call_innermost(
 
 
 class WrapperCall(HookCalls):
-    """The call of a hook that wraps others, which are called the rest here."""
+    """The call of one hook that wraps others.
+
+    The rest is the call of the next wrapping hook, or behind the last one the wrapped call.
+    """
 
     def __init__(
         self,
@@ -395,15 +388,16 @@ class WrapperCall(HookCalls):
         return result
 
     def _passes(self, error: BaseException) -> bool:
-        """Return whether an error of the rest passes through the hook."""
+        """Return whether this is an error of the rest, which only passes through the hook."""
         return any(error is passed for passed in self.errors)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
         if self._passes(error):
             return False
         if self._calls_rest and not self.answers:
+            # The rest must not be called twice, so that the call would have no result.
             self._group.hooks[0].count_failure(error)
-            return False  # there would be no result
+            return False
         self.is_logged = super().suppresses(number, error)
         return self.is_logged
 

@@ -17,11 +17,13 @@ Arguments = tuple[Args, Keywords]
 """The arguments of a call by position, and by name."""
 NO_ARGUMENTS: Arguments = ((), NO_KEYWORDS)
 Key = int | str | None
-"""The place of an argument that may be given by position, or the name of another one, None for no
-argument.
+"""Stands for a parameter: its place if it may be given by position, or else its name. None stands
+for no parameter.
 """
 Values = dict[Key, Any]
-"""The arguments of a call."""
+"""The arguments of a call, by the key of their parameter: those of `f(5, unit="s")` are
+`{0: 5, "unit": "s"}` if `unit` is keyword-only, and `{0: 5, 1: "s"}` if it is not.
+"""
 
 
 class Parameters:
@@ -35,10 +37,11 @@ class Parameters:
         self.signature: inspect.Signature = inspect.Signature(parameters)
         self.keys: dict[str, Key] = {}
         """The key of each parameter, except for `*args` and `**kwargs`."""
-        self._count = 0  # of the positions
-        self._by_name: dict[str, Key] = {}  # of those that may be given by name
+        self._count = 0  # of the parameters that may be given by position
+        self._by_name: dict[str, Key] = {}  # the keys of parameters that may be given by name
         self._defaults: Values = {}
-        self._others: Values = {}  # an argument for each parameter that takes any others
+        # An argument for `*args` and one for `**kwargs`, if the method has them.
+        self._others: Values = {}
         for place, parameter in enumerate(parameters):
             if parameter.kind is parameter.VAR_POSITIONAL:
                 self._others[place] = None
@@ -56,7 +59,9 @@ class Parameters:
             if parameter.default is not parameter.empty:
                 self._defaults[key] = parameter.default
         self.chosen: Key = None
-        """The argument that results replace, or that calls the next hook."""
+        """The argument that the results of a chain replace, or with which a hook calls the next one
+        (`Point._choose_argument` sets it).
+        """
 
     def reject_call(self, signature: inspect.Signature) -> str:
         """Return why a hook with this signature cannot take every call that the method takes.
@@ -84,6 +89,7 @@ class Parameters:
             TypeError: the method has no parameter for an argument, two arguments for a parameter,
                 or none for one that has no default.
         """
+        # Otherwise, each parameter has its argument.
         if keywords or len(args) != self._count:
             named = keywords
             if "any_other" in self._others:
@@ -98,7 +104,7 @@ class Parameters:
         return {self._by_name.get(name, name): value for name, value in keywords.items()}
 
     def for_hooks(self, values: Values) -> Arguments:
-        """Return the positions and the keywords of a call with these values.
+        """Return the arguments with which hooks are called, by position and by name.
 
         Hooks may use other names, so all arguments are passed by position that can be. A parameter
         that is left out before another one has its default.
@@ -109,7 +115,7 @@ class Parameters:
         return args, keywords
 
     def _places(self, keys: Iterable[Key]) -> range:
-        """Return the places up to the last one that is among the keys."""
+        """Return the places from 0 up to the last one among the keys."""
         filled = [key for key in keys if isinstance(key, int)]
         return range(max(filled, default=-1) + 1)
 
@@ -121,10 +127,11 @@ class Parameters:
     # -- a call of the next hook
 
     def _passed_keys(self, values: Values) -> list[Key]:
-        """Return the keys of the arguments that hooks pass by position to the next one.
+        """Return the keys of the arguments that a hook passes by position to the next one.
 
-        Keyword-only ones are among them if the chosen argument is one itself, or if the method has
-        no others.
+        These are the positions without the chosen argument: `request` of `(request, call_next)`.
+        Keyword-only arguments follow them if the chosen argument is keyword-only itself, or if the
+        method has no other arguments: `request` of `(*, request, call_next)`.
         """
         given = values.keys() - {self.chosen}
         keys: list[Key] = [*self._places(given)]
@@ -144,7 +151,8 @@ class Parameters:
         """Return the values with the changes that a hook makes when it calls the next one.
 
         An argument that is passed by name replaces the value of that name. Arguments that are
-        passed by position replace the last positions, apart from the chosen argument.
+        passed by position replace the last positions, apart from the chosen argument: of a method
+        `(server, request, call_next)`, `call_next(other)` replaces the request.
 
         Args:
             values: the values that the hook was called with.
@@ -168,9 +176,11 @@ class Parameters:
         values: Values,
         function: Callable[..., Any],
     ) -> Arguments:
-        """Return the positions and the keywords of a call of a function that is no hook.
+        """Return the arguments of a call of a function that is no hook, by position and by name.
 
-        It gets the last positions, as many as it takes, and by name all that hooks get by name.
+        It gets the last positions, as many as it takes: the caller of a method `(server, request,
+        call_next)` may pass a function of the request, or of both. It gets by name what hooks get
+        by name.
         """
         passed_keys = self._passed_keys(values)
         values_or_defaults = {**self._defaults, **values}

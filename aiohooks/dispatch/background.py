@@ -23,7 +23,6 @@ from aiohooks.dispatch.arguments import Args, Keywords
 from aiohooks.dispatch.calls import (
     CONDITION,
     QUEUE,
-    HookStatus,
     Method,
     OrderGroup,
     RegisteredHook,
@@ -40,26 +39,30 @@ class BackgroundCalls:
     grace_secs: float
     """How long cancelled calls may take to end."""
     enter: Callable[[], object] = lambda: None
-    """Called first in the context of each call."""
+    """Called in the context of each call when it is queued. A session makes its graph current."""
     observers: Sequence[Observer] = ()
     """Notified of each call."""
     step_of: Callable[..., int | None] = lambda *_, **__: None
     """Returns the step for the notes of errors. It gets the arguments of the call."""
-    # A removed hook has a queue as long as something refers to the hook: a call, or a failure that
-    # no call has raised yet.
-    _queues: WeakKeyDictionary[RegisteredHook, CallQueue] = field(
-        default_factory=WeakKeyDictionary["RegisteredHook", "CallQueue"]
+    # In order. The queue of a removed hook is among them as long as something refers to the hook: a
+    # call, or a failure that no call has raised yet.
+    _queues: WeakKeyDictionary[CallQueue, None] = field(
+        default_factory=WeakKeyDictionary["CallQueue", None]
     )
 
     def bind(self, registered: RegisteredHook, method: str) -> Method:
         """Return the function that calls `method` of the hook, or queues the call if it is a
         background hook.
+
+        The function of a background hook waits for a place in the queue. Its condition queues the
+        call itself if there is a place, so that most calls need no task.
         """
         if not registered.registration.background:
             return bound_method(registered, method)
-        queue = self._queues.get(registered)
+        queue = registered.queue
         if queue is None:
-            queue = self._queues[registered] = CallQueue(registered, self)
+            queue = registered.queue = CallQueue(registered, self)
+            self._queues[queue] = None
         group = OrderGroup(method, [registered], self.grace_secs, kind="background")
         call = functools.partial(queue.call, group)
         condition = functools.partial(queue.has_to_wait, group)
@@ -67,28 +70,19 @@ class BackgroundCalls:
         setattr(call, QUEUE, queue)
         return call
 
-    def pending(self, registered: RegisteredHook) -> int:
-        """Return how many calls of a hook are queued or active."""
-        queue = self._queues.get(registered)
-        return 0 if queue is None else len(queue.items)
-
-    def status(self, hooks: Iterable[RegisteredHook]) -> list[HookStatus]:
-        """Return the status of hooks."""
-        return [registered.status(self.pending(registered)) for registered in hooks]
-
     async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
         """Wait until the queues of hooks are empty. Their failures are raised by the next call.
 
         The queue of the call of which this is a part is left out.
         """
         for registered in hooks:
-            queue = self._queues.get(registered)
+            queue = registered.queue
             if queue is not None and queue is not _current_queue.get():
                 await queue.drain()
 
     async def finish(self, secs: float) -> None:
         """Wait until all queues are empty, at most `secs`, and drop the calls that are left."""
-        queues = [*self._queues.values()]
+        queues = [*self._queues]
         try:
             await wait_done([queue.when_empty() for queue in queues], secs)
         finally:  # also if this is cancelled
@@ -99,7 +93,7 @@ class BackgroundCalls:
 
     async def end(self, secs: float) -> list[BaseException]:
         """Close all queues, finish them, and return the failures that no call has raised."""
-        queues = [*self._queues.values()]
+        queues = [*self._queues]
         for queue in queues:
             queue.is_closed = True
         await self.finish(secs)
@@ -115,18 +109,11 @@ class CallQueue(Queue["QueuedCall"]):
 
     def __init__(self, registered: RegisteredHook, shared: BackgroundCalls) -> None:
         # Not the hook itself: it would keep its queue, and so itself.
-        super().__init__(registered.name, registered.registration.max_pending)
+        name = f"background calls of {registered.name}"
+        super().__init__(name, registered.registration.max_pending)
         self.shared: BackgroundCalls = shared
         self.is_closed: bool = False
         """Whether calls are refused, because nothing would wait for them any more."""
-
-    def describe(self) -> str:
-        # The active call, which the others wait for.
-        name = self.name
-        if self.items:
-            name = self.items[0].group.calls[0].name
-        pending = len(self.items)
-        return f"background calls of {name}: {pending} are pending, of at most {self.max_pending}"
 
     @property
     def is_full(self) -> bool:
@@ -141,7 +128,7 @@ class CallQueue(Queue["QueuedCall"]):
         *args: Any,
         **keywords: Any,
     ) -> bool:
-        """Return whether the caller has to wait for a place. If not, queue the call.
+        """Queue the call if there is a place. Return whether the caller has to wait for one.
 
         Raises:
             HookGroupClosedError: as for `call`.
@@ -166,7 +153,7 @@ class CallQueue(Queue["QueuedCall"]):
     def add(self, item: QueuedCall) -> None:
         if self.is_closed:
             raise HookGroupClosedError(
-                f"{self.name} takes no more background calls: its group has been left"
+                f"the {self.name} are not queued any more: the group has been left"
             )
         super().add(item)
 
@@ -174,8 +161,7 @@ class CallQueue(Queue["QueuedCall"]):
         """Drop the queued calls and cancel the active one."""
         if not self.items:
             return
-        message = "%s has %s background calls left, which are dropped"
-        logger.warning(message, self.name, len(self.items))
+        logger.warning("%s %s are left, and are dropped", len(self.items), self.name)
         while len(self.items) > 1:
             queued = self.items.pop()
             queued.group.hooks[0].dropped += 1
@@ -184,6 +170,7 @@ class CallQueue(Queue["QueuedCall"]):
         active.cancel()
 
     def begin(self, item: QueuedCall) -> None:
+        # Otherwise, it starts when the calls before it have ended.
         if not self.items:
             self._start(item)
 

@@ -26,7 +26,7 @@ from aiohooks._core.activity import Kind, Observer, observed_call
 from aiohooks._core.calls import Calls, OwnContext, RunWaits
 from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.queue import Queue
-from aiohooks._core.reports import is_logged, logger
+from aiohooks._core.reports import logger
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.arguments import NO_KEYWORDS, Args, Keywords
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration
@@ -51,7 +51,7 @@ CONDITION = "__aiohooks_only_if__"
 Its value is the name of a plain method of the hook, or a function.
 """
 QUEUE = "__aiohooks_queue__"
-"""The attribute of a method that queues its calls."""
+"""The attribute of a method that queues its calls: the queue."""
 
 
 def only_if(condition: str) -> Callable[[F], F]:
@@ -108,6 +108,8 @@ class RegisteredHook:
     failures_in_a_row: int = 0
     last_error: str | None = None
     disabled_since: float | None = None
+    queue: Any = None
+    """The queue of its background calls (a `CallQueue`), made when its methods are bound."""
     _logged: set[tuple[str, type]] = field(default_factory=set[tuple[str, type]])
     """The methods of which an error was logged, with its type."""
 
@@ -122,8 +124,9 @@ class RegisteredHook:
             return self.name
         return f"{self.name}.{method}"
 
-    def status(self, pending: int) -> HookStatus:
-        """Return the status of its calls, of which `pending` are queued."""
+    def status(self) -> HookStatus:
+        """Return the status of its calls."""
+        pending = 0 if self.queue is None else len(self.queue.items)
         return HookStatus(
             self.name,
             self.failures,
@@ -158,8 +161,7 @@ class RegisteredHook:
     def suppresses(self, who: str, error: BaseException) -> bool:
         """Count an error of a call. Return whether it is only logged, and not to be raised.
 
-        The first error of each method and type is logged with its traceback, and so is, without
-        one, the 10th, 100th, ... failure of the hook.
+        The first error of each method and type is logged. The others are only counted.
         """
         self.count_failure(error)
         if self.registration.on_error != "log" or not isinstance(error, Exception):
@@ -172,9 +174,6 @@ class RegisteredHook:
             add_origin(error, who)
             message = '%s failed; continuing because on_error is "log": %s'
             logger.error(message, who, self.last_error, exc_info=error)
-        elif is_logged(self.failures):
-            message = '%s failed for the %sth time; continuing because on_error is "log": %s'
-            logger.error(message, who, self.failures, self.last_error)
         return True
 
 
@@ -377,7 +376,7 @@ async def call_groups(
     args: Args,
     keywords: Keywords = NO_KEYWORDS,
     *,
-    seconds: Iterator[Sequence[Any]] | None = None,
+    second_args: Iterator[Sequence[Any]] | None = None,
     step: int | None = None,
     waits: RunWaits | None = None,
     observers: Sequence[Observer] = (),
@@ -395,7 +394,8 @@ async def call_groups(
         groups: the groups.
         args: the arguments of each method.
         keywords: the keyword arguments of each method.
-        seconds: a second argument of its own for each method, by group. `args` has the first one.
+        second_args: the second arguments of the calls, in a sequence for each group. `args` has the
+            first one then.
         step: the step for the notes of errors.
         waits: the waits of the run that the calls are part of.
         observers: the observers of the calls, by default the observers of the waiting run.
@@ -418,11 +418,11 @@ async def call_groups(
         methods = group.methods
         if notified or keywords or contexts is not None:
             methods = group.methods_with(notified, keywords, contexts)
-        second_args = None if seconds is None else next(seconds)
+        group_second_args = None if second_args is None else next(second_args)
         if not group.in_turn:
             arguments = [args] * len(methods)
-            if second_args is not None:
-                arguments = [(*args, second) for second in second_args]
+            if group_second_args is not None:
+                arguments = [(*args, second) for second in group_second_args]
             failed_queues += [
                 (queue, len(queue.failures)) for queue in group.queues if queue.failures
             ]
@@ -436,12 +436,12 @@ async def call_groups(
             continue
         first = len(results)
         remaining: Any = iter(methods)
-        if second_args is not None:
-            remaining = zip(remaining, second_args, strict=True)
+        if group_second_args is not None:
+            remaining = zip(remaining, group_second_args, strict=True)
         while True:  # the loop continues behind a call whose error is only logged
             try:
                 # Two loops: a tuple of arguments for each call would cost a sixth of a run.
-                if second_args is None:
+                if group_second_args is None:
                     for method in remaining:
                         results.append(await method(*args))
                 else:
@@ -578,15 +578,5 @@ class HookCalls(Calls):
         add_note(error, describe_suspension(task))
         return error
 
-    def add_origin(self, number: int, error: BaseException) -> None:
-        # A queue that rejects a call is not the hook.
-        if self._group.calls[number].queue is None:
-            super().add_origin(number, error)
-
     def suppresses(self, number: int, error: BaseException) -> bool:
-        registered = self._group.hooks[number]
-        is_raised = registered.registration.on_error != "log"
-        if is_raised and self._group.calls[number].queue is not None:
-            # The hook was not called, so this is no failure of it.
-            return False
-        return registered.suppresses(self.describe(number), error)
+        return self._group.hooks[number].suppresses(self.describe(number), error)

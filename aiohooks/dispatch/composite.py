@@ -58,12 +58,15 @@ class Composite:
         self.background: BackgroundCalls = BackgroundCalls(grace_secs)
         self.state: Literal["new", "entered", "closed"] = "new"
         self.thread: int | None = None
-        """The thread of the last call."""
+        """The thread whose event loop was checked by the last call. A call in another thread is
+        checked again.
+        """
         self._loop: asyncio.AbstractEventLoop | None = None
         self.hooks: dict[RegisteredHook, Sequence[Point]] = {}
         """The hooks, in registration order, with the methods that they implement."""
         self._by_identity: dict[object, list[RegisteredHook]] = {}
-        # The calls that have not ended, each with the future of `ends_of_calls`. Few calls need it.
+        # The calls that have not ended, each with a future for its end. Only `ends_of_calls` makes
+        # it, as few calls need it.
         self._active: dict[Coroutine[Any, Any, Any], asyncio.Future[None] | None] = {}
         self.object: Any = _composed(self, init)
         self.kind: type[Any] = type(self.object)
@@ -237,7 +240,7 @@ class CompositeMethod:
         self.current: Target | None = None
         """The target of the next call, or None if the hooks have changed since it was made."""
         self.quick: OrderGroup | None = None
-        """All calls of the target, if they are made here. See `Target.quick`."""
+        """The calls that the method makes itself, without the target. See `Target.quick`."""
         declared = composite.interface.members[point.name]
         self._function = _calling(self)
         functools.update_wrapper(self._function, inspect.unwrap(declared))
@@ -300,6 +303,7 @@ def _calling(method: CompositeMethod) -> Callable[..., Any]:
         quick = method.quick
         if quick is None or keywords or get_ident() != composite.thread:
             return await composite.call(method, self, args, keywords)
+        # This is `call_groups` for the calls that have to cost almost nothing.
         # The results that are not None, by the place of their calls; usually there are none.
         results: dict[int, Any] | None = None
         calls = iter(quick.methods)
@@ -333,7 +337,7 @@ def _place(group: OrderGroup, remaining: Any) -> int:
 
 
 def _of_class(composite: Composite, owner: Any, name: str) -> Any:
-    """Return an attribute of the object, or of its class, as the interface has it."""
+    """Return an attribute as it is without any hook. `owner` is the object, or its class."""
     own = cast("Any", super(composite.kind, owner))
     return getattr(own, name)
 
@@ -392,7 +396,9 @@ def _set_data(
 
 
 class _NoRegistration:
-    """Keeps `__init_subclass__` of a hook interface from running for a composed object."""
+    """The first base of a composed object's class. Its `__init_subclass__` is called in the place
+    of that of the interface, which may register its subclasses.
+    """
 
     __slots__ = ()
 

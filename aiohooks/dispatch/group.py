@@ -118,13 +118,15 @@ class HookGroup(InitRequired, Generic[K]):
             )
             raise InvalidHookError(f"hooks is {hooks!r}; give {advice}")
         self._composite = Composite(Interface(kind, results), init or {}, grace_secs)
-        # Of the names that hooks have had: a removed hook's name is not given again.
+        # How many hooks have had each name: the name of a removed hook is not given again.
         self._numbers: Counter[str] = Counter()
-        # Entered hooks are exited in one context, but not in one task.
+        # The hooks to be exited, in the order in which they were entered.
         self._entered: list[RegisteredHook] = []
+        # All hooks are entered and exited in this context, though not in one task.
         self._own_context = OwnContext()
-        self._before_exits: Context | None = None  # the context after the last hook was entered
-        self._exits: dict[asyncio.Task[None], RegisteredHook] = {}  # of hooks that were removed
+        self._before_exits: Context | None = None  # a copy of it after the last hook was entered
+        # The tasks that exit removed hooks.
+        self._exits: dict[asyncio.Task[None], RegisteredHook] = {}
         self._exit_failures: list[BaseException] = []
         self.hooks: K = cast("K", self._composite.object)
         """The one object that stands for all hooks: pass it wherever a hook of the class is wanted.
@@ -351,15 +353,15 @@ class HookGroup(InitRequired, Generic[K]):
         """
 
         async def exit_removed() -> None:
-            await wait_done(earlier, None)
+            await wait_done(earlier_ends, None)
             await self._composite.background.drain([registered])
             self._entered.remove(registered)
             await self._exit(registered, None)
 
         self._composite.check_loop()
         # One hook after another, in order of removal: all exits run in one context.
-        earlier: list[asyncio.Future[None]] = self._composite.ends_of_calls()
-        earlier += self._exits
+        earlier_ends: list[asyncio.Future[None]] = self._composite.ends_of_calls()
+        earlier_ends += self._exits
         name = f"exit of {registered.name}, which was removed"
         self._exits[new_task(exit_removed(), name)] = registered
 
@@ -399,24 +401,28 @@ class HookGroup(InitRequired, Generic[K]):
         args: Args = (),
         secs: float | None = None,
     ) -> None:
-        """Call a method of a hook, also of a disabled one, in the context of all these calls."""
+        """Enter or exit a hook, also a disabled one, with its time limit and its `on_error`.
 
-        def bind(_registered: RegisteredHook, _method: str) -> Method:
-            return function
-
+        Args:
+            registered: the hook.
+            method: the name of the method, for messages.
+            function: the function to call.
+            args: its arguments.
+            secs: the time limit if the hook has none of its own.
+        """
         registration = registered.registration._replace(disable_after=None)
         group = OrderGroup(
             method,
             [RegisteredHook(registered.name, registration)],
             self._composite.grace_secs,
             secs,
-            bind,
+            bind=lambda _hook, _name: function,
         )
         await call_groups((group,), args, own=self._own_context)
 
     def status(self) -> list[HookStatus]:
         """Return the status of each hook: its failures and dropped calls."""
-        return self._composite.background.status(self._composite.hooks)
+        return [registered.status() for registered in self._composite.hooks]
 
     def __repr__(self) -> str:
         return repr(self._composite)

@@ -88,7 +88,7 @@ def configure(
         timeout: the limit in seconds for each call of a coroutine method. A method that wraps
             others cannot have one: use `asyncio.timeout` around its own waits.
         on_error: `"raise"` raises each failure. `"log"` logs the first failure of each method and
-            type of error with its traceback, and the 10th failure, the 100th and so on without.
+            type of error with its traceback, and counts the others.
         background: whether calls of methods that return None are queued and run in order, while
             the caller continues. A failure is raised by the next call of the hook or at the end, or
             logged. In a session this applies to `after_run`.
@@ -141,8 +141,6 @@ def registration_of(hook: object) -> HookRegistration:
         hook = HookRegistration(hook, hook.order, hook.timeout, hook.on_error)
     elif not isinstance(hook, HookRegistration):
         return HookRegistration(hook)
-    if isinstance(hook.hook, HookRegistration):
-        raise InvalidHookError(f"{hook!r} is a registration of a registration; give the hook")
     _check_options(hook)
     return hook
 

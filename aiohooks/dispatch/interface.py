@@ -41,15 +41,16 @@ NO_VALUE: Any = object()
 
 
 class _Seen:
-    """The properties of a class, read for its first group.
+    """What the groups of a class have found out about it, so that each group is made quickly.
 
     Nothing in it refers to the class, which is freed like any other.
     """
 
     def __init__(self) -> None:
         self.points: dict[object, Point] = {}
+        """The methods, by their names and the ways of their groups."""
         self.checked: WeakSet[type[Any]] = WeakSet()
-        """The classes of hooks whose names were checked."""
+        """The classes of hooks in which no method is misspelt."""
 
 
 _seen: WeakKeyDictionary[type[Any], _Seen] = WeakKeyDictionary()
@@ -113,13 +114,8 @@ class Interface:
         elif results is not None:
             common_way = checked_how(results, "results")
         for name in sorted(self.members):
-            if not name.startswith("_"):
+            if not name.startswith("_") or name == "__call__":
                 self._add(name, by_name.get(name), common_way)
-        if inspect.isfunction(self.members.get("__call__")):
-            if self.points:
-                self._unsupported["__call__"] = "stands beside other methods"
-            else:
-                self._add("__call__", by_name.get("__call__"), common_way)
         for name in by_name:
             if name not in self.points:
                 raise InvalidArgumentError(
@@ -137,6 +133,11 @@ class Interface:
 
         Nested classes, and static and class methods that are no coroutine functions, such as
         factories, are none of these.
+
+        Args:
+            name: the name of the member.
+            own_way: how the results of this method become one, as `results` says by name.
+            common_way: how those of all methods become one, as `results` says for the class.
         """
         member = self.members[name]
         member_kind: Any = type(cast("object", member))
@@ -249,16 +250,18 @@ class Interface:
         *,
         is_function: bool,
     ) -> list[str]:
-        """Return the kinds of functions that can be called for a method.
+        """Return the kinds of functions of hooks that can be called for a method.
 
-        A coroutine method may be a plain function where that is added by itself.
+        Args:
+            point: the method.
+            is_function: whether the hook is a function, which may be a plain one.
         """
         kinds = [point.kind]
         if is_function:
             kinds.append(PLAIN)
         if point.is_async:
             kinds.append(COROUTINE)
-            # A generator would not call the next one.
+            # A generator would not call the argument that calls the next hook.
             calls_next = point.how == "wrap" or (point.nexts and point.does_nothing)
             if self._in_group and not calls_next:
                 kinds.append(ASYNC_GENERATOR)

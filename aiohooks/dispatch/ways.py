@@ -176,26 +176,23 @@ class Point:
         is_coroutine = self.kind == COROUTINE
         self.is_async: bool = is_coroutine or annotations.returns_awaitable
         """Whether its result is awaited, or may be."""
-        self.problem: str = ""
-        """Why hooks cannot implement it."""
-        if "generator" in self.kind:
-            self.problem = f"is {self.kind}"
-        bases = kind.__mro__[:-1]
-        if all(part is typing.Self or class_of(part) in bases for part in annotations.results):
-            self.problem = "returns a hook, which would take the place of the group"
+        self.problem: str = self._find_problem(kind, annotations)
+        """Why hooks cannot implement it, or no text."""
         mark = getattr(member, _MARK, None) or getattr(function, _MARK, None)
-        own_way = own_way or mark
         self.how: Way | Literal["none", "any", "one"] = self._choose_way(
             annotations,
-            own_way,
+            own_way or mark,
             common_way,
         )
-        """How results become one. Without a way: `"none"`, nothing is returned; `"any"`, that is
-        not known; `"one"`, only one hook may return a result.
+        """How the results of several hooks become one.
+
+        It is the way of the method, or without one: `"none"`, as the method returns nothing;
+        `"any"`, as it may return something, so that several results are an error of the call;
+        `"one"`, as it returns something, so that only one hook may implement it.
         """
         has_next = self.how == "one" and bool(self.nexts)
         self.calls_next: bool = self.how == "wrap" or has_next
-        """Whether an argument calls the next hook: the result of a hook counts, also None."""
+        """Whether an argument calls the next hook. The result of a hook counts then, also None."""
         self.empty: Callable[[], Any] = (
             list if self.how == "all" else _container(annotations.results)
         )
@@ -204,19 +201,28 @@ class Point:
             # Python demands a body, and that of an abstract method is no hook.
             self.does_nothing = True
 
+    def _find_problem(self, kind: type[Any], annotations: _Annotations) -> str:
+        """Return why hooks cannot implement the method of `kind`, or no text."""
+        if "generator" in self.kind:
+            return f"is {self.kind}"
+        bases = kind.__mro__[:-1]
+        if all(part is typing.Self or class_of(part) in bases for part in annotations.results):
+            return "returns a hook, which would take the place of the group"
+        return ""
+
     def _choose_way(
         self,
         annotations: _Annotations,
         own_way: Combination | None,
         common_way: Combination | None,
     ) -> Way | Literal["none", "any", "one"]:
-        """Return how the results of several hooks become one. `_choose_argument` keeps the argument
-        that this needs.
+        """Return how the results of several hooks become one, and choose the argument of the way.
 
         Args:
             annotations: the annotations of the method.
-            own_way: the way of this method.
-            common_way: the way of all methods that return something.
+            own_way: the way of this method. Raise if it cannot hold.
+            common_way: the way of all methods that return something. It is left out where it cannot
+                hold, as the class may have methods of several kinds.
         """
         returns_none = annotations.results == [types.NoneType]
         if own_way is not None:
@@ -244,7 +250,10 @@ class Point:
         way: Combination,
         annotations: _Annotations,
     ) -> str:
-        """Choose the argument that a way is about. Return why the way cannot hold, or no text."""
+        """Choose the argument that a way is about, as `parameters.chosen`.
+
+        Return why the way cannot hold, or no text.
+        """
         does = _ARGUMENT_OF.get(way.way)
         if does is None:
             return ""
@@ -297,12 +306,14 @@ class Point:
 
 
 _ARGUMENT_OF = {"chain": "takes the result", "wrap": "calls the next hook"}
+"""What the argument does that a way is about. The other ways are about none."""
 
 
 class _Annotations:
     """The evaluated annotations of a method.
 
-    They may refer to the class, which no point keeps alive.
+    They may refer to the class of the method. No `Point` keeps them, so that the class is freed
+    like any other.
     """
 
     def __init__(
@@ -351,7 +362,10 @@ class _Annotations:
 
 
 class _Unknown:
-    """Stands for a class that exists for type checkers only. Each name has a subclass."""
+    """Stands for a class that is imported for type checkers only. Each name has a subclass.
+
+    So `"Request | None"` can be evaluated, and is equal to the same annotation elsewhere.
+    """
 
     def __class_getitem__(cls, parameters: object) -> Any:
         return cls
@@ -368,9 +382,13 @@ def annotations_of(
     function: Any,
     names: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the evaluated annotations of a function, by parameter. `names` may not be global.
+    """Return the evaluated annotations of a function, by parameter.
 
     An annotation that cannot be evaluated stays as it is.
+
+    Args:
+        function: the function.
+        names: classes by their names, in addition to the names of the function's module.
     """
     module_name = getattr(function, "__module__", "")
     module = sys.modules.get(module_name, builtins)
@@ -417,7 +435,10 @@ def class_of(annotation: Any) -> type[Any]:
 
 
 def split_awaitables(annotation: Any) -> tuple[list[Any], list[Any]]:
-    """Return the members of a union that are not awaitables, and the results of its awaitables."""
+    """Return the members of a union that are not awaitables, and the results of its awaitables.
+
+    For `str | Awaitable[int]`, these are `[str]` and `[int]`.
+    """
     plain: list[Any] = []
     awaited: list[Any] = []
     for part in union_parts(annotation):
@@ -433,7 +454,9 @@ _CALLABLE: Any = collections.abc.Callable
 
 
 def calls_next(annotation: Any) -> bool:
-    """Return whether an annotation is of a callable that returns an awaitable."""
+    """Return whether an annotation is of a callable that returns an awaitable: a `Callable`, or a
+    class with `__call__`, such as a protocol.
+    """
     for part in union_parts(annotation):
         kind = class_of(part)
         call = getattr(kind, "__call__", None)  # noqa: B004
@@ -450,9 +473,9 @@ def calls_next(annotation: Any) -> bool:
     return False
 
 
-def _container(result: Iterable[Any]) -> type[Any]:
-    """Return the class of an empty result."""
-    kinds = [class_of(part) for part in result]
+def _container(results: Iterable[Any]) -> type[Any]:
+    """Return the class of an empty merge, by the annotation of the result: dict, tuple or list."""
+    kinds = [class_of(part) for part in results]
     if any(issubclass(kind, Mapping) for kind in kinds):
         return dict
     return tuple if tuple in kinds else list

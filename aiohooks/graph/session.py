@@ -616,7 +616,6 @@ class OperationCalls(Calls):
     """
 
     kind = "operation"
-    has_successors = True
 
     def __init__(
         self,

@@ -279,7 +279,7 @@ class AsyncMonitoredSession(RequestMethods):
             await call_groups(
                 hooks.after_run,
                 (context,),
-                seconds=iter(answers),
+                second_args=iter(answers),
                 step=context.global_step,
                 waits=waits,
             )

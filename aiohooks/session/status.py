@@ -182,7 +182,7 @@ def status_of(session: AnySession) -> SessionStatus:
         feeds_unused=session.feeds.unused,
         pause_reason=requests.pause_reason,
         drain_reason=requests.drain_reason,
-        hooks=tuple(session.hooks.background.status(session.hooks.registered)),
+        hooks=tuple(hook.status() for hook in session.hooks.registered),
         effects=() if session.effects is None else session.effects.status(),
     )
 

@@ -337,7 +337,7 @@ def _both_phases(
         await call_groups(
             checked.after_run,
             (context,),
-            seconds=iter([(values,) * len(hooks)]),
+            second_args=iter([(values,) * len(hooks)]),
             step=1,
             waits=waits,
         )

@@ -138,7 +138,7 @@ async def test_calls_that_a_group_drops_are_counted(caplog: pytest.LogCaptureFix
         for number in range(5):
             await group.hooks.on(number)
         await ticks()
-    assert "Observer has 5 background calls left, which are dropped" in caplog.text
+    assert "5 background calls of Observer are left, and are dropped" in caplog.text
     assert group.status()[0].dropped == 5
 
 
@@ -239,8 +239,8 @@ async def test_a_background_hook_is_called_after_a_recovery() -> None:
 async def test_a_stop_ends_the_wait_for_a_hook_that_hangs(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full queue of a hook that hangs makes the run wait, which is logged with the hook, the
-    method and the size of the queue. A stop ends the wait; what the end of the session drops is
+    """A full queue of a hook that hangs makes the run wait, which is logged with the hook and the
+    size of the queue. A stop ends the wait; what the end of the session drops is
     logged with its number.
     """
     hook = Watching()
@@ -251,15 +251,15 @@ async def test_a_stop_ends_the_wait_for_a_hook_that_hangs(
         third = await parked(session.run("train"))
         await ticks(20)
         await advance_clock(clock, 1)
-        log = "a caller has waited 1 s for background calls of Watching.after_run"
-        assert caplog.messages == [f"{log}: 2 are pending, of at most 2"]
+        log = "a caller has waited 1 s for the background calls of Watching"
+        assert caplog.messages == [f"{log}: 2 items are pending, of at most 2"]
         session.request_stop("enough")
         await third
         assert (session.global_step.latest.step, session.status().hooks[0].pending) == (3, 3)
         closing = await parked(session.aclose())
         await pass_time(clock, 5)
         await closing
-    assert caplog.messages[-1] == "Watching has 3 background calls left, which are dropped"
+    assert caplog.messages[-1] == "3 background calls of Watching are left, and are dropped"
     assert hook.steps == []
 
 

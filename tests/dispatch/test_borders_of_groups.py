@@ -315,6 +315,29 @@ async def test_a_member_that_is_no_function_is_refused_by_name() -> None:
         ah.compose(Odd, [Unable()])
 
 
+async def test_a_call_beside_other_methods_is_a_method() -> None:
+    """The class's own one, which no hook implements, still calls the other methods."""
+
+    class App:
+        async def __call__(self, text: str) -> None:
+            await self.on(text)
+
+        async def on(self, text: str) -> None: ...
+
+    class Logs:
+        async def on(self, text: str) -> None:
+            calls.append(text)
+
+    class Answers:
+        async def __call__(self, text: str) -> None:
+            calls.append(f"called with {text}")
+
+    calls: list[str] = []
+    await ah.compose(App, [Logs()])("x")
+    await ah.compose(App, [Logs(), Answers()])("y")
+    assert calls == ["x", "called with y"]
+
+
 def test_a_plain_wrapper_of_a_coroutine_function_is_refused() -> None:
     """When it is added, as a method or as a function, with the words for each."""
 

@@ -98,7 +98,7 @@ async def test_a_call_that_outlives_its_group_queues_nothing(clock: ManualClock)
     clock.advance(5)
     await leaving
     gate.set()
-    with pytest.raises(HookGroupClosedError, match="takes no more background calls"):
+    with pytest.raises(HookGroupClosedError, match="Observer#2 are not queued any more"):
         await call
     await ticks()
     assert logged == []

@@ -98,4 +98,4 @@ async def test_too_few_arguments_are_an_error(waits: bool) -> None:
     hooks = [RegisteredHook(f"hook {number}", ah.configure(hook)) for number in range(2)]
     group = OrderGroup("on", hooks, grace_secs=1.0)
     with pytest.raises((ValueError, IndexError)):
-        await call_groups((group,), (1,), seconds=iter([[2]]))
+        await call_groups((group,), (1,), second_args=iter([[2]]))

@@ -115,7 +115,7 @@ async def test_what_the_end_drops_is_counted(caplog: pytest.LogCaptureFixture) -
             asyncio.get_running_loop().call_later(0.01, clock.advance, 1)
     assert group.status() == [("Stuck", 0, None, 5, None, 0)]
     assert [record.getMessage() for record in caplog.records] == [
-        "Stuck has 5 background calls left, which are dropped"
+        "5 background calls of Stuck are left, and are dropped"
     ]
 
 

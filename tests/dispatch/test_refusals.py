@@ -227,10 +227,6 @@ HOOKS: list[Any] = [
         )
         for name in ("itself", "text", "base")
     ],
-    (
-        made(Handler, hook(Handler, __call__=coroutine, on_event=coroutine)),
-        "Observer.__call__ cannot be called: Handler.__call__ stands beside other methods",
-    ),
     # options that would have no effect, or contradict each other
     (
         said(Kinds, hook(first=Does.first), background=True),
@@ -243,11 +239,6 @@ HOOKS: list[Any] = [
     (
         said(Calls, hook(plain=function), timeout=5),
         "Observer.plain wraps other calls, whose time would count, or is a plain function",
-    ),
-    (
-        said(Calls, HookRegistration(ah.configure(ON))),
-        "is a registration of a registration",
-        "give the hook",
     ),
     # which argument takes the result, or calls the next
     *[

@@ -129,7 +129,7 @@ def test_a_signal_while_a_step_waits_for_a_hook_that_hangs() -> None:
     signal ends the program, and the calls that are dropped are logged.
     """
     code, output, _ = send_signals([sys.executable, "-c", textwrap.dedent(HANGS)], TERM)
-    dropped = "Hangs has 3 background calls left, which are dropped"
+    dropped = "3 background calls of Hangs are left, and are dropped"
     assert (code, output) == (128 + TERM, dropped)
 
 

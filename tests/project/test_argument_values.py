@@ -368,7 +368,7 @@ async def test_arguments_of_store_methods_are_checked() -> None:
 @pytest.mark.parametrize("values", [5, ["w"], None], ids=repr)
 def test_variables_are_assigned_from_a_mapping(values: Any) -> None:
     """`Variables.assign` takes a mapping, and says so."""
-    with invalid(repr(values), "give a mapping"):
+    with invalid(repr(values), "give a Mapping"):
         ah.Variables().assign(values)
 
 

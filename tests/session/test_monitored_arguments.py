@@ -341,7 +341,7 @@ async def test_options_are_a_mapping(options: Any) -> None:
         (RequestingHook(None, None, options), "options of RequestingHook", None),
     ):
         async with doubling(hook) as session:
-            with invalid(what, f"is {options!r}", "give a mapping"):
+            with invalid(what, f"is {options!r}", "give a Mapping"):
                 await session.run("loss", None, own)
 
 

@@ -17,8 +17,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks._core.calls import Calls
 from aiohooks._core.clock import wake
-from aiohooks.dispatch.answers import WrapperCall
-from aiohooks.dispatch.arguments import Parameters
+from aiohooks.dispatch.answers import Target, WrapperCall
 from aiohooks.errors import raise_unchanged
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Values
@@ -251,7 +250,7 @@ async def wrapped_call_is_made_twice(call: Method, *args: Any, **keywords: Any) 
     return [*await call(*args, **keywords), *await call(*args, **keywords)]
 
 
-@bug(Parameters, "chosen_value", "values")
-def chained_result_is_dropped(value: Method, *args: Any) -> Any:
-    found = value(*args)
+@bug(Target, "_call_one_by_one", "values")
+async def chained_result_is_dropped(call: Method, *args: Any) -> Any:
+    found = await call(*args)
     return found[:1] if isinstance(found, list) else found
