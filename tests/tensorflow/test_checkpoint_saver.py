@@ -9,7 +9,6 @@ have continued. Where TensorFlow's order is to be seen, `background` is off here
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.saving_sessions import Listener, on_disk, train
-from tests.support.sessions import counting, counting_graph
+from tests.support.sessions import counting_graph
 
 pytestmark = pytest.mark.every_python
 
@@ -58,24 +57,7 @@ class Noting(ah.SessionRunHook):
         self._record.append(f"RUN{len(self.steps)}")
 
 
-def saves(record: Iterable[str]) -> list[int]:
-    """Return the steps at which the state was taken."""
-    return [int(one.removeprefix("L.before_save(")[:-1]) for one in record if "before_save" in one]
-
-
 # -- the periods
-
-
-@pytest.mark.parametrize("every", [ah.Every(secs=2), ah.Every(steps=2)], ids=["secs", "steps"])
-async def test_saves_before_the_first_step(tmp_path: Path, every: ah.Every) -> None:
-    """Step 0 is saved when the session is created, and the first run is not; TensorFlow saves step
-    1 in a bare session (O52).
-    """
-    with ManualClock():
-        async with counting(saver(tmp_path, every)) as session:
-            assert await on_disk(tmp_path) == [0]
-            await session.run("train")
-            assert await on_disk(tmp_path) == [0]
 
 
 @pytest.mark.parametrize(
@@ -105,89 +87,6 @@ async def test_saves_periodically(
                 await session.run(run)
             assert await on_disk(tmp_path) == steps
     assert await on_disk(tmp_path) == listener.saved == [*steps, last]
-
-
-async def test_listeners_within_one_period(tmp_path: Path) -> None:
-    """Two runs within the period: begin once, two saves (the beginning and the end), end once."""
-    listener = Listener()
-    with ManualClock():
-        await train(counting_graph(), [saver(tmp_path, ah.Every(secs=2), listener)], 2)
-    assert listener.record == [
-        "begin",
-        "before_save(0)",
-        "after_save(0)",
-        "before_save(2)",
-        "after_save(2)",
-        "end(2)",
-    ]
-
-
-async def test_the_step_is_not_read_once_more(tmp_path: Path) -> None:
-    """The hook fetches nothing in a run, unless it has metrics: the context has the step (O49)."""
-    hook = saver(tmp_path, ah.Every(steps=1))
-    answers: list[Any] = []
-    asked = hook.before_run
-
-    async def before_run(run_context: ah.SessionRunContext) -> Any:
-        answer: Any = await asked(run_context)
-        answers.append(answer)
-        return answer
-
-    hook.before_run = before_run  # type: ignore[method-assign]
-    await train(counting_graph(), [hook], 2)
-    assert answers == [None, None]
-
-
-# -- listeners and restarts
-
-
-async def test_a_second_session_continues_from_the_saved_step(tmp_path: Path) -> None:
-    """The hook needs no saver of its own; two listeners get the same; the next session continues at
-    step 2.
-
-    TensorFlow restores by a directory or by a file's name; here it is the directory, and its newest
-    good checkpoint.
-    """
-    listeners = [Listener(), Listener()]
-    hook = ah.CheckpointSaverHook(every=ah.Every(steps=1), listeners=listeners)
-    await train(ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path), [hook], 2)
-    assert [listener.saved for listener in listeners] == [[0, 1, 2]] * 2
-    async with ah.AsyncMonitoredSession(
-        ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path)
-    ) as session:
-        assert await session.run(["total", "global_step"]) == [2, 2]
-
-
-async def test_the_last_step_counts_over_a_restart(tmp_path: Path) -> None:
-    """`StopAtStepHook(last_step)` on checkpoints: 3 runs, then the 2 up to 5, then none."""
-    runs: list[int] = []
-    for last_step in (3, 5, 5):
-        noting = Noting([])
-        hooks = [noting, ah.StopAtStepHook(last_step=last_step), ah.CheckpointSaverHook()]
-        await train(ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path), hooks, 100)
-        runs.append(len(noting.steps))
-    assert runs == [3, 2, 0]
-
-
-async def test_an_empty_directory_is_a_beginning(tmp_path: Path) -> None:
-    """With nothing to restore, the variables and then local state are initialised; with a
-    checkpoint only local state is.
-    """
-    record: list[str] = []
-
-    async def init(session: ah.Session) -> None:
-        record.append("init")
-
-    async def local_init(session: ah.Session) -> None:
-        record.append(f"local_init at {session.global_step.latest.step}")
-
-    scaffold = ah.Scaffold(init_fn=init, local_init_fn=local_init)
-    for _ in range(2):
-        creator = ah.ChiefSessionCreator(
-            counting_graph(), scaffold=scaffold, checkpoint_dir=tmp_path
-        )
-        await train(creator, [ah.CheckpointSaverHook()])
-    assert record == ["init", "local_init at 0", "local_init at 1"]
 
 
 # -- the recorded scenarios
@@ -228,22 +127,3 @@ async def test_recorded_saves(tmp_path: Path, every: int, expected: str, steps: 
     )
     assert " ".join(record) == expected
     assert await on_disk(tmp_path) == steps
-
-
-@pytest.mark.parametrize(
-    ("returns", "steps"),
-    [({0: True, 2: True}, [0]), ({2: True}, [0, 1, 2]), ({1: True}, [0, 1])],
-    ids=["0 and 2", "2", "1"],
-)
-async def test_a_listener_stops_the_training(
-    tmp_path: Path, returns: dict[int, bool], steps: list[int]
-) -> None:
-    """Recorded: a request at the first save stops before the first run; TensorFlow ignores it
-    (O50), and stops at 2.
-    """
-    record: list[str] = []
-    hook = saver(tmp_path, ah.Every(steps=1), Recording(record, returns=returns))
-    session = await train(counting_graph(), [Noting(record), hook], 10)
-    assert saves(record) == await on_disk(tmp_path) == steps
-    assert record[-1] == f"L.end({steps[-1]})"
-    assert session.stop_reason == f"a listener requested it after saving step {steps[-1]}"
