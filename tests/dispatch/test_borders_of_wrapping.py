@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -135,21 +134,6 @@ async def test_a_keyword_that_the_class_does_not_take_is_an_error() -> None:
         await logged.ask("x", bad=1)
 
 
-def test_a_way_for_all_methods_does_not_guess() -> None:
-    """A method with one argument and no annotation may have nothing to do with wrapping."""
-
-    class App:
-        async def handle(self, request, call_next: Callable[..., Awaitable[str]]) -> str: ...
-
-        async def setup(self, config): ...
-
-    async def setup(self, config): ...
-
-    ah.compose(App, [hook(setup=setup)], results="wrap")
-    with refused(InvalidHookError, ".setup and Observer#2.setup both return a result"):
-        ah.compose(App, [hook(setup=setup), hook(setup=setup)], results="wrap")
-
-
 # -- time limits and failures
 
 
@@ -249,24 +233,6 @@ async def test_an_error_of_a_generator_itself_is_raised() -> None:
     hooks = ah.compose(Events, [hook(on=around), hook(on=fails)])
     with pytest.raises(RuntimeError, match="its own"):
         await hooks.on("away")
-
-
-async def test_a_call_whose_error_is_logged_has_no_result_in_its_place() -> None:
-    """The results of the others stand at their own places."""
-
-    class Answers:
-        @ah.point("all")
-        async def ask(self, text: str) -> list[str]: ...
-
-    async def fails(self, text):
-        raise OSError(text)
-
-    async def echoes(self, text):
-        return text
-
-    logged = ah.configure(hook(ask=fails), on_error="log")
-    hooks = ah.compose(Answers, [hook(ask=echoes), logged, hook(ask=echoes)])
-    assert await hooks.ask("x") == ["x", None, "x"]
 
 
 async def test_removed_hooks_are_exited_in_order_of_removal() -> None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -67,25 +67,6 @@ async def test_waiting_for_the_stop(clock: ManualClock) -> None:
 
 
 # -- until
-
-
-async def test_until_gives_the_result() -> None:
-    """Without a stop `until` returns what the coroutine, task or future returns, or raises what it
-    raises.
-    """
-    coord = ah.Coordinator()
-    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(future.set_result, 3)
-    awaitables: list[Awaitable[int]] = [
-        asyncio.sleep(0, 1),
-        asyncio.create_task(asyncio.sleep(0, 2)),
-        future,
-        future,
-    ]
-    assert [await coord.until(one) for one in awaitables] == [1, 2, 3, 3]
-    for failing in (fail(OSError("own")), asyncio.create_task(fail(OSError("own")))):
-        with pytest.raises(OSError, match="own"):
-            await coord.until(failing)
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
@@ -200,28 +181,6 @@ async def test_tasks_have_names_and_results() -> None:
     await coord.join()
     assert (coord.joined, coord.should_stop(), coord.errors) == (True, False, [])
     assert repr(coord) == "<Coordinator running, tasks: none>"
-
-
-async def test_a_stop_does_not_interrupt_the_cleanup_of_a_cancelled_task() -> None:
-    """The task has one reason to end, and its wait in `until` has none more."""
-    coord = ah.Coordinator()
-    cleaning, cleaned = asyncio.Event(), asyncio.Event()
-
-    async def wait() -> None:
-        try:
-            await forever()
-        finally:
-            cleaning.set()
-            await ticks()
-            cleaned.set()
-
-    coord.start_soon(coord.until, wait())
-    await ticks()
-    coord.cancel_tasks("the session closes")
-    await cleaning.wait()
-    coord.request_stop("enough")
-    await coord.join()
-    assert cleaned.is_set()
 
 
 async def test_no_error_is_lost(caplog: pytest.LogCaptureFixture) -> None:
@@ -422,24 +381,3 @@ async def test_the_clean_end_of_a_task_in_a_drain_is_no_stop(how: str) -> None:
     coord.start_soon(raises_after(1, ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         await coord.join()
-
-
-async def test_a_wait_for_the_end_of_a_pause_leaves_nothing() -> None:
-    """However often there is one."""
-    loop, coord, counts = asyncio.get_running_loop(), ah.Coordinator(), set[int]()
-    for _ in range(3):
-        coord.pause()
-        wait = await parked(coord.wait_for_resume())
-        await ticks()
-        assert not wait.done()
-        coord.resume()
-        await wait
-        del wait
-        gc.collect()
-        counts.add(
-            sum(
-                isinstance(one, asyncio.Future) and one.get_loop() is loop
-                for one in gc.get_objects()
-            )
-        )
-    assert len(counts) == 1

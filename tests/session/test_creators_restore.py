@@ -18,9 +18,7 @@ from tests.support.checkpoint_files import names, same
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, SessionRecorder
 from tests.support.saving_sessions import (
-    HeldSaver,
     Remembering,
-    array_graph,
     chief,
     on_disk,
     saving,
@@ -139,26 +137,6 @@ async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None
     assert same(await values_at(tmp_path), whole)
 
 
-async def test_a_recovery_waits_for_the_write(tmp_path: Path) -> None:
-    """If a session is lost while its checkpoint is written, that checkpoint is restored, not the
-    one before.
-    """
-    saver, listened = HeldSaver(tmp_path), list[int]()
-
-    class Slow(ah.ChiefSessionCreator):
-        async def create_session(self) -> ah.Session:
-            saver.let(10)
-            await writes_done()
-            session = await super().create_session()
-            listened.append(session.global_step.latest.step)
-            return session
-
-    hooks = [FaultInjectionHook({("after_run", 4): LOST}), saving(None, every=ah.Every(steps=3))]
-    async with saver:
-        await train(Slow(array_graph(), checkpoint_dir=saver), hooks, 5, recovery=NO_BACKOFF)
-    assert listened == [0, 3]
-
-
 @pytest.mark.parametrize("restarts", [True, False], ids=["restart", "recovery"])
 async def test_a_damaged_checkpoint_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, restarts: bool
@@ -228,28 +206,6 @@ async def test_a_worker_never_restores(tmp_path: Path) -> None:
     assert [one.restored for one in sessions.sessions] == [None, None]
     assert (steps.latest, variables.snapshot()) == ((2, 7), {"total": 7})
     assert (await on_disk(tmp_path))[-1] == 7
-
-
-async def test_what_is_saved_has_the_step_it_was_at(tmp_path: Path) -> None:
-    """If workers advance while a listener is awaited, the values are saved with the step that they
-    belong to.
-    """
-    graph, shared = (
-        counting_graph(),
-        {"variables": ah.Variables(), "global_step": ah.MemoryStepStore()},
-    )
-    creator = ah.ChiefSessionCreator(graph, **shared)  # type: ignore[arg-type]
-    async with ah.AsyncMonitoredSession(creator) as other:
-
-        class Meanwhile(ah.hooks.CheckpointSaverListener):
-            async def before_save(self, *_: object) -> None:
-                await other.run("train")
-
-        hooks = [saving(tmp_path, listeners=[Meanwhile()])]
-        await train(ah.ChiefSessionCreator(graph, **shared), hooks, 3)  # type: ignore[arg-type]
-    there = await on_disk(tmp_path)
-    assert there == [1, 3, 5, 7]
-    assert [(await values_at(tmp_path, step))["total"] for step in there] == there
 
 
 # -- what does not fit

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,12 +14,11 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.stores._protocol import Expire
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.hooks import EndRecorder, PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting, counting_graph, outcome
+from tests.support.sessions import NO_BACKOFF, counting_graph, outcome
 from tests.support.stores import local_store, locked
 from tests.support.version_gates import admit_one
 from tests.support.waiting import advance_clock, parked, ticks, until_true
@@ -59,35 +57,6 @@ async def stopped(session: ah.AsyncMonitoredSession, opening: asyncio.Task[Any])
 # -- workers and their chief
 
 
-async def test_worker_waits_until_the_chief_has_initialised() -> None:
-    """A worker in another process is entered when the chief's `init_fn` has ended, and then waits
-    for its step.
-    """
-    engine, ready, order = FakeEngine(), asyncio.Event(), list[str]()
-
-    async def init(session: ah.Session) -> None:
-        order.append("init")
-        await ready.wait()
-
-    async def work(session: ah.AsyncMonitoredSession) -> None:
-        order.append("worker")
-        assert await session.run("global_step") >= 3
-
-    async with FakeStepStore(engine) as one, FakeStepStore(engine) as other:
-        works = await parked(
-            outcome(ah.AsyncMonitoredSession(worker(one), [ah.hooks.GlobalStepWaiterHook(3)]), work)
-        )
-        creator = chief(other, scaffold=ah.Scaffold(init_fn=init))
-        leads = await parked(
-            outcome(ah.AsyncMonitoredSession(creator, [ah.StopAtStepHook(last_step=5)]), train)
-        )
-        await ticks(50)
-        assert order == ["init"]
-        ready.set()
-        assert [await works, await leads] == [None, None]
-    assert order == ["init", "worker"]
-
-
 async def test_worker_gives_up_at_its_deadline(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,42 +88,6 @@ async def test_a_worker_that_comes_after_the_end() -> None:
         async with ah.AsyncMonitoredSession(worker(steps)) as late:
             assert [step async for step in late.steps("train")] == []
         assert "finished at step 1" in str(late.stop_reason)
-
-
-async def test_end_of_a_session_is_known_in_other_processes() -> None:
-    """A worker that waits beyond the chief's last step ends cleanly, and its `stop_reason` says
-    why.
-    """
-    engine = FakeEngine()
-    async with FakeStepStore(engine) as steps, FakeStepStore(engine) as others:
-        waiting = counting(ah.hooks.GlobalStepWaiterHook(100), global_step=others)
-        works = await parked(outcome(waiting, lambda session: session.run("train")))
-        hooks = [ah.StopAtStepHook(last_step=3)]
-        assert (
-            await outcome(ah.AsyncMonitoredSession(chief(steps), hooks, name="chief"), train)
-            is None
-        )
-        assert await works is None  # the store is still open: that the session ended is enough
-    assert "chief finished at step 3, wanted 100" in str(waiting.stop_reason)
-
-
-@pytest.mark.parametrize(
-    ("name", "known_as"),
-    [("trainer", "trainer"), (None, "main of process {pid} on ")],
-    ids=["its name", "its task and process"],
-)
-async def test_name_of_a_session_in_other_processes(name: str | None, known_as: str) -> None:
-    """Other processes see a session by its name, or else by those of its task and its process: each
-    has a Task-1.
-    """
-    engine, task = FakeEngine(), asyncio.current_task()
-    assert task is not None
-    task.set_name("main")
-    here, there = FakeStepStore(engine), FakeStepStore(engine)
-    async with here, there, counting(global_step=here, name=name):
-        await here.flush()
-        await there.value()
-        assert str(there).partition("published by ")[2].startswith(known_as.format(pid=os.getpid()))
 
 
 # -- a stop ends the opening, whatever it waits for
@@ -407,27 +340,3 @@ async def test_a_recovery_at_the_same_step_frees_the_places_of_lost_items(tmp_pa
         assert steps.latest == (2, 2)
         with pytest.raises(ah.errors.PublisherFinishedError):
             await working
-
-
-async def test_chief_whose_lease_expired_is_refused(clock: ManualClock) -> None:
-    """Its lease expires while it does not run; another chief leads; its next step is refused and
-    changes nothing.
-    """
-    engine = FakeEngine()
-    async with FakeStepStore(engine) as old, FakeStepStore(engine) as new:
-
-        async def comes_back(session: ah.AsyncMonitoredSession) -> None:
-            await session.run("train")
-            await old.flush()
-            for member in tuple(
-                engine.runs["default"].members.values()
-            ):  # its process was stopped for a long time
-                engine.apply("default", Expire(member.id, member.heartbeat))
-            async with new.lead():
-                await new.advance()
-                await session.run("train")
-
-        raised = await outcome(ah.AsyncMonitoredSession(chief(old)), comes_back)
-        assert isinstance(raised, ah.errors.StaleTermError)
-        assert (raised.term, raised.newest) == (1, 2)
-        assert (await new.value()).step == 2

@@ -13,7 +13,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import doubling, outcome, recovery_policy
+from tests.support.sessions import doubling, outcome
 from tests.support.waiting import forever, raises_after, ticks
 
 pytestmark = pytest.mark.every_python
@@ -258,50 +258,6 @@ async def test_a_failure_that_a_hook_has_handled_leaves_the_session(
     assert await outcome(session, use) is failure
 
 
-async def test_a_raw_session_whose_task_fails_as_it_is_closed_is_replaced() -> None:
-    """The failure is of the session that the recovery leaves: it does not end the recovery."""
-    creations = 0
-
-    class Worker(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            nonlocal creations
-            creations += 1
-            if creations == 1:
-                coord.start_soon(raises_after(20, ah.AbortedError("of the worker")))
-
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            if creations == 1 and run_context.global_step == 2:
-                raise ah.AbortedError("lost")
-
-    class Slow(ah.SessionRunHook):
-        """Its calls in the background are finished before the tasks are cancelled."""
-
-        async def after_run(self, run_context: Any, run_values: Any) -> None:
-            await ticks(40)
-
-    hooks = [Worker(), ah.configure(Slow(), background=True)]
-    async with doubling(*hooks, recovery=recovery_policy(max_attempts=1)) as session:
-        await session.run("loss")
-        await session.run("loss")
-        assert (creations, session.status().recoveries) == (2, 1)
-
-
-@pytest.mark.parametrize("first", ["session", "coord"])
-async def test_the_earliest_of_two_failures_is_raised(first: str, failure: OSError) -> None:
-    """Whichever of the two coordinators of a session owns its task."""
-    later = ValueError("later")
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        owners: list[Any] = [session, session.coord]
-        if first == "coord":
-            owners.reverse()
-        owners[0].start_soon(raises_after(3, failure))
-        owners[1].start_soon(raises_after(6, later))
-        await ticks(20)
-
-    assert await outcome(doubling(), use) is failure
-
-
 @pytest.mark.parametrize("body", [works, gives_up_recoverable, runs_once])
 async def test_a_failure_that_can_be_recovered_from_hides_no_other(
     body: Callable[[Any], Awaitable[None]], failure: OSError, caplog: pytest.LogCaptureFixture
@@ -316,14 +272,3 @@ async def test_a_failure_that_can_be_recovered_from_hides_no_other(
 
     assert await outcome(doubling(), use) is failure
     assert "after another failure" in caplog.text
-
-
-async def test_a_coordinator_starts_tasks_again_after_join() -> None:
-    """`join` has cancelled the tasks of before; those that come are not cancelled with them."""
-    coord = ah.Coordinator()
-    coord.start_soon(forever)
-    coord.request_stop("enough")
-    await coord.join(0.0)
-    task = coord.start_soon(ticks)
-    await task
-    assert not task.cancelled()

@@ -46,23 +46,6 @@ async def test_a_coroutine_function_is_a_session() -> None:
         assert session.graph.step_operation is session.graph.nodes["double"]
 
 
-async def test_an_object_or_a_method_may_be_the_step() -> None:
-    """Anything called and awaited like a coroutine function is a step: a bound method, a callable
-    object.
-    """
-
-    class Model:
-        async def train(self, batch: int) -> dict[str, int]:
-            return {"loss": batch * 2}
-
-        async def __call__(self, batch: int) -> dict[str, int]:
-            return {"loss": -batch}
-
-    for source, loss in ((Model().train, 6), (Model(), -3)):
-        async with ah.AsyncMonitoredSession(source) as session:
-            assert await session.run("loss", {"batch": 3}) == loss
-
-
 @pytest.mark.parametrize(
     "hooks",
     [[], [RecordingHook()], [RecordingHook(fetches="loss")]],

@@ -323,16 +323,3 @@ def test_the_end_does_not_wait_for_what_was_left_behind(caplog: pytest.LogCaptur
     assert "task 'ignores_cancels', at " in waits[0]
     assert "task 'cleaner', at " in waits[0]
     assert "aiohooks.run ends without task 'ignores_cancels', at " in caplog.messages[-1]
-
-
-def test_the_end_waits_for_other_tasks_as_long_as_they_need() -> None:
-    """A task that nothing has left behind is waited for, as by `asyncio.run`."""
-    ends: list[str] = []
-
-    async def main() -> None:
-        tasks.append(asyncio.create_task(clean_up(100, ends)))
-        await asyncio.sleep(0)
-
-    tasks: list[asyncio.Task[None]] = []
-    run_quickly(main)
-    assert ends == ["cleaned up"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
@@ -26,9 +26,7 @@ from tests.support.sessions import (
 from tests.support.waiting import (
     HANG_SECS,
     advance_clock,
-    cancels_left,
     forever,
-    parked,
     ticks,
     until_true,
 )
@@ -102,33 +100,6 @@ async def test_the_first_reason_is_kept(
 
 
 # -- background tasks
-
-
-async def test_a_step_function_that_settles_the_cancel_of_a_background_failure() -> None:
-    """It returns its result, nothing is left of the cancel, and the failure comes out of the next
-    run.
-    """
-    begun = asyncio.Event()
-
-    async def settle(context: ah.session.StepContext) -> str:
-        try:
-            begun.set()
-            await forever()
-        except asyncio.CancelledError:
-            return "settled"
-        raise AssertionError
-
-    async def fail_then() -> None:
-        await begun.wait()
-        raise OSError("no disk")
-
-    async with doubling() as session:
-        session.start_soon(fail_then)
-        assert await session.run_step_fn(settle) == "settled"
-        assert cancels_left() == 0
-        with pytest.raises(OSError, match="no disk"):
-            await session.run("loss")
-    assert cancels_left() == 0
 
 
 Start = Callable[[ah.AsyncMonitoredSession], Callable[..., asyncio.Task[Any]]]
@@ -276,40 +247,6 @@ async def test_groups_out_of_end_and_close_are_flat(phase: str) -> None:
     )
 
 
-# -- closing it from elsewhere
-
-
-async def test_closing_lets_the_run_of_another_task_finish() -> None:
-    """`aclose` during the run of another task waits for it, and for its `after_run`; queued ones do
-    not begin.
-    """
-    gate, hook = asyncio.Event(), RecordingHook()
-
-    async def step() -> dict[str, int]:
-        await gate.wait()
-        return {"loss": 5}
-
-    async with ah.AsyncMonitoredSession(step, [hook]) as session:
-        running, queued = await parked(session.run("loss")), await parked(session.run("loss"))
-        await ticks()
-        closing = await parked(session.aclose())
-        await ticks()
-        assert (session.should_stop(), closing.done()) == (True, False)
-        gate.set()
-        assert await running == 5
-        await closing
-        with refused(ah.errors.SessionClosedError, "this session is"):
-            await queued
-    assert hook.phases() == [
-        "begin",
-        "after_create_session",
-        "before_run",
-        "after_run",
-        "end",
-        "close",
-    ]
-
-
 # -- the last step in `close`
 
 
@@ -454,26 +391,3 @@ async def test_a_wait_for_a_queue_with_a_time_limit_is_not_idle(clock: ManualClo
         limit.reschedule(asyncio.get_running_loop().time())
         await ending
     assert flushed
-
-
-@pytest.mark.parametrize("before", [True, False])
-async def test_the_reason_of_a_stop_is_logged_once(
-    before: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """At level INFO, also of a stop that was requested before the session was opened, and of one
-    that a hook requests; a later request is not.
-    """
-    caplog.set_level(logging.INFO, "aiohooks")
-    session = doubling(ah.StopAtStepHook(last_step=1), name="trainer")
-    reason = "enough"
-    if before:
-        session.request_stop(reason)
-        await outcome(session)
-    else:
-        reason = "step 1 reached the last step, 1"
-        async with session:
-            await session.run("loss")
-            session.request_stop("later")
-    assert session.stop_reason == reason
-    stops = [text for text in caplog.messages if "stopping" in text]
-    assert stops == [f"session 'trainer': stopping: {reason}"]

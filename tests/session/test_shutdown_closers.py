@@ -76,34 +76,6 @@ async def test_a_block_that_fails_while_another_task_closes(
     assert hook.done == ["end", "close", "closed"]
 
 
-async def test_a_task_of_a_nested_end_does_not_hold_up_the_outer_session(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """It keeps the context of the closing, which is over: its wait for a step is not one of the
-    outer session's own.
-    """
-    store, begun, waits = ah.MemoryStepStore(), asyncio.Event(), list[asyncio.Task[int]]()
-
-    async def wait() -> int:
-        await begun.wait()
-        return await store.wait_for(2)
-
-    async def start(*_: object) -> None:
-        waits.append(asyncio.create_task(wait()))
-
-    async def nest(run_context: ah.SessionRunContext) -> None:
-        if not waits:
-            await outcome(doubling(PhaseHook("end", start)))
-
-    async with doubling(PhaseHook("before_run", nest), global_step=store) as outer:
-        await outer.run("loss")
-        begun.set()
-        await ticks()
-        assert (store.statistics().waiting, caplog.messages) == (1, [])
-        await outer.run("loss")
-        assert await waits[0] == 2
-
-
 # -- calls that would wait for themselves
 
 

@@ -8,14 +8,11 @@ import re
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.scope import begin_run
 from aiohooks.stores._protocol import _MAX_ERROR_TEXT, Answer, Request
-from aiohooks.stores.publishers import Publisher
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import (
     HANG_SECS,
-    advance_clock,
     cancel_and_wait,
     forever,
     parked,
@@ -25,12 +22,6 @@ from tests.support.waiting import (
 )
 
 # --- leases
-
-
-async def wait_as(publisher: Publisher, store: FakeStepStore, step: int) -> int:
-    """Wait on behalf of a publisher, as inside a session's run."""
-    begin_run(None, publisher)
-    return await store.wait_for(step)
 
 
 class DyingConnection(FakeConnection):
@@ -108,55 +99,6 @@ async def test_a_publisher_whose_loop_was_blocked(
         await asyncio.gather(wait, return_exceptions=True)
 
 
-async def test_a_dead_publisher_is_found_while_another_one_is_fast(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """A waiter for one step after the other finds it, too: else its death would be what ended the
-    run, long after.
-    """
-    dead = FakeStepStore(DyingConnection(engine))
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
-        dead.publisher("dead")
-        with a.publisher("trainer"):
-            await dead.flush()
-            await kill(dead)
-            for step in range(1, 41):
-                wait = await parked(b.wait_for(step))
-                await ticks(40)
-                await pass_time(clock, 0.5)
-                await a.advance()
-                assert await wait == step
-            assert b.statistics().publishers == ("trainer",)
-            wait = await parked(b.wait_for(99), 40)
-        with pytest.raises(ah.errors.PublisherFinishedError, match="trainer finished at step 40"):
-            await wait
-    await close_dead(dead, clock)
-
-
-async def test_waiters_stay_for_the_next_chief_if_asked(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """With `on_lost="keep"` waiters stay when a publisher is found dead, and are woken by its
-    successor.
-    """
-    dead = FakeStepStore(DyingConnection(engine))
-    async with FakeStepStore(engine, on_lost="keep") as b:
-        dead.publisher("trainer")
-        await dead.advance(5)
-        await dead.flush()
-        wait = await parked(b.wait_for(9), 40)
-        await kill(dead)
-        for _ in range(30):
-            await advance_clock(clock, 1, 40)
-        assert b.statistics().publishers == ()
-        assert not wait.done()
-        async with FakeStepStore(engine) as again:
-            with again.publisher("trainer"):
-                await again.advance(4)
-                assert await wait == 9
-    await close_dead(dead, clock)
-
-
 async def test_waiting_for_the_lead_can_be_cancelled(engine: FakeEngine) -> None:
     """A wait for the lead can be cancelled; a chief cannot take the lead twice."""
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
@@ -225,28 +167,6 @@ async def test_a_run_that_had_finished_has_no_successor(engine: FakeEngine) -> N
     async with FakeStepStore(engine, lease_secs=20) as b:
         with pytest.raises(ah.errors.PublisherFinishedError, match="yesterday's chief finished"):
             await b.wait_for(5)
-
-
-async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """Once a publisher has registered in time, only its own exit ends waits, also if all publishers
-    wait themselves.
-    """
-    async with FakeStepStore(engine) as a:
-        a.publisher("yesterday's chief").close(OSError("the disk is full"))
-    async with FakeStepStore(engine, lease_secs=20) as b, FakeStepStore(engine) as d:
-        chief = d.publisher("chief")
-        waiting = asyncio.ensure_future(wait_as(chief, d, 9))
-        wait = await parked_wait(b, 2)
-        await d.flush()
-        await b.value()
-        await pass_time(clock, 60)
-        await b.value()
-        await d.advance(2)
-        assert await wait == 2
-        await d.advance(7)
-        assert await waiting == 9
 
 
 # --- after a loss

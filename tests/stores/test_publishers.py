@@ -63,20 +63,6 @@ async def test_registered_until_closed() -> None:
     assert repr(store.publisher("new")) == "<Publisher 'new', at work>"
 
 
-async def test_a_block_closes_with_its_error() -> None:
-    """`with store.publisher(...)` closes it with the block's error, or without one."""
-    store = MemoryStepStore(7)
-    with store.publisher("first") as publisher:
-        assert not publisher.closed
-    with pytest.raises(PublisherFinishedError, match="first finished at step 7, wanted 9"):
-        await store.wait_for(9)
-    with pytest.raises(KeyError), store.publisher("second"):
-        raise KeyError("lost")
-    with pytest.raises(PublisherFailedError, match="second failed at step 7, wanted 9") as error:
-        await store.wait_for(9)
-    assert isinstance(error.value.__cause__, KeyError)
-
-
 # --- no publisher is left
 
 

@@ -146,16 +146,6 @@ async def test_an_advance_cancelled_during_an_outage_is_not_sent(
 # --- combining
 
 
-async def test_concurrent_advances_are_one_request(engine: FakeEngine) -> None:
-    """Concurrent advances of one process are one request, and each returns its own step."""
-    async with FakeStepStore(engine) as a:
-        await a.advance()
-        engine.requests.clear()
-        results = await asyncio.gather(*(a.advance(number) for number in range(1, 65)))
-        assert results == [1 + sum(range(1, number + 1)) for number in range(1, 65)]
-        assert len(engine.requests) <= 2
-
-
 async def test_order_of_different_writes_is_kept(engine: FakeEngine) -> None:
     """Advances are not combined across a raise or a reset."""
     async with FakeStepStore(engine) as a:

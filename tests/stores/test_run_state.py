@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
@@ -132,19 +131,6 @@ def test_a_write_of_a_process_that_knows_more_is_not_applied() -> None:
 # --- after a loss
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_a_run_that_follows_a_lost_one_is_later_in_all_respects(order: tuple[int, ...]) -> None:
-    """Whatever the processes knew, and in whichever order they say it, also repeatedly."""
-    marks = [(Position(1, 7), 2), (Position(2, 3), 0), (Position(1, 9), 3)]
-    state = RunState()
-    for number in (*order, *order):
-        position, term = marks[number]
-        state.follow(Snapshot(position, term, "old"))
-    assert state.position.epoch > 2
-    assert state.position.step == marks[order[0]][0].step
-    assert state.apply(Lead(Member("p/1", "chief", 1.0))).term == 4
-
-
 def test_who_comes_late_does_not_move_a_run_that_continues() -> None:
     """A chief has restored an earlier step since: only the epoch may become a later one."""
     state = RunState()
@@ -178,38 +164,3 @@ def test_a_chief_with_a_lower_term_than_that_of_a_lost_run_leads_no_more(lost_te
     assert state.apply(write).status == ("ok" if leads else "stale")
     assert (state.snapshot().chief is not None) is leads
     assert "new/0" in state.members
-
-
-def test_the_chief_of_a_lost_run_leads_on() -> None:
-    """Once it is back; it has to initialise the run again. No other process has its term."""
-    state = RunState()
-    state.follow(Snapshot(Position(1, 9), 1, "older"))
-    state.follow(Snapshot(Position(1, 9), 2, "old"))
-    state.apply(Join(Member("older/1", "chief", 1.0, term=1)))
-    assert not state.members
-    state.apply(Join(Member("old/1", "chief", 1.0, term=2)))
-    assert list(state.members) == ["old/1"]
-    assert not state.snapshot().ready
-    assert state.apply(Lead(Member("new/1", "standby", 1.0))).status == "busy"
-    for process, status in (("older", "stale"), ("old", "ok")):
-        write = Write("advance", 1, state.position, 2, process, 1)
-        assert state.apply(write).status == status
-    state.apply(Expire("old/1", 0))
-    assert state.apply(Lead(Member("new/1", "standby", 1.0))).term == 3
-
-
-def test_members_of_a_lost_run_have_a_lease_to_return() -> None:
-    """Whoever knew them: also the chief, where another process knew only an earlier one. Who has
-    left since does not come back.
-    """
-    trainer = Member("p/1", "trainer", 1.0)
-    old = Snapshot(Position(1, 7), 1, "p", members=(trainer, Member("p/2", "chief", 1.0, term=1)))
-    new = old._replace(term=3, members=(trainer, Member("p/5", "chief", 1.0, term=3)))
-    state = RunState()
-    for lost in (old, new, old):
-        state.follow(lost)
-    assert list(state.members) == ["p/1", "p/5"]
-    assert state.apply(Lead(Member("q/1", "standby", 1.0))).status == "busy"
-    state.apply(Leave("p/1", "trainer", 7, "", "p/", 1))
-    state.follow(new)
-    assert list(state.members) == ["p/5"]

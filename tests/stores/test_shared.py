@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -85,17 +84,6 @@ async def test_a_wait_in_another_loop_is_refused_before_a_refresh() -> None:
         assert counted.reads == before
         with pytest.raises(ah.errors.PublisherFinishedError):
             await store.wait_for(5)
-
-
-async def test_concurrent_waits_share_a_refresh() -> None:
-    """However many unreachable waits begin at the same time, the run is read once or twice."""
-    async with FakeStepStore(counted := Counted(FakeEngine())) as store:
-        await finish(store)
-        before = counted.reads
-        waits = [asyncio.ensure_future(store.wait_for(5)) for _ in range(500)]
-        ended = Counter(map(type, await asyncio.gather(*waits, return_exceptions=True)))
-        assert ended == {ah.errors.PublisherFinishedError: 500}
-        assert counted.reads - before <= 2
 
 
 async def test_what_is_known_already_is_not_read() -> None:
@@ -190,27 +178,6 @@ async def test_a_publisher_of_a_damaged_run_is_announced_no_more(
         assert len(engine.requests) == asked
         for publisher in publishers:
             publisher.close()
-
-
-async def test_a_publisher_is_announced_no_more_where_access_is_refused(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One warning has what is wrong; the engine is not asked again by itself."""
-    connections = 0
-
-    class Refused(FakeConnection):
-        async def connect(self) -> Snapshot:
-            nonlocal connections
-            connections += 1
-            raise ah.errors.StoreRefusedError("wrong password")
-
-    store = FakeStepStore(Refused(FakeEngine()), run="digits")
-    with store.publisher("trainer"):
-        await store.flush()
-        assert caplog.messages == ["run digits: could not announce its publishers: wrong password"]
-        await advance_clock(clock, 100, 20)
-        assert connections == 1
-    await store.aclose()
 
 
 async def second_change(store: SharedStepStore) -> None:

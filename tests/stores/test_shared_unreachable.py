@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.scope import begin_run
 from aiohooks.stores import SharedStepStore
-from aiohooks.stores._protocol import Lead, Position, Snapshot
+from aiohooks.stores._protocol import Lead, Snapshot
 from aiohooks.stores.local._database import RunDatabase
 from aiohooks.stores.local.store import Inotify, LocalEngine
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
@@ -85,23 +84,6 @@ WAITS = [wait_for_step, wait_for_change, wait_initialised]
 
 
 @pytest.mark.parametrize("wait", WAITS)
-async def test_an_exit_does_not_end_a_wait_whose_step_was_reached(two: Two, wait: Wait) -> None:
-    """A publisher leaves here after another process has reached the step waited for: the wait
-    succeeds.
-    """
-    async with two() as (a, b):
-        publisher = a.publisher("trainer")
-        await a.flush()
-        waits = await parked(wait(a), 20)
-        async with b.lead():
-            await b.mark_initialised()
-            await b.advance(5)
-            assert not waits.done()
-            publisher.close()
-            assert await waits == 5
-
-
-@pytest.mark.parametrize("wait", WAITS)
 async def test_a_new_wait_reads_the_run_first(two: Two, wait: Wait) -> None:
     """No publisher is left as far as is known here, but another process has registered one since:
     the wait continues.
@@ -121,30 +103,6 @@ async def test_a_new_wait_reads_the_run_first(two: Two, wait: Wait) -> None:
             assert await waits in (0, 5)
 
 
-async def test_a_waiting_publisher_reads_the_run_first(two: Two) -> None:
-    """The last publisher at work here begins to wait, while one that is not known here yet is at
-    work in another process.
-    """
-    async with two() as (a, b):
-        with a.publisher("early"):
-            await a.flush()
-        await a.flush()
-        publisher = a.publisher("late")
-        await a.flush()
-        b.publisher("another")
-        await b.flush()
-
-        async def wait() -> int:
-            begin_run(None, publisher)
-            return await a.wait_for(5)
-
-        waits = await parked(wait(), 20)
-        assert not waits.done()
-        await b.advance(5)
-        await a.value()
-        assert await waits == 5
-
-
 async def test_unreachable_waits_fail(two: Two) -> None:
     """When the engine confirms it, they fail, each with an error of its own; later ones
     immediately.
@@ -160,24 +118,6 @@ async def test_unreachable_waits_fail(two: Two) -> None:
                 match=r"trainer finished at step 0|^$",
             ):
                 await each
-
-
-async def test_waits_continue_while_the_engine_is_unavailable() -> None:
-    """While the run cannot be read the waits continue; when the engine is back they fail or
-    succeed.
-    """
-    engine = FakeEngine()
-    async with FakeStepStore(engine) as store:
-        publisher = store.publisher("trainer")
-        await store.flush()
-        waits = await parked(store.wait_for(5), 20)
-        engine.stop()
-        publisher.close()
-        await ticks(50)
-        assert not waits.done()
-        engine.runs["default"].position = Position(1, 5)  # by another process
-        engine.restart()
-        assert await waits == 5
 
 
 class Slow(FakeConnection):
