@@ -71,46 +71,6 @@ async def test_a_service_in_an_application(shape: str) -> None:
     assert service.health().state == "finished"
 
 
-async def test_tenants_are_added_and_restarted_while_the_server_runs() -> None:
-    """An application has twenty sessions, whose services begin and end in tasks of their own."""
-    app = Starlette()
-    ends: dict[str, asyncio.Event] = {}
-    tenants: dict[str, asyncio.Task[None]] = {}
-
-    async def run_tenant(name: str) -> None:
-        feeds = FeedQueue()
-        service = make_service(feeds)
-        mount = Mount(f"/{name}", service)
-        async with service.lifespan():
-            app.router.routes.insert(0, mount)
-            feeds.put(1.0)
-            await ends[name].wait()
-        app.router.routes.remove(mount)
-
-    async def start(name: str) -> None:
-        ends[name] = asyncio.Event()
-        tenants[name] = asyncio.create_task(run_tenant(name))
-        await ticks(20)
-
-    async def end(name: str) -> None:
-        ends[name].set()
-        await tenants.pop(name)
-
-    names = [f"tenant-{number}" for number in range(20)]
-    for name in names:
-        await start(name)
-        if name in names[::3]:
-            await end(name)
-            assert (await ask(app, f"/{name}/health")).status == 404
-            await start(name)
-    for name in names:
-        assert (await ask(app, f"/{name}/steps/1")).json["step"] == 1
-        assert (await ask(app, f"/{name}/ready")).status == 200
-    for name in names:
-        await end(name)
-    assert app.router.routes == []
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

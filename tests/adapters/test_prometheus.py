@@ -19,10 +19,10 @@ from starlette.routing import Mount
 import aiohooks as ah
 from aiohooks._core.cancel import to_thread
 from aiohooks.adapters.prometheus import PrometheusHook
-from aiohooks.errors import AbortedError, InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import ManualClock
 from tests.support.services import FeedQueue, make_service, under_uvicorn
-from tests.support.sessions import NO_BACKOFF, double, doubling, make_runs
+from tests.support.sessions import double, doubling, make_runs
 from tests.support.waiting import until_true
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -134,23 +134,6 @@ async def test_checkpoints(clock: ManualClock, registry: CollectorRegistry, tmp_
         series = scraped(registry)
     names = ("checkpoints_saved_total", "checkpoint_age_seconds", "checkpoint_step")
     assert values(series, *names) == [1, 30.0, 2]
-
-
-async def test_a_failed_run_is_not_a_step(clock: ManualClock, registry: CollectorRegistry) -> None:
-    """An attempt that fails counts as a recovery, and its time is not that of a step."""
-    failures = [AbortedError("once")]
-
-    async def step() -> dict[str, float]:
-        clock.advance(1.0)
-        if failures:
-            raise failures.pop()
-        return {"loss": 1.0}
-
-    async with shown(registry, step=step, recovery=NO_BACKOFF) as session:
-        await session.run("loss")
-        assert values(
-            scraped(registry), "recoveries_total", "step_seconds_count", "step_seconds_sum"
-        ) == [1, 1, 1.0]
 
 
 async def test_sessions_share_a_registry(registry: CollectorRegistry) -> None:

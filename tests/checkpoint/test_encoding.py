@@ -205,16 +205,6 @@ def test_arrays_are_named_by_their_place_in_the_state() -> None:
     assert same(there_and_back(state), state)
 
 
-def test_each_array_begins_at_a_multiple_of_its_width() -> None:
-    """The widest come first, so that a reader may map the file into memory."""
-    state = {name: np.ones(3, name) for name in ("u1", "f8", "f2", "i4", "c16", "b1", "i8")}
-    _, arrays = _encoding.encode(state)
-    header = json.loads(arrays.header[8:])
-    assert len(arrays.header) % 8 == 0
-    for name in ("f8", "f2", "i4", "i8"):
-        assert header[name]["data_offsets"][0] % int(name[1:]) == 0
-
-
 class Colour(enum.IntEnum):
     """A subclass of int."""
 

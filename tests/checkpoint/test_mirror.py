@@ -133,32 +133,6 @@ async def test_a_lost_directory_is_restored_from_the_mirror(tmp_path: Path, kind
         fs.rm(root, recursive=True)
 
 
-async def test_the_manifest_is_written_last_and_read_back(tmp_path: Path) -> None:
-    """First the files, each verified; then the manifest, which is read back: only then is it a
-    checkpoint.
-    """
-    disk = Disk()
-    await mirrored(tmp_path, disk, 7)
-    name = "step-000000000007.000001"
-    done = [
-        (operation, path.removeprefix(f"{name}/"))
-        for operation, path in disk.log
-        if path.startswith(name)
-    ]
-    arrays, manifest, state = FILES
-    written = [
-        ("open wb", arrays),
-        ("write", arrays),
-        ("close", arrays),
-        ("open wb", state),
-        ("write", state),
-        ("close", state),
-    ]
-    last = [("open wb", manifest), ("write", manifest), ("close", manifest), ("read", manifest)]
-    looked_for = ("read", manifest)
-    assert done == [looked_for, *written, ("read", arrays), ("read", state), *last]
-
-
 async def test_old_ones_are_removed_after_the_new_one_is_there(tmp_path: Path) -> None:
     """By the Saver's policy, the manifest of each first; other files stay, also inside a
     checkpoint.
@@ -200,23 +174,6 @@ async def test_a_policy_that_fails_removes_nothing(
     await mirrored(tmp_path, disk, 1, 2, keep=failing)
     assert disk.steps() == [1, 2]
     assert "old checkpoints could not be removed (NotImplementedError())" in caplog.text
-
-
-async def test_one_that_others_remove_after_its_upload(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is not missed: the next one is copied, and old ones are removed."""
-    disk = Disk()
-
-    def remove(operation: str, path: str) -> None:
-        if operation == "read" and "step-000000000003." in path:
-            disk.files = {
-                path: data for path, data in disk.files.items() if "step-000000000002." not in path
-            }
-
-    disk.before = remove
-    await mirrored(tmp_path, disk, 1, 2, 3, 4, keep=KeepNewest(1))
-    assert (disk.steps(), caplog.text) == ([4], "")
 
 
 async def count_of_operations(path: Path) -> int:
@@ -335,25 +292,6 @@ async def test_what_is_lost_in_an_upload_is_uploaded_again(
     assert lost
     assert (status.latest_step, status.failures) == (1, 1)
     assert await restored_step(tmp_path / "b", disk.mirror()) == 1
-
-
-async def test_a_slow_mirror_holds_nothing_up(tmp_path: Path) -> None:
-    """Saves continue while one is being copied; of those that wait the newest stays, and is copied
-    next.
-    """
-    disk = Disk()
-    async with hanging(tmp_path, disk, keep=KeepNewest(1)) as (saver, hang):
-        for step in (2, 3, 4):
-            await saver.save(state_of(step), step)
-        assert names(tmp_path) == [
-            "step-000000000004.000004"
-        ]  # the first is read to its end all the same
-        assert saver.mirror_status == MirrorStatus("faulty://disk/run", pending=2)
-        hang.released.set()
-        assert await saver.flush_mirror(30)
-        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=4)
-    assert disk.steps() == [4]
-    assert order_of_uploads(disk) == [1, 4]
 
 
 async def test_later_metrics_do_not_replace_a_newer_checkpoint(tmp_path: Path) -> None:

@@ -35,13 +35,6 @@ def kept(policy: KeepPolicy, checkpoints: list[Checkpoint]) -> list[int]:
     return sorted(checkpoint.sequence for checkpoint in policy.kept(checkpoints[::-1]))
 
 
-def test_the_newest_are_those_committed_last() -> None:
-    """Also where the step was reset."""
-    assert kept(KeepNewest(2), made(10, 30, 20, 15)) == [3, 4]
-    assert kept(KeepNewest(9), made(1, 2)) == [1, 2]
-    assert kept(KeepNewest(), made(*range(8))) == [4, 5, 6, 7, 8]
-
-
 def test_the_best_by_a_metric_and_the_newest() -> None:
     """Lower is better with "min", higher with "max"; the newer of equals; never one without a
     number.
@@ -60,17 +53,6 @@ def test_the_first_of_each_interval_and_the_newest() -> None:
     assert kept(KeepEvery(1), made(3, 4)) == [1, 2]
     assert kept(KeepEvery(100), made(1, 2, 3)) == [1, 3]
     assert kept(KeepEvery(10), made(5, 5, 7)) == [2, 3]
-
-
-def test_policies_are_combined() -> None:
-    """What any part keeps is kept."""
-    these = made(0, 10, 20, 30, 40, losses=[0.1, 0.5, 0.3, 0.4, 0.9])
-    both = KeepNewest(2) | KeepBest(1, "loss")
-    assert kept(both, these) == [1, 4, 5]
-    assert kept(both | KeepEvery(20), these) == [1, 3, 4, 5]
-    assert KeepNewest(2) | KeepEvery(1) == KeepNewest(2) | KeepEvery(1)
-    with pytest.raises(TypeError, match="unsupported operand"):
-        KeepNewest(2) | 3
 
 
 def test_a_policy_of_ones_own_says_what_it_keeps() -> None:

@@ -268,39 +268,6 @@ async def test_a_directory_that_was_mounted_over_is_an_error(tmp_path: Path) -> 
     assert fs.opened == set()
 
 
-def test_a_directory_that_is_moved_during_a_save_is_an_error(tmp_path: Path) -> None:
-    """At any operation, after which nothing of the save is left, or before the lock was looked
-    at.
-    """
-    number, failed = 0, True
-    while failed:
-        number, failed = number + 1, False
-        path, fs = tmp_path / str(number), WatchedFs()
-        one = directory(path, fs)
-        one.save({}, 1, {})
-        moved = tmp_path / f"{number}.moved"
-
-        def move(
-            name: str,
-            args: object,
-            fs: WatchedFs = fs,
-            last: int = len(fs.log) + number,
-            path: Path = path,
-        ) -> None:
-            if len(fs.log) == last and path.exists():
-                path.rename(path.with_suffix(".moved"))
-
-        fs.before = move
-        try:
-            one.save({}, 2, {})
-        except CheckpointError as error:
-            failed = True
-            assert error.errno == errno.ESTALE  # noqa: PT017
-            assert names(moved) == ["step-000000000001.000001"]
-        one.close()
-    assert number > 20
-
-
 @pytest.mark.parametrize("replaced", [False, True])
 async def test_a_lock_whose_file_was_removed_is_taken_again(tmp_path: Path, replaced: bool) -> None:
     """Otherwise a second writer could take that of the new file, beside the first."""

@@ -114,18 +114,6 @@ async def test_a_default_may_be_anything() -> None:
     assert await session.run("x", {}) is None
 
 
-async def test_the_global_step_is_an_input_too() -> None:
-    """`global_step` is a node: as a parameter or fetched it is the step at which the run started,
-    and it can be fed.
-    """
-    graph = ah.Graph()
-    graph.train_op(name="train")(lambda global_step: 100 + global_step)
-    session = ah.Session(graph, global_step=ah.MemoryStepStore(3))
-    assert await session.run(["train", graph.global_step]) == [103, 3]
-    assert await session.run(["train", "global_step"], {"global_step": 50}) == [150, 50]
-    assert session.global_step.latest.step == 5
-
-
 # -- plans
 
 
@@ -259,26 +247,3 @@ async def test_plans_of_many_shapes_do_not_accumulate() -> None:
 def count_plans() -> int:
     """Return the number of plans in memory."""
     return sum(type(one) is Plan for one in gc.get_objects())
-
-
-@pytest.mark.parametrize("fetches", ["total", ("total", "train"), ("train", "total")], ids=repr)
-async def test_leaves_that_were_fetched_before_are_not_looked_up_again(fetches: Any) -> None:
-    """A name, or a tuple of names, is found in the graph once; every later run with it finds its
-    plan.
-    """
-    looked_up: list[object] = []
-
-    class Watched(ah.Graph):
-        def node(self, fetch: object) -> Any:
-            looked_up.append(fetch)
-            return super().node(fetch)
-
-    graph = counting_graph(Watched())
-    session = ah.Session(graph)
-    first = await session.run(fetches)
-    assert looked_up
-    await session.run("loss")
-    looked_up.clear()
-    second = await session.run(fetches)
-    assert not looked_up
-    assert type(second) is type(first)

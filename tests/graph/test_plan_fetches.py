@@ -119,39 +119,6 @@ async def test_what_runs_have_fetched_is_remembered_up_to_a_limit() -> None:
         assert 1 < sum(isinstance(one, RunRequest) for one in gc.get_objects()) <= 1024
 
 
-async def test_none_and_empty_containers_fetch_nothing() -> None:
-    """A hook that fetches nothing gets None; one that fetches an empty container gets it empty."""
-    silent, none, empty, feeding = (
-        RequestingHook(),
-        RequestingHook(None),
-        RequestingHook([]),
-        RequestingHook(None, {"x": 2}),
-    )
-    silent.request = None
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [silent, none, empty, feeding]
-    ) as session:
-        assert await session.run("loss") == 20
-    assert [hook.values[0].results for hook in (silent, none, empty, feeding)] == [
-        None,
-        None,
-        [],
-        None,
-    ]
-
-
-async def test_a_hook_may_fetch_a_train_operation() -> None:
-    """A hook's fetches are part of the run: a train operation that only a hook fetches is run once
-    a run.
-    """
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [RequestingHook("train"), RequestingHook(["train"])]
-    ) as session:
-        assert await session.run([]) == []
-        assert await session.run("total") == 1
-        assert session.global_step.latest.step == 2
-
-
 # -- feeds
 
 

@@ -14,10 +14,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.session.hook import HOOK_METHODS
-from aiohooks.testing import RecordingHook
 from tests.support.checks import refused
 from tests.support.sessions import counting, counting_graph, doubling, run_session
-from tests.support.waiting import HANG_SECS, forever, ticks, until_true
+from tests.support.waiting import forever
 
 
 def plain(**methods: Callable[..., Any]) -> ah.hooks.BlockingHook:
@@ -342,38 +341,6 @@ async def test_errors_in_the_thread() -> None:
         await run_session(doubling(plain(after_run=raising(error))), 1, "loss")
     assert caught.value is error
     assert caught.value.__notes__ == ["raised by BlockingHook.after_run at step 1"]
-
-
-@pytest.mark.parametrize("error", [StopIteration("end"), ah.OutOfRangeError("end")], ids=repr)
-async def test_the_end_of_input_in_a_thread_is_a_clean_end(error: Exception) -> None:
-    """A plain method may end the session as plain code does, with `StopIteration`."""
-    hook = RecordingHook()
-    async with doubling(plain(before_run=raising(error)), hook) as session:
-        await session.run("loss")
-        raise AssertionError("the run must not return")
-    assert hook.phases()[-2:] == ["end", "close"]
-    assert hook.closed_with == [None]
-
-
-async def test_a_cancel_waits_for_the_thread() -> None:
-    """A cancelled run ends when the thread has ended: nothing of the hook continues after it."""
-    entered, leave, left = threading.Event(), threading.Event(), threading.Event()
-
-    def before_run(run_context: ah.SessionRunContext) -> None:
-        entered.set()
-        assert leave.wait(HANG_SECS)
-        left.set()
-
-    async with doubling(plain(before_run=before_run)) as session:
-        running = asyncio.create_task(session.run("loss"))
-        await until_true(entered.is_set)
-        running.cancel()
-        await ticks(20)
-        assert not running.done()
-        leave.set()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert left.is_set()
 
 
 async def test_attributes_of_the_object() -> None:

@@ -178,43 +178,6 @@ async def test_what_is_assigned_after_the_last_step_is_saved(
 # -- in the background
 
 
-async def test_training_continues_during_a_write(tmp_path: Path) -> None:
-    """Runs continue while a checkpoint is written; listeners are called when it is durable, and not
-    before.
-    """
-    saver, listener = HeldSaver(tmp_path), Listener()
-    hook = ah.CheckpointSaverHook(
-        saver, every=ah.Every(steps=2), listeners=[listener], save_on_begin=False
-    )
-    async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
-        await make_runs(session, 3, "train")
-        assert (saver.began, listener.saved, await on_disk(tmp_path)) == ([2], [], [])
-        assert session.global_step.latest.step == 3
-        saver.let()
-        await listener.wait_saved(2)
-        assert await on_disk(tmp_path) == [2]
-        saver.let()
-    assert await on_disk(tmp_path) == [2, 3]
-
-
-class Counter(ah.SessionRunHook):
-    """A hook whose state is the list of its steps, which it changes in place."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
-        self.seen.append(run_context.global_step)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seen = state["seen"]
-
-
 @both_ways
 async def test_one_is_written_at_a_time(
     tmp_path: Path, background: bool, clock: ManualClock, caplog: pytest.LogCaptureFixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,6 @@ from tests.support.checks import invalid, refused
 from tests.support.sessions import counting, run_session, use_up
 
 pytestmark = pytest.mark.every_python
-
-
-class Plain:
-    """Not a hook."""
 
 
 @pytest.mark.parametrize(
@@ -64,17 +59,3 @@ async def test_whole_numbers_of_other_libraries(number: Any) -> None:
     for wrong in (np.float64(3), np.bool_(True), True):
         with invalid("last_step is ", "give a whole number"):
             ah.StopAtStepHook(last_step=wrong)  # type: ignore[arg-type]
-
-
-async def test_the_line_of_a_failed_hook_has_its_error(caplog: pytest.LogCaptureFixture) -> None:
-    """One line of the log says which hook failed, and with what."""
-
-    async def fail(context: object, values: object) -> None:
-        raise ConnectionError("down")
-
-    hook = ah.configure(ah.hooks.LambdaHook(after_run=fail), on_error="log")
-    await run_session(counting(hook), 1, "train")
-    assert [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR] == [
-        "LambdaHook.after_run at step 1 failed; continuing, as its on_error says:"
-        " ConnectionError('down')"
-    ]

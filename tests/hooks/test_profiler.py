@@ -24,7 +24,7 @@ from aiohooks.testing import ManualClock
 from tests.support.saving_sessions import HeldSaver, array_graph
 from tests.support.sessions import NO_BACKOFF, double, doubling, make_runs, use_up
 from tests.support.traces import Slow, Times, checked_events, played, trace_tracks
-from tests.support.waiting import cancel_and_wait, forever, parked, until_true
+from tests.support.waiting import parked, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -306,32 +306,6 @@ async def test_waits(clock: ManualClock, tmp_path: Path) -> None:
     assert [wait[:2] for wait in waits] == [(0, 16), (32, 2), (32, 2)]
     for text in ("turn to run", "admission", "sleep"):
         assert any(text in str(wait[2]) for wait in waits), text
-
-
-async def test_a_cancelled_run(clock: ManualClock, tmp_path: Path) -> None:
-    """The file is written when the session is cancelled; what was cancelled has that as its
-    error.
-    """
-    waiting = [False, True]
-
-    async def step() -> None:
-        if waiting.pop(0):
-            await forever()
-
-    async def cancelled() -> None:
-        task = await parked(run(step, [recording(tmp_path)], fetch="step"))
-        await sleep(0.009)
-        assert await cancel_and_wait(task)
-
-    await played(clock, cancelled())
-    path = tmp_path / "timeline-2.json"
-    errors = {
-        event["name"]: event["args"]["error"]
-        for event in checked_events(path)
-        if "error" in event.get("args", {})
-    }
-    assert errors == {"step 2": "CancelledError()", "step": "CancelledError()"}
-    assert trace_tracks(path)["steps"] == [("step 2", 0, 9)]
 
 
 # -- windows and limits

@@ -16,7 +16,7 @@ import aiohooks as ah
 from aiohooks.hooks.records import SummarySaverHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid
-from tests.support.event_files import events, restarts, scalars
+from tests.support.event_files import restarts, scalars
 from tests.support.sessions import (
     counting,
     counting_graph,
@@ -73,29 +73,6 @@ async def test_only_due_runs_evaluate_the_values(tmp_path: Path) -> None:
     ) as session:
         await make_runs(session, 30, "train")
     assert scalars(tmp_path, "watched") == [(1, 1), (8, 2), (16, 3), (24, 4)]
-
-
-@pytest.mark.parametrize(
-    ("every_secs", "run_secs", "steps"),
-    [(5.0, 3.0, [1, 3, 5]), (0.5, 0.5, [1, 2, 3, 4, 5, 6]), (9.0, 3.1, [1, 4])],
-)
-async def test_by_time(
-    tmp_path: Path, every_secs: float, run_secs: float, steps: list[int]
-) -> None:
-    """By time it writes at the first run at or after the period; the events' times advance as the
-    clock does.
-    """
-    with ManualClock() as clock:
-        await run(
-            SummarySaverHook(tmp_path, ["loss"], every=ah.Every(secs=every_secs)),
-            "train",
-            6,
-            clock,
-            run_secs,
-        )
-    assert [step for step, _ in scalars(tmp_path, "loss")] == steps
-    times = [event.wall_time for event in events(tmp_path) if event.HasField("summary")]
-    assert times[-1] - times[0] == pytest.approx((steps[-1] - steps[0]) * run_secs)
 
 
 async def test_a_recovery_that_moves_the_step_back(tmp_path: Path) -> None:

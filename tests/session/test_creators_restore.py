@@ -14,9 +14,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook
-from tests.support.checkpoint_files import names, same
+from tests.support.checkpoint_files import same
 from tests.support.checks import refused
-from tests.support.hooks import PhaseHook, SessionRecorder
+from tests.support.hooks import SessionRecorder
 from tests.support.saving_sessions import (
     Remembering,
     chief,
@@ -24,20 +24,10 @@ from tests.support.saving_sessions import (
     saving,
     train,
     values_at,
-    writes_done,
 )
 from tests.support.sessions import NO_BACKOFF, counting_graph
 
 LOST = ah.AbortedError("lost")
-
-
-def spoil(path: Path, step: int) -> None:
-    """Change one byte of the arrays of the checkpoint of a step."""
-    (found,) = path.glob(f"step-{step:012}.*")
-    file = found / "arrays.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
 
 
 async def uninterrupted(tmp_path: Path, runs: int) -> Any:
@@ -135,52 +125,6 @@ async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None
     assert record == ["begin", created.format(0), "loader 30", "hook 4", created.format(4)]
     assert (await on_disk(tmp_path), hook.count) == ([0, 2, 4, 6], 6)
     assert same(await values_at(tmp_path), whole)
-
-
-@pytest.mark.parametrize("restarts", [True, False], ids=["restart", "recovery"])
-async def test_a_damaged_checkpoint_is_skipped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, restarts: bool
-) -> None:
-    """If the newest does not verify, the one before is restored; the damaged one is set aside and
-    named in a warning.
-    """
-
-    async def damage(run_context: ah.SessionRunContext) -> None:
-        if run_context.attempt == 1 and run_context.global_step == 4:
-            await writes_done()
-            assert hook.saved == 4
-            spoil(tmp_path, 3)
-            if not restarts:
-                raise ah.AbortedError("lost")
-
-    hook = saving(None)
-    runs = 3 if restarts else 4
-    session = await train(
-        chief(tmp_path), [PhaseHook("before_run", damage), hook], runs, recovery=NO_BACKOFF
-    )
-    if restarts:
-        spoil(tmp_path, 3)
-        session = await train(chief(tmp_path), [hook], 1)
-    assert session.global_step.latest.step == 3
-    assert "damaged-step-000000000003.000004" in names(tmp_path)
-    (warning,) = [one for one in caplog.messages if "is damaged" in one]
-    assert f"{tmp_path}/step-000000000003.000004 is damaged and was set aside" in warning
-
-
-async def test_without_a_good_checkpoint_nothing_begins(tmp_path: Path) -> None:
-    """If all are damaged, an error is raised instead of silently starting from the beginning; no
-    file is removed.
-    """
-    await train(chief(tmp_path), [saving(None)], 1)
-    spoil(tmp_path, 0)
-    spoil(tmp_path, 1)
-    for _ in range(2):
-        with refused(ah.errors.CorruptCheckpointError, "none of them is good"):
-            await train(chief(tmp_path), [saving(None)])
-    assert names(tmp_path) == [
-        "damaged-step-000000000000.000001",
-        "damaged-step-000000000001.000002",
-    ]
 
 
 # -- chiefs and workers

@@ -16,7 +16,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.saving_sessions import Listener, on_disk, train
+from tests.support.saving_sessions import Listener, on_disk
 from tests.support.sessions import counting_graph
 
 pytestmark = pytest.mark.every_python
@@ -29,32 +29,6 @@ def saver(
     return ah.CheckpointSaverHook(
         path, every=every, listeners=listeners, background=False, **options
     )
-
-
-class Recording(Listener):
-    """A listener that writes into the record of a scenario, as `L`."""
-
-    def __init__(self, record: list[str], **options: Any) -> None:
-        super().__init__(record=record, name="L.", **options)
-
-
-class Noting(ah.SessionRunHook):
-    """Records what happens to the session around the hook."""
-
-    def __init__(self, record: list[str]) -> None:
-        self._record = record
-        self.steps: list[int] = []
-        self._created = 0
-
-    async def after_create_session(self, *_: object) -> None:
-        self._created += 1
-        self._record.append(f"CREATE{self._created}")
-
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
-        self.steps.append(run_context.global_step)
-        self._record.append(f"RUN{len(self.steps)}")
 
 
 # -- the periods
@@ -87,43 +61,3 @@ async def test_saves_periodically(
                 await session.run(run)
             assert await on_disk(tmp_path) == steps
     assert await on_disk(tmp_path) == listener.saved == [*steps, last]
-
-
-# -- the recorded scenarios
-
-
-SAVES = "L.before_save({0}) L.after_save({0})".format
-
-
-@pytest.mark.parametrize(
-    ("every", "expected", "steps"),
-    [
-        (
-            2,
-            (
-                f"L.begin CREATE1 {SAVES(0)} RUN1 RUN2 {SAVES(2)} RUN3 RUN4 {SAVES(4)} RUN5"
-                f" {SAVES(5)} L.end(5)"
-            ),
-            [0, 2, 4, 5],
-        ),
-        (
-            2,
-            f"L.begin CREATE1 {SAVES(0)} RUN1 RUN2 {SAVES(2)} RUN3 RUN4 {SAVES(4)} L.end(4)",
-            [0, 2, 4],
-        ),
-        (1, f"L.begin CREATE1 {SAVES(0)} RUN1 {SAVES(1)} L.end(1)", [0, 1]),
-    ],
-    ids=["beside the end", "at the end", "one run"],
-)
-async def test_recorded_saves(tmp_path: Path, every: int, expected: str, steps: list[int]) -> None:
-    """Recorded: the same as TensorFlow's record; the last step is not saved twice. There is no
-    graph to write into files.
-    """
-    record: list[str] = []
-    await train(
-        counting_graph(),
-        [Noting(record), saver(tmp_path, ah.Every(steps=every), Recording(record))],
-        steps[-1],
-    )
-    assert " ".join(record) == expected
-    assert await on_disk(tmp_path) == steps

@@ -9,48 +9,15 @@ import sys
 import pytest
 
 from aiohooks.errors import (
-    PublisherFailedError,
-    PublisherFinishedError,
     StepTimeoutError,
 )
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing.clock import ManualClock
 from aiohooks.version_gate import Ticket, VersionGate
-from tests.support.version_gates import admit_items, admit_one, cancel_tasks, start_waiting
+from tests.support.version_gates import admit_items, cancel_tasks, start_waiting
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [(RuntimeError("out of memory"), PublisherFailedError), (None, PublisherFinishedError)],
-)
-async def test_a_dead_publisher_ends_all_waits(
-    error: Exception | None, kind: type[Exception]
-) -> None:
-    """When no publisher is left all waits end, each with an error of its own, and so do later
-    ones.
-    """
-    versions = MemoryStepStore()
-    publisher = versions.publisher("trainer")
-    gate = VersionGate(versions, max_lag=0)
-    (open_one,) = await admit_items(gate, 1)
-    late = start_waiting(gate, 3)
-    await ticks(10)
-    publisher.close(error)
-    raised = await asyncio.gather(*late, return_exceptions=True)
-    assert [type(one) for one in raised] == [kind] * 3
-    assert len({id(one) for one in raised}) == 3
-    notes = raised[0].__notes__  # type: ignore[union-attr]
-    assert "3 waited for room in the version gate of " in notes[0]
-    assert all(
-        isinstance(one, kind) and one.__cause__ is error and "trainer" in str(one) for one in raised
-    )
-    with pytest.raises(kind):
-        await admit_one(gate)
-    assert gate.statistics().waiting == 0
-    assert open_one.use(), "an admitted item may still be used"
 
 
 async def test_ending_all_waits_is_linear() -> None:
