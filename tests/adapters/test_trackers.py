@@ -5,7 +5,6 @@ the tracker.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -256,37 +255,6 @@ async def test_what_cuts_the_end_loses_nothing(
     assert hook.statistics().lost == (2 if end == "cancelled" else 3)
     hanging.release()
     assert isinstance(hanging.closed[0], asyncio.CancelledError) == (end == "cancelled")
-
-
-class Suspending(ah.SessionRunHook):
-    """Suspends once in each phase of a run."""
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        await asyncio.sleep(0)
-
-    async def after_run(self, *_: object) -> None:
-        await asyncio.sleep(0)
-
-
-@pytest.mark.every_python
-async def test_a_session_cancelled_anywhere_counts_each_step_once() -> None:
-    """As sent or as lost, up to the last one; the tracker is closed, unless the session was never
-    created.
-    """
-    for turns in range(60):
-        failed_steps = (2, 5)
-        tracker = ScriptedTracker({step: OSError("lost") for step in failed_steps})
-        hook = hook_of(tracker)
-        session = asyncio.create_task(train(hook, Suspending(), runs=8))
-        await ticks(turns)
-        session.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await session
-        counts = hook.statistics()
-        due = range(1, counts.sent + counts.lost + 1)
-        assert tracker.steps == [step for step in due if step not in failed_steps]
-        assert len(tracker.closed) == bool(tracker.threads)
-        assert not due or tracker.closed
 
 
 # -- recoveries and restarts

@@ -12,12 +12,10 @@ import logging
 import os
 import shutil
 import threading
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec  # type: ignore[import-untyped]
 import pytest
 
 from aiohooks import Backoff
@@ -25,7 +23,7 @@ from aiohooks.checkpoint import KeepEvery, KeepNewest, KeepPolicy, Mirror, Mirro
 from aiohooks.checkpoint._remote import Copier
 from aiohooks.checkpoint.policies import Checkpoint
 from aiohooks.testing import ManualClock
-from tests.support.checkpoint_files import names, same, state_of
+from tests.support.checkpoint_files import same, state_of
 from tests.support.extras import hide
 from tests.support.faulty_files import Disk, Hang, memory_mirror, status_of
 from tests.support.waiting import HANG_SECS, cancel_and_wait, parked, until_true
@@ -94,43 +92,6 @@ async def test_a_forked_child_copies_nothing(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222
     assert copier.status.pending == 1
     await copier.aclose(30)  # ends immediately: there is nothing to copy
-
-
-@pytest.mark.parametrize("kind", ["memory", "directory"])
-async def test_a_lost_directory_is_restored_from_the_mirror(tmp_path: Path, kind: str) -> None:
-    """Each committed checkpoint is copied; a Saver of an empty directory continues from the newest,
-    in the same order.
-    """
-    if kind == "memory":
-        url = memory_mirror(tmp_path).url
-    else:
-        url = str(tmp_path / "mirror")
-        os.mkdir(url)
-    async with Saver(tmp_path / "a", mirror=url) as saver:
-        assert await saver.restore() is None
-        for step in (10, 20, 15):
-            await saver.save(
-                {**state_of(step), "second version": Counter("aab")},
-                step,
-                metrics={"loss": step / 2},
-            )
-            assert await saver.flush_mirror(30)
-        assert saver.mirror_status == MirrorStatus(url, latest_step=15)
-    fs, root = fsspec.core.url_to_fs(url)
-    found = sorted(path.removeprefix(root).lstrip("/") for path in fs.find(root))
-    assert found == [f"{name}/{file}" for name in names(tmp_path / "a") for file in FILES]
-    async with Saver(tmp_path / "b", mirror=url) as saver:
-        restored = await saver.restore()
-        assert restored is not None
-        assert same(restored.state, {**state_of(15), "second version": Counter("aab")})
-        assert restored.checkpoint.path == tmp_path / "b" / "step-000000000015.000003"
-        assert dict(restored.checkpoint.metrics) == {"loss": 7.5}
-        assert (await saver.save(state_of(30), 30)).sequence == 4
-    for file in FILES:
-        one, other = (tmp_path / each / "step-000000000015.000003" / file for each in "ab")
-        assert one.read_bytes() == other.read_bytes()
-    if kind == "memory":
-        fs.rm(root, recursive=True)
 
 
 async def test_old_ones_are_removed_after_the_new_one_is_there(tmp_path: Path) -> None:
@@ -404,26 +365,6 @@ async def test_a_mirror_that_hangs_is_left_behind(
             path for each, path in disk.log[done:] if each in ("open wb", "write", "remove")
         ]
         assert disk.steps() == [2]
-
-
-async def test_progress_is_no_stall(tmp_path: Path, clock: ManualClock) -> None:
-    """A long upload that moves is not left behind, however long it takes as a whole."""
-    disk, permits = Disk(), threading.Semaphore(0)
-    waiting = threading.Semaphore(0)
-
-    def slow(operation: str, path: str) -> None:
-        waiting.release()
-        assert permits.acquire(timeout=HANG_SECS)
-
-    async with Saver(tmp_path, mirror=disk.mirror(timeout_secs=30)) as saver:
-        await saver.restore()
-        disk.before = slow
-        await saver.save(state_of(1), 1)
-        while status_of(saver).pending:
-            if await asyncio.to_thread(waiting.acquire, timeout=0.05):
-                clock.advance(14)  # an operation makes two calls at most
-                permits.release()
-        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=1)
 
 
 async def test_the_end_waits_for_a_limited_time(

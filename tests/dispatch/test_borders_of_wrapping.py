@@ -137,24 +137,6 @@ async def test_a_keyword_that_the_class_does_not_take_is_an_error() -> None:
 # -- time limits and failures
 
 
-async def test_what_the_last_hook_passes_is_all_that_is_passed() -> None:
-    """A function that takes any number of arguments gets no others of the call."""
-
-    class Filters:
-        @ah.point("wrap")
-        async def run(self, first, second, call_next): ...
-
-    class Passes:
-        async def run(self, first, second, call_next):
-            return await call_next("changed")
-
-    async def innermost(*args):
-        return args
-
-    group: Any = ah.compose(Filters, [Passes()])
-    assert await group.run(1, 2, innermost) == ("changed",)
-
-
 async def test_a_plain_function_returns_no_coroutine() -> None:
     """It would never be awaited, and what is wrapped would not run."""
 
@@ -165,25 +147,6 @@ async def test_a_plain_function_returns_no_coroutine() -> None:
     group.on(Wraps.run)(run)
     with refused(InvalidHookError, "run is a plain function, and returned <coroutine"):
         await group.hooks.run("p", echo)
-
-
-async def test_an_error_that_passes_through_a_wrapper_is_not_its_own() -> None:
-    """It names the hook that raised it, and counts as a failure of that one alone."""
-
-    class Events:
-        async def on(self, text: str) -> None: ...
-
-    async def around(self, text):
-        yield
-
-    async def fails(self, text):
-        raise OSError(text)
-
-    group = ah.HookGroup(Events, [hook(on=around), hook(on=fails)])
-    with pytest.raises(OSError, match="away") as caught:
-        await group.hooks.on("away")
-    assert caught.value.__notes__ == ["raised by Observer#2.on"]
-    assert [status.failures for status in group.status()] == [0, 1]
 
 
 async def test_a_disabled_wrapper_is_left_out() -> None:
@@ -198,21 +161,6 @@ async def test_a_disabled_wrapper_is_left_out() -> None:
         assert await group.hooks.run("p", echo) == (("p",), {})
     (status,) = group.status()
     assert (status.failures, status.dropped) == (1, 1)
-
-
-def test_an_argument_by_name_behind_any_positions_has_to_be_taken() -> None:
-    """The method says so, though it takes any positions before it."""
-
-    class Events:
-        async def on(self, *args, flag): ...
-
-    async def without(self, *args): ...
-
-    async def with_flag(self, *args, flag): ...
-
-    ah.compose(Events, [hook(on=with_flag)])
-    with refused(InvalidHookError, "Observer.on(*args)", "cannot take the call", "flag"):
-        ah.compose(Events, [hook(on=without)])
 
 
 async def test_an_error_of_a_generator_itself_is_raised() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 import aiohooks as ah
@@ -87,21 +85,6 @@ def test_attributes_that_hooks_set_are_taken_over() -> None:
     # Of the class itself, they are what they are in the class of the framework.
     assert type(composite).strict is False
     assert type(composite).quiet is Lifecycle.quiet
-
-
-def test_the_first_hook_that_sets_an_attribute_decides() -> None:
-    """Also if others set another value, which is neither compared nor read."""
-
-    class Unequal:
-        def __eq__(self, other: object) -> bool:
-            raise AssertionError("this value is not to be compared")
-
-        __hash__ = None  # type: ignore[assignment]
-
-    hooks: list[Any] = [First(), First(), First()]
-    hooks[1].labels = Unequal()
-    hooks[2].labels = Unequal()
-    assert ah.compose(Lifecycle, hooks).labels is hooks[1].labels
 
 
 class Switched(First):

@@ -136,22 +136,6 @@ async def test_feeds_of_hooks_and_the_caller_are_joined() -> None:
     assert hooks[0].values[0].results == (1, 2, 3)
 
 
-async def test_a_step_function_is_fed_by_its_parameters() -> None:
-    """A step's parameters are placeholders, those with a default need no feed, and `global_step` is
-    the session's.
-    """
-
-    async def step(batch: int, scale: int = 10, *, global_step: int) -> dict[str, int]:
-        return {"loss": batch * scale, "at": global_step}
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        assert await session.run(["loss", "at"], {"batch": 1}) == [10, 0]
-        assert await session.run(["loss", "at"], {"batch": 1, "scale": 2}) == [2, 1]
-        assert await session.run({"all": "step"}, {"batch": 3}) == {"all": {"loss": 30, "at": 2}}
-        assert await session.run("loss", {"loss": 5}) == 5
-        assert session.global_step.latest.step == 3
-
-
 # -- options
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextvars
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,6 @@ import anyio.from_thread
 import pytest
 
 import aiohooks as ah
-from aiohooks.session.hook import HOOK_METHODS
 from tests.support.checks import refused
 from tests.support.sessions import counting, counting_graph, doubling, run_session
 from tests.support.waiting import forever
@@ -39,40 +37,6 @@ def slow_graph() -> tuple[ah.Graph, asyncio.Event]:
 
     graph.operation(name="one")(lambda: 1)
     return graph, started
-
-
-async def test_all_methods_are_called_in_worker_threads() -> None:
-    """Each method is called as a hook's would be, never in the loop's thread; results are passed
-    on.
-    """
-    calls: list[tuple[str, threading.Thread]] = []
-    results: list[Any] = []
-
-    def called(name: str, answer: Any = None) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            calls.append((name, threading.current_thread()))
-            results.extend(
-                getattr(one, "results", one) for one in args[-1:] if name in ("after_run", "close")
-            )
-            return answer
-
-        return call
-
-    asked = ah.SessionRunArgs("loss", {"batch": 21})
-    hook = plain(
-        **{name: called(name, asked if name == "before_run" else None) for name in HOOK_METHODS}
-    )
-    async with doubling(hook) as session:
-        assert await session.run("loss") == 42
-    assert [name for name, _ in calls] == [*HOOK_METHODS]
-    left = [
-        value
-        for variable, value in contextvars.copy_context().items()
-        if variable.name == "aiohooks_thread_call"
-    ]
-    assert not any(left), "a thread that is started here would wait for a call that has ended"
-    assert results == [42, None]
-    assert threading.current_thread() not in [thread for _, thread in calls]
 
 
 async def test_the_session_of_a_thread_is_plain() -> None:

@@ -18,9 +18,9 @@ from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.session import session_events
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
-from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
+from tests.support.evaluations import GatedEvaluation, both_modes, results_of, total
 from tests.support.hooks import RestoringHook
-from tests.support.sessions import NO_BACKOFF, counting
+from tests.support.sessions import counting
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -210,32 +210,6 @@ def test_a_plain_function_is_refused() -> None:
 
 
 # -- recoveries and restarts
-
-
-@both_modes
-@pytest.mark.parametrize("at_begin", [False, True])
-async def test_a_lost_evaluation_is_repeated(mode: Any, at_begin: bool) -> None:
-    """An error that the session recovers from repeats the evaluation on the values of its own step;
-    none is made twice.
-    """
-    hook = EvaluatorHook(
-        failing(None, ah.AbortedError("lost")),
-        every=ah.Every(steps=2),
-        mode=mode,
-        at_begin=at_begin,
-    )
-    async with counting(hook, recovery=NO_BACKOFF) as session:
-        for _ in range(7):
-            await session.run("train")
-        await session.run("loss")
-        assert session.status().recoveries == 1
-        last = session.global_step.latest.step
-        # A run whose `after_run` raised it is repeated after its commit; in the background the next
-        # `before_run` may raise it.
-        assert last == 8 or (last == 7 and mode == "background")
-    assert list(hook.results.items()) == [
-        (step, step) for step in ([0] if at_begin else []) + [2, 4, 6, last]
-    ]
 
 
 def state(evaluated: int | None, counted_from: int, unfinished: bool = False) -> dict[str, Any]:

@@ -149,17 +149,6 @@ def assert_clean(terminal: Terminal) -> None:
     assert plain(output.rsplit("\n", 1)[1]).strip("\r") == ""
 
 
-async def test_a_bar_on_a_terminal(clock: ManualClock, terminal: Terminal) -> None:
-    """A terminal gets a bar that ends in the last state; the terminal is left clean."""
-    await run(
-        ProgressHook({"loss": "loss"}, total=20, description="[train]", file=terminal.file),
-        20,
-        clock,
-    )
-    assert re.search(r"\[train\] ━+ 20/20 .* loss = 10 *\r*\n", plain(terminal.output()))
-    assert_clean(terminal)
-
-
 @pytest.mark.parametrize(
     "error", [ZeroDivisionError("0"), asyncio.CancelledError()], ids=["failed", "cancelled"]
 )

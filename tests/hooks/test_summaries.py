@@ -14,7 +14,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.records import SummarySaverHook
-from aiohooks.testing import FaultInjectionHook, ManualClock
+from aiohooks.testing import ManualClock
 from tests.support.checks import invalid
 from tests.support.event_files import restarts, scalars
 from tests.support.sessions import (
@@ -85,14 +85,6 @@ async def test_a_recovery_that_moves_the_step_back(tmp_path: Path) -> None:
         await make_runs(session, 6, "train")
     assert restarts(tmp_path) == [1, 3]
     assert [step for step, _ in scalars(tmp_path, "loss")] == [1, 2, 3, 4]
-
-
-async def test_a_failed_run_leaves_a_readable_file(tmp_path: Path) -> None:
-    """The records before the failure are on disk and complete."""
-    faults = FaultInjectionHook({("before_run", 2): ZeroDivisionError()})
-    with pytest.raises(ZeroDivisionError):
-        await train(SummarySaverHook(tmp_path, ["loss"]), faults, runs=2)
-    assert scalars(tmp_path, "loss") == [(1, 10)]
 
 
 async def test_an_invalid_directory_is_an_error_before_the_first_run(tmp_path: Path) -> None:

@@ -18,11 +18,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
-from tests.support.sessions import put
 from tests.support.waiting import (
     advance_clock,
     cancel_and_wait,
-    cancels_left,
     fail,
     forever,
     parked,
@@ -257,21 +255,6 @@ async def test_a_task_cannot_join_itself() -> None:
 
 
 # -- producers
-
-
-@pytest.mark.parametrize("ended", [False, True], ids=["meanwhile", "before"])
-async def test_a_wait_ends_when_its_producer_has_finished(ended: bool) -> None:
-    """Everything that the producer has put is taken; then the wait ends with an error that is a
-    clean end and names it.
-    """
-    coord, queue, taken = ah.Coordinator(), asyncio.Queue[int](0 if ended else 1), list[int]()
-    producer = coord.start_soon(put, queue, 5)
-    if ended:
-        await asyncio.wait([producer])
-    with refused(ah.errors.ProducerFinishedError, "producer 'put'"):
-        while True:
-            taken.append(await coord.until(queue.get(), producer=producer))
-    assert (taken, coord.should_stop(), cancels_left()) == ([0, 1, 2, 3, 4], False, 0)
 
 
 async def test_a_wait_ends_when_the_last_of_its_producers_has_ended() -> None:

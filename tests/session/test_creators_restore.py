@@ -39,15 +39,6 @@ async def uninterrupted(tmp_path: Path, runs: int) -> Any:
 # -- restarts
 
 
-@pytest.mark.parametrize("runs", [[1, 9], [4, 6], [3, 0, 3, 4], [1] * 10], ids=repr)
-async def test_a_restart_continues_as_if_uninterrupted(tmp_path: Path, runs: list[int]) -> None:
-    """However training is split into sessions, it ends with the same bits, at the same step."""
-    whole = await uninterrupted(tmp_path, 10)
-    sessions = [await train(chief(tmp_path), [saving(None)], number) for number in runs]
-    assert sessions[-1].global_step.latest.step == 10
-    assert same(await values_at(tmp_path), whole)
-
-
 async def test_the_order_at_a_restart(tmp_path: Path) -> None:
     """Tracked objects are loaded before the scaffold's functions, without `init_fn`; hooks before
     `after_create_session`.

@@ -18,7 +18,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.hooks import EndRecorder, PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, outcome
+from tests.support.sessions import counting_graph, outcome
 from tests.support.stores import local_store, locked
 from tests.support.version_gates import admit_one
 from tests.support.waiting import advance_clock, parked, ticks, until_true
@@ -307,36 +307,3 @@ async def test_a_successor_frees_the_places_of_lost_items(tmp_path: Path, saves:
         await lead(0)
         assert (await waiting).position == (2, 3)
         peer.close()
-
-
-async def test_a_recovery_at_the_same_step_frees_the_places_of_lost_items(tmp_path: Path) -> None:
-    """A run fails after it has received the only item: the session restores the step that the
-    store has, repeats the run, and gets another item.
-    """
-    engine, items = FakeEngine(), asyncio.Queue[ah.stores.Position]()
-    faults = [ah.UnavailableError("lost with its item")]
-
-    async def learn() -> None:
-        await items.get()
-        if faults:
-            raise faults.pop()
-
-    async def work() -> None:
-        while True:
-            async with gate.admit() as ticket:
-                items.put_nowait(ticket.position)
-
-    async with FakeStepStore(engine) as steps, FakeStepStore(engine) as versions:
-        gate = ah.version_gate.VersionGate(versions, max_lag=0)
-        working = asyncio.create_task(work())
-        creator = ah.ChiefSessionCreator(learn, checkpoint_dir=tmp_path, global_step=steps)
-        hooks = [
-            ah.StopAtStepHook(last_step=2),
-            ah.CheckpointSaverHook(every=ah.Every(steps=1), background=False),
-        ]
-        async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
-            async for _ in session.steps():
-                assert faults == []
-        assert steps.latest == (2, 2)
-        with pytest.raises(ah.errors.PublisherFinishedError):
-            await working

@@ -26,7 +26,7 @@ from tests.support.sessions import (
     same,
     use_up,
 )
-from tests.support.waiting import forever, parked, ticks, until_true
+from tests.support.waiting import forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -103,40 +103,6 @@ async def test_an_idle_loop_ends(kind: str, thread: bool) -> None:
             session.request_drain("idle")
         await loop
     assert session.stop_reason == "idle"
-
-
-async def test_producers_finish_what_they_have_taken() -> None:
-    """A loop that knows its producers waits for them; each of their elements is used, and none is
-    taken after the drain began.
-    """
-    queue, source, taken, used = (
-        asyncio.Queue[int](1),
-        asyncio.Queue[int](),
-        list[int](),
-        list[int](),
-    )
-    gate = asyncio.Event()
-
-    async def produce(coord: ah.Coordinator) -> None:
-        while True:
-            taken.append(await coord.until(source.get(), drain=True))
-            await gate.wait()  # what it does with the element
-            await coord.until(queue.put(len(taken)))
-
-    for number in range(5):
-        source.put_nowait(number)
-    async with ah.AsyncMonitoredSession(same) as session:
-        producers = [session.start_soon(produce, session.coord) for _ in range(2)]
-        loop = asyncio.ensure_future(
-            use_up(session.steps("same", feeds=queue, producer=producers), used)
-        )
-        await until_true(lambda: len(taken) == 2)
-        session.request_drain("enough")
-        await ticks(20)
-        assert not loop.done()
-        gate.set()
-        await loop
-    assert (len(used), taken, source.qsize(), session.stop_reason) == (2, [0, 1], 3, "enough")
 
 
 @pytest.mark.parametrize("kind", ["put", "idle", "until", "pipeline", "unnamed"])
@@ -254,23 +220,6 @@ async def test_a_drain_ends_a_pause() -> None:
 
 
 # -- its end
-
-
-async def test_a_stop_wins() -> None:
-    """The loop ends as at any stop; a drain after it changes nothing."""
-    async with ah.AsyncMonitoredSession(same) as session:
-        steps = session.steps("same", feeds=range(9), prefetch=3)
-        async for number in steps:
-            if number == 1:
-                await until_true(lambda: session.status().feeds_unused == 3)
-                session.request_drain("drained")
-                session.request_stop("stopped")
-        assert steps.unused == [2, 3, 4]
-    assert (session.stop_reason, session.drain_reason) == ("stopped", "drained")
-    async with ah.AsyncMonitoredSession(same) as session:
-        session.request_stop("stopped")
-        session.request_drain("drained")
-    assert (session.stop_reason, session.drain_reason) == ("stopped", None)
 
 
 async def test_what_a_drain_makes_a_producer_lose_is_logged(

@@ -224,40 +224,6 @@ async def test_a_clean_end_of_the_opening_hides_no_failure(failure: OSError) -> 
     assert await outcome(doubling(Worker())) is failure
 
 
-@pytest.mark.parametrize("body", [leaves, closes])
-async def test_a_clean_end_of_end_hides_no_error_of_close(
-    body: Callable[[Any], Awaitable[None]], caplog: pytest.LogCaptureFixture
-) -> None:
-    """A hook's `end` raises what the block would swallow, and another hook's `close` fails."""
-    end, error = ah.errors.OutOfRangeError("end of the input"), ValueError("of the hook")
-    hooks = [
-        PhaseHook("end", raises_after(0, end)),
-        PhaseHook("close", raises_after(0, error)),
-    ]
-    assert await outcome(doubling(*hooks), body) is error
-    assert error.__context__ is end
-    assert end in [record.exc_info[1] for record in caplog.records if record.exc_info]
-
-
-@pytest.mark.parametrize("phase", ["before_run", "end"])
-async def test_a_failure_that_a_hook_has_handled_leaves_the_session(
-    phase: str, failure: OSError
-) -> None:
-    """A hook is part of the session: it does not decide for the program."""
-
-    async def handle(argument: Any) -> None:
-        with pytest.raises(OSError, match="upload"):
-            await session.until(forever())
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        session.start_soon(raises_after(3, failure))
-        if phase == "before_run":
-            await session.run("loss")
-
-    session = doubling(PhaseHook(phase, handle))
-    assert await outcome(session, use) is failure
-
-
 @pytest.mark.parametrize("body", [works, gives_up_recoverable, runs_once])
 async def test_a_failure_that_can_be_recovered_from_hides_no_other(
     body: Callable[[Any], Awaitable[None]], failure: OSError, caplog: pytest.LogCaptureFixture

@@ -549,28 +549,3 @@ async def test_a_state_that_counts_an_unused_element_is_reported(
     *_, warning = counting_warnings(caplog)
     assert "skips it" in warning
     assert "give the object itself as feeds=" in warning
-
-
-async def test_feeds_beside_a_tracked_buffer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A buffer that steps fill may be iterable: a generator of other elements feeds the steps, and
-    each save has the buffer as the step has left it.
-    """
-
-    class Buffer(Numbers):
-        def add(self, number: int) -> None:
-            self.position += number
-
-    async def step(number: int) -> None:
-        buffer.add(number)
-
-    for total in (6, 12):
-        buffer = Buffer()
-        creator = ah.ChiefSessionCreator(
-            step, scaffold=ah.Scaffold(tracked={"data": buffer}), checkpoint_dir=tmp_path
-        )
-        async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]) as session:
-            await use_up(session.steps(feeds=(number for number in (1, 2, 3))))
-        assert buffer.position == total
-    assert counting_warnings(caplog) == []

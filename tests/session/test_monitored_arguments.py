@@ -345,43 +345,17 @@ async def test_options_are_a_mapping(options: Any) -> None:
                 await session.run("loss", None, own)
 
 
-@pytest.mark.parametrize(
-    "by", [("name", "name"), ("name", "object"), ("object", "name"), ("object", "object")]
-)
-async def test_two_hooks_that_feed_one_node_conflict(by: tuple[str, str]) -> None:
-    """Two hooks, or a hook and the caller, that feed the same node, by name or by object, are both
-    named; also if they agree.
-    """
-    graph = counting_graph()
-    keys: dict[str, Any] = {"name": "x", "object": graph.nodes["x"]}
-    first, second = ({keys[one]: 1} for one in by)
-    for feeds, caller in (([first, second], None), ([first], second)):
-        async with ah.AsyncMonitoredSession(
-            graph, [RequestingHook(None, feed) for feed in feeds]
-        ) as session:
-            names = (
-                "RequestingHook.before_run and RequestingHook#2"
-                if caller is None
-                else "RequestingHook.before_run and the caller"
-            )
-            with refused(
-                ah.errors.FeedConflictError, f"'x' by {names}", "remove one of them"
-            ) as caught:
-                await session.run("train", caller)
-            assert isinstance(caught.value, RuntimeError)
-            assert session.global_step.latest.step == 0
-
-
 async def test_all_conflicts_are_listed_after_all_hooks_were_asked() -> None:
     """Conflicts are checked when every hook has returned its request, and all of them are in one
-    message.
+    message, whether they name a node or give it.
     """
     graph = ah.Graph()
     for name in ("x", "y", "z"):
         graph.placeholder(name, default=0)
     graph.operation(name="sum")(lambda x, y, z: x + y + z)
     hooks = [
-        RequestingHook(None, feeds) for feeds in ({"x": 1, "y": 1}, {"y": 2}, {"z": 3, "y": 3})
+        RequestingHook(None, feeds)
+        for feeds in ({"x": 1, "y": 1}, {"y": 2}, {graph.nodes["z"]: 3, "y": 3})
     ]
     first, second, third = (f"RequestingHook{number}.before_run" for number in ("", "#2", "#3"))
     says = (
@@ -390,8 +364,9 @@ async def test_all_conflicts_are_listed_after_all_hooks_were_asked() -> None:
         f"'z' by {third} and the caller",
     )
     async with ah.AsyncMonitoredSession(graph, hooks) as session:
-        with refused(ah.errors.FeedConflictError, *says):
-            await session.run("sum", {"x": 9, "z": 9})
+        with refused(ah.errors.FeedConflictError, *says, "remove one of them") as caught:
+            await session.run("sum", {graph.nodes["x"]: 9, "z": 9})
+        assert isinstance(caught.value, RuntimeError)
         assert not any(hook.values for hook in hooks)
 
 

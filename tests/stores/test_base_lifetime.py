@@ -5,7 +5,6 @@ subscriptions.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import pytest
 
 from aiohooks.errors import WrongLoopError
-from aiohooks.stores import MemoryStepStore, Position, StoreStatistics
-from tests.support.waiting import parked, result_without_suspending, ticks
+from aiohooks.stores import MemoryStepStore, Position
+from tests.support.waiting import parked, result_without_suspending
 
 pytestmark = pytest.mark.every_python
 
@@ -92,36 +91,3 @@ async def test_statistics_can_be_read_in_any_thread() -> None:
     assert statistics.waiting_secs is not None
     await store.advance()
     await waiting
-
-
-async def test_statistics_count() -> None:
-    """Statistics have the current state and the number of waits so far; the repr has it in a
-    line.
-    """
-    store = MemoryStepStore(run="digits")
-    assert store.statistics().waiting == 0
-    names = [f"worker {number}" for number in range(7)]
-    for name in names:
-        store.publisher(name)
-    tasks = [await parked(store.wait_for(step)) for step in (4, 4, 6)]
-    await store.advance(4)
-    await store.wait_for(2)
-    await ticks(3)
-    statistics = store.statistics()
-    assert statistics.waiting_secs is not None
-    assert dataclasses.replace(statistics, waiting_secs=None) == StoreStatistics(
-        latest=Position(1, 4),
-        term=0,
-        waiting=1,
-        wanted=6,
-        watching=0,
-        publishers=tuple(names),
-        waiting_secs=None,
-    )
-    assert (
-        repr(store) == "<MemoryStepStore 'digits' at step 4 of epoch 1,"
-        " published by"
-        " worker 0, worker 1, worker 2, worker 3, worker 4 and 2 more>"
-    )
-    await store.advance(2)
-    await asyncio.gather(*tasks)

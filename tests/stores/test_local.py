@@ -232,23 +232,6 @@ asyncio.run(main())
             assert (await asyncio.to_thread(run_python, "-c", program)).stdout == "trainer\n"
 
 
-async def test_more_processes_than_are_read_at_first(tmp_path: Path) -> None:
-    """However many have the run open, each is woken at its step; those that have left leave no
-    slot.
-    """
-    async with contextlib.AsyncExitStack() as stack:
-        stores = [await stack.enter_async_context(local_store(tmp_path)) for _ in range(20)]
-        waits = [await parked(store.wait_for(number)) for number, store in enumerate(stores, 1)]
-        for _ in stores:
-            await stores[0].advance()
-        assert [await wait >= number for number, wait in enumerate(waits, 1)] == [True] * 20
-        run = engine_of(stores[1])._database
-        assert run is not None
-        run.write_slot(99)  # as a process leaves it that is killed while it waits
-        await stores[1].aclose()
-    assert not any((tmp_path / "default" / "waiting").read_bytes())
-
-
 async def test_an_old_snapshot_is_ignored(tmp_path: Path) -> None:
     """A snapshot that a thread has read may arrive after a newer one."""
     async with local_store(tmp_path) as store, local_store(tmp_path) as other:

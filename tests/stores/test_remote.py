@@ -146,15 +146,6 @@ async def test_an_advance_cancelled_during_an_outage_is_not_sent(
 # --- combining
 
 
-async def test_order_of_different_writes_is_kept(engine: FakeEngine) -> None:
-    """Advances are not combined across a raise or a reset."""
-    async with FakeStepStore(engine) as a:
-        advance, raised, more, reset, last = await asyncio.gather(
-            a.advance(2), a.raise_to(10), a.advance(), a.reset(4), a.advance()
-        )
-        assert (advance, raised, more, reset, last) == (2, 10, 11, Position(2, 4), 5)
-
-
 async def test_each_caller_gets_an_error_of_its_own(engine: FakeEngine) -> None:
     """When a combined request is refused, each caller gets an error of its own."""
     async with FakeStepStore(engine) as a:

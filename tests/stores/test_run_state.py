@@ -148,19 +148,3 @@ def test_who_knew_a_lost_run_does_not_move_one_that_has_a_chief() -> None:
     state.apply(Lead(Member("new/1", "chief", 1.0)))
     state.follow(Snapshot(Position(1, 7), 1, "new"))
     assert state.position == Position(2, 0)
-
-
-@pytest.mark.parametrize("lost_term", [1, 2, 3])
-def test_a_chief_with_a_lower_term_than_that_of_a_lost_run_leads_no_more(lost_term: int) -> None:
-    """It was granted its term before anybody said that there had been later ones."""
-    state = RunState()
-    for number in (1, 2):
-        state.apply(Leave("new/1", seq=number))
-        state.apply(Lead(Member(f"new/{number}", "chief", 1.0)))
-    state.apply(Join(Member("new/0", "trainer", 1.0)))
-    state.follow(Snapshot(Position(1, 9), lost_term, "old"))
-    leads = lost_term <= 2
-    write = Write("advance", 1, state.position, 2, "new", 1)
-    assert state.apply(write).status == ("ok" if leads else "stale")
-    assert (state.snapshot().chief is not None) is leads
-    assert "new/0" in state.members

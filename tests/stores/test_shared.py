@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,14 +13,11 @@ import aiohooks as ah
 from aiohooks.stores import SharedStepStore
 from aiohooks.stores._protocol import Answer, Join, Request, Snapshot
 from aiohooks.testing import ManualClock
-from tests.stores.test_publishers import run_as
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import (
     advance_clock,
-    cancel_and_wait,
     parked,
     ticks,
-    until_true,
 )
 
 pytestmark = pytest.mark.every_python
@@ -126,38 +122,6 @@ async def test_closing_ends_calls_that_wait_for_the_engine(clock: ManualClock) -
     }
 
 
-async def test_a_publisher_is_announced_by_the_call_that_opens_the_store(
-    clock: ManualClock,
-) -> None:
-    """A store that could not be opened for its first publisher announces it when it is open."""
-    engine = FakeEngine()
-    engine.stop()
-    store = FakeStepStore(engine, connect_timeout=1.0)
-    publisher = store.publisher("trainer")
-    flushing = asyncio.ensure_future(store.flush())
-    while not flushing.done():
-        await ticks(10)
-        clock.advance(1.0)
-    assert store._connection.lost_at is None
-    engine.restart()
-    await store.advance()
-    await store.flush()
-    assert [member.name for member in engine.run("default").members.values()] == ["trainer"]
-    publisher.close()
-    await store.aclose()
-    engine.stop()
-    store = FakeStepStore(engine, connect_timeout=1.0)
-    store.publisher("gone").close()
-    flushing = asyncio.ensure_future(store.flush())
-    while not flushing.done():
-        await ticks(10)
-        clock.advance(1.0)
-    clock.advance(60.0)  # the pause before the next attempt, which is not made
-    await ticks(10)
-    assert len(asyncio.all_tasks()) == 1
-    await store.aclose()
-
-
 async def test_a_publisher_of_a_damaged_run_is_announced_no_more(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,34 +142,6 @@ async def test_a_publisher_of_a_damaged_run_is_announced_no_more(
         assert len(engine.requests) == asked
         for publisher in publishers:
             publisher.close()
-
-
-async def second_change(store: SharedStepStore) -> None:
-    changes = store.changes()
-    await anext(changes)
-    await anext(changes)
-
-
-@pytest.mark.parametrize(
-    ("wait", "step"), [(lambda store: store.wait_for(5), 5), (second_change, 1)]
-)
-async def test_the_engine_knows_for_which_step_a_publisher_waits(
-    wait: Callable[[SharedStepStore], Awaitable[object]], step: int
-) -> None:
-    """For as long as it waits: other processes then know whether the step can still advance."""
-    engine = FakeEngine()
-    async with FakeStepStore(engine) as store:
-        with store.publisher("worker") as publisher:
-            waiting = asyncio.create_task(run_as(publisher, lambda: wait(store)))
-            await until_true(
-                lambda: (
-                    [member.waits_for for member in engine.run("default").members.values()]
-                    == [step]
-                )
-            )
-            await cancel_and_wait(waiting)
-            await store.flush()
-            assert [member.waits_for for member in engine.run("default").members.values()] == [0]
 
 
 async def test_what_an_engine_refuses_is_announced_less_often(
