@@ -66,17 +66,6 @@ async def serving_tenants() -> AsyncIterator[Served]:
         yield served
 
 
-async def test_a_tenant_is_removed_before_its_task_has_started() -> None:
-    """A DELETE that arrives together with its PUT removes the tenant."""
-    async with serving_tenants() as served:
-        added = Exchange(served.app, "/tenants/a", method="PUT")
-        removed = Exchange(served.app, "/tenants/a", method="DELETE")
-        await asyncio.gather(added.task, removed.task)
-        assert (added.reply.status, removed.reply.status) == (201, 204)
-        assert served.tenants[0].session is None
-        assert await served.status("/a/session/health") == 404
-
-
 async def test_a_tenant_fails_again_and_again() -> None:
     """After thousands of failures its removal still ends its pause, and the others continue."""
     async with serving_tenants() as served:
@@ -116,20 +105,3 @@ async def test_a_client_that_waits_is_answered(by: str) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert len(received) == (1 if by == "SIGTERM" else 0)
-
-
-async def test_requests_that_cannot_be_served() -> None:
-    """Unknown tenants, names that are no part of a path and full queues have a status of their
-    own.
-    """
-    async with serving_tenants() as served:
-        assert await served.status("/a", "PUT") == 201
-        assert await served.status("/a", "PUT") == 409
-        assert await served.status("/{a}", "PUT") == 422
-        assert await served.status("/b", "DELETE") == 404
-        assert await served.status("/b/restart", "POST") == 404
-        assert await served.status("/b/values", "POST", "value=1") == 404
-        served.may_learn.clear()
-        replies = [await served.status("/a/values", "POST", "value=1") for _ in range(110)]
-        assert (replies[0], replies[-1]) == (202, 503)
-        served.may_learn.set()

@@ -149,20 +149,6 @@ async def test_a_plain_function_returns_no_coroutine() -> None:
         await group.hooks.run("p", echo)
 
 
-async def test_a_disabled_wrapper_is_left_out() -> None:
-    """The call has the result of what it would have wrapped."""
-
-    async def fails(self, prompt, call_next):
-        raise OSError
-
-    wrapper = ah.configure(hook(run=fails), on_error="log", disable_after=1)
-    group = ah.HookGroup(Wraps, [wrapper])
-    for _ in range(2):
-        assert await group.hooks.run("p", echo) == (("p",), {})
-    (status,) = group.status()
-    assert (status.failures, status.dropped) == (1, 1)
-
-
 async def test_an_error_of_a_generator_itself_is_raised() -> None:
     """Also one of the type that Python makes of a `StopAsyncIteration`."""
 

@@ -23,9 +23,8 @@ from tests.support.saving_sessions import (
     saving,
     state_at,
     train,
-    values_at,
 )
-from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs
+from tests.support.sessions import NO_BACKOFF, make_runs
 from tests.support.waiting import parked, result_without_suspending, until_true
 
 pytestmark = pytest.mark.every_python
@@ -149,30 +148,6 @@ async def test_a_save_has_what_hooks_of_a_higher_order_keep_of_its_run(
         await make_runs(session, 3, "train")
     state = await state_at(tmp_path, 3)
     assert state["hooks"]["CountingHook"]["after_run"] == 3
-
-
-@pytest.mark.parametrize("runs", [3, 4], ids=["after other steps", "after a saved step"])
-@pytest.mark.parametrize("order", [0, 200, None], ids=["end of a hook", "late hook", "the block"])
-async def test_what_is_assigned_after_the_last_step_is_saved(
-    tmp_path: Path, order: int | None, runs: int
-) -> None:
-    """The last save comes after `end` of every other hook, and is made if a variable was changed
-    since the last one, also at the same step.
-    """
-
-    async def assign(session: ah.Session) -> None:
-        session.variables.assign({"total": -1})
-
-    hooks: list[Any] = [saving(tmp_path, every=ah.Every(steps=2))]
-    if order is not None:
-        hooks.append(ah.configure(PhaseHook("end", assign), order=order))
-    variables = ah.Variables()
-    creator = ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path, variables=variables)
-    async with ah.AsyncMonitoredSession(creator, hooks) as session:
-        await make_runs(session, runs, "train")
-        if order is None:
-            variables.assign({"total": -1})
-    assert await values_at(tmp_path, runs) == {"total": -1}
 
 
 # -- in the background

@@ -305,20 +305,6 @@ async def test_the_first_run_is_never_recorded(tmp_path: Path) -> None:
     assert written(tmp_path) == ["timeline-2.json"]
 
 
-async def test_by_time(tmp_path: Path) -> None:
-    """By time, the first run at or after the period is recorded."""
-    counts: list[int] = []
-    with ManualClock() as clock:
-        hook = ah.hooks.ProfilerHook(tmp_path, every=ah.Every(secs=2))
-        async with doubling(hook) as session:
-            for secs, count in ((0, 0), (1.9, 0), (0.1, 1), (1.9, 1), (0.1, 2)):
-                clock.advance(secs)
-                await session.run("loss", {"batch": 1.0})
-                await until_true(functools.partial(has_captures, hook, count))
-                counts.append(len(written(tmp_path)))
-    assert counts == [0, 0, 1, 1, 2]
-
-
 async def test_runs_that_do_not_advance_the_step(tmp_path: Path) -> None:
     """A run that was expected to reach a step and did not leaves no file."""
     graph = ah.Graph()

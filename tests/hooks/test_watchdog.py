@@ -179,25 +179,6 @@ async def test_hooks_that_hold_up_a_step(
         await run
 
 
-async def test_the_block_between_runs(clock: ManualClock) -> None:
-    """A block that waits too long for its next batch is found by where it waits."""
-    watchdog = WatchdogHook(10, wait_secs=30)
-    queue: asyncio.Queue[int] = asyncio.Queue()
-
-    async def main() -> None:
-        async with doubling(watchdog) as session:
-            await session.run("loss")
-            await queue.get()
-
-    task = await parked(main(), 20)
-    clock.advance(100)
-    (stall,) = watchdog.stalls
-    assert (stall.phase, stall.what) == ("wait", "the session's block")
-    assert "Queue.get" in stall.report
-    queue.put_nowait(1)
-    await task
-
-
 async def test_a_stop_ends_the_waits(clock: ManualClock) -> None:
     """With "stop" a wait that stalls ends cleanly, and the reason names the wait."""
     watchdog = WatchdogHook(10, wait_secs=20, on_stall="stop")

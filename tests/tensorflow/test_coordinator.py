@@ -9,8 +9,7 @@ import asyncio
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock
-from tests.support.waiting import advance_clock, fail, parked
+from tests.support.waiting import fail
 
 pytestmark = pytest.mark.every_python
 
@@ -19,27 +18,6 @@ async def fail_when_stopped(coord: ah.Coordinator, error: BaseException) -> None
     """Wait for the stop, then fail."""
     await coord.wait_for_stop()
     raise error
-
-
-# -- joining
-
-
-@pytest.mark.parametrize("grace", [1e-10, 0.002, 1.0])
-async def test_join_cancels_when_the_grace_period_is_over(grace: float) -> None:
-    """Where TensorFlow gives up on a thread, a task that does not end within the grace period is
-    cancelled, exactly then.
-    """
-    with ManualClock() as clock:
-        coord = ah.Coordinator()
-        task = coord.start_soon(asyncio.Event().wait)
-        coord.request_stop()
-        joining = await parked(coord.join(stop_grace_period_secs=grace), 5)
-        await advance_clock(clock, grace / 2)
-        assert not task.done()
-        clock.advance(grace / 2)
-        await joining
-        assert task.cancelled()
-        assert coord.joined
 
 
 # -- errors
