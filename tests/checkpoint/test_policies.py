@@ -55,6 +55,17 @@ def test_the_first_of_each_interval_and_the_newest() -> None:
     assert kept(KeepEvery(10), made(5, 5, 7)) == [2, 3]
 
 
+def test_policies_are_combined() -> None:
+    """What any part keeps is kept."""
+    these = made(0, 10, 20, 30, 40, losses=[0.1, 0.5, 0.3, 0.4, 0.9])
+    both = KeepNewest(2) | KeepBest(1, "loss")
+    assert kept(both, these) == [1, 4, 5]
+    assert kept(both | KeepEvery(20), these) == [1, 3, 4, 5]
+    assert KeepNewest(2) | KeepEvery(1) == KeepNewest(2) | KeepEvery(1)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        KeepNewest(2) | 3
+
+
 def test_a_policy_of_ones_own_says_what_it_keeps() -> None:
     """One that does not is an error, and nothing is removed."""
     with pytest.raises(NotImplementedError):

@@ -13,8 +13,8 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import doubling, outcome
-from tests.support.waiting import advance_clock, forever, ticks
+from tests.support.sessions import NO_BACKOFF, doubling, outcome
+from tests.support.waiting import advance_clock, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -59,6 +59,36 @@ async def test_a_hook_that_is_waited_for_is_logged(
         gates[entered[-1]].set()
     assert await ending is None
     assert clock.pending == 0
+
+
+async def test_a_recovery_that_waits_says_so(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A task that delays the replacement of its session by its cleanup is named after a second."""
+    gate = asyncio.Event()
+
+    async def cleans_up() -> None:
+        try:
+            await forever()
+        finally:
+            await gate.wait()
+
+    async def starts(session: ah.Session, coord: ah.Coordinator) -> None:
+        if not gate.is_set():
+            coord.start_soon(cleans_up)
+            await ticks()
+            raise ah.AbortedError("lost")
+
+    hooks = [PhaseHook("after_create_session", starts)]
+    session = doubling(*hooks, recovery=NO_BACKOFF, name="trainer")
+    opening = await parked(outcome(session), 20)
+    clock.advance(1)
+    gate.set()
+    assert await opening is None
+    assert messages(caplog)[0] == "session 'trainer': recovering from AbortedError('lost')"
+    assert messages(caplog)[1].startswith(
+        "session 'trainer', recovering: has waited 1 s for background task 'cleans_up', at "
+    )
 
 
 @pytest.mark.plain_tasks

@@ -237,3 +237,25 @@ def test_the_second_interrupt_while_the_runner_closes_the_sessions(
         "SystemExit(130)" if run is ah.run else "KeyboardInterrupt()",
         ["close"],
     )
+
+
+def test_the_second_signal_ends_a_program_whose_session_is_never_closed() -> None:
+    """The task that entered it has ended: no end of a session would exit."""
+
+    async def main() -> None:
+        await asyncio.create_task(doubling(handle_signals=True).__aenter__())
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+        await ticks()
+
+    child = os.fork()
+    if child == 0:
+        code = 0
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            asyncio.run(main())
+        except SystemExit as end:
+            code = int(str(end.code))
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGTERM
