@@ -2,73 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from starlette.applications import Starlette
-from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from aiohooks import AsyncMonitoredSession
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.errors import InvalidArgumentError, SessionClosedError
-from tests.support.asgi import Exchange, ask
 from tests.support.pages import python_blocks
-from tests.support.services import FeedQueue, make_service, step
+from tests.support.services import step
 from tests.support.source import ROOT
-from tests.support.waiting import ticks
-
-
-@contextlib.asynccontextmanager
-async def lifespan_of(app: Any) -> AsyncIterator[None]:
-    """Start and end the application's lifespan, as a server does."""
-    incoming, outgoing = asyncio.Queue[Any](), asyncio.Queue[Any]()
-    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
-    task = asyncio.create_task(app(scope, incoming.get, outgoing.put))
-    incoming.put_nowait({"type": "lifespan.startup"})
-    assert (await outgoing.get())["type"] == "lifespan.startup.complete"
-    yield
-    incoming.put_nowait({"type": "lifespan.shutdown"})
-    assert (await outgoing.get())["type"] == "lifespan.shutdown.complete"
-    await task
-
-
-@pytest.mark.parametrize("shape", ["alone", "mounted", "inside another lifespan", "in FastAPI"])
-async def test_a_service_in_an_application(shape: str) -> None:
-    """A service is an application by itself, or is mounted in one whose lifespan is, or contains,
-    the service's.
-    """
-    feeds = FeedQueue()
-    service = make_service(feeds)
-
-    @contextlib.asynccontextmanager
-    async def outer(app: Any) -> AsyncIterator[None]:
-        async with service.lifespan(app):
-            yield
-
-    app: Any = service
-    path = "" if shape == "alone" else "/training"
-    if shape == "in FastAPI":
-        app = FastAPI(lifespan=service.lifespan)
-        app.mount(path, service)
-    elif shape != "alone":
-        lifespan: Any = service.lifespan if shape == "mounted" else outer
-        app = Starlette(routes=[Mount(path, service)], lifespan=lifespan)
-    async with lifespan_of(app):
-        feeds.put(1.0)
-        assert (await ask(app, f"{path}/steps/1")).json["step"] == 1
-        page = await ask(app, f"{path}/")
-        assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-        assert (await ask(app, f"{path}/page.js")).status == 200
-        waiting = Exchange(app, f"{path}/steps/2")
-        await ticks(20)
-    await waiting.task
-    assert waiting.reply.json["message"] == "the session makes no more steps: the server shuts down"
-    assert service.health().state == "finished"
 
 
 @pytest.mark.parametrize(

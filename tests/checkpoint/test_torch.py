@@ -47,27 +47,6 @@ def taken(state: Any) -> Any:
     return snapshot(state, HostMemory())
 
 
-WAYS = pytest.mark.parametrize(
-    "way", [there_and_back, taken, lambda state: there_and_back(taken(state))]
-)
-"""To a checkpoint and back, into a snapshot, and both."""
-
-
-@WAYS
-@pytest.mark.parametrize("dtype", ALL_DTYPES)
-def test_each_dtype_comes_back(dtype: str, way: Callable[[Any], Any]) -> None:
-    """With all bits, also those that are no number, as a scalar, and without elements."""
-    tensor = tensor_of(dtype)
-    state = {
-        "whole": tensor,
-        "scalar": tensor[1, 2],
-        "empty": tensor[:, :0],
-        "turned": tensor.T,
-        "part": tensor_of(dtype)[1:],
-    }
-    assert same_tensors(way(state), state)
-
-
 @pytest.mark.parametrize(
     ("tensor", "size"),
     [

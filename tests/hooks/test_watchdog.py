@@ -19,7 +19,6 @@ from aiohooks.hooks.waiting import GlobalStepWaiterHook
 from aiohooks.hooks.watchdog import WatchdogHook
 from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, do_nothing, doubling, run_session
 from tests.support.waiting import Gate, parked, until_true
@@ -194,40 +193,6 @@ async def test_a_stop_ends_the_waits(clock: ManualClock) -> None:
     assert str(session.stop_reason).startswith(
         "the session stalls: wait: GlobalStepWaiterHook.before_run"
     )
-
-
-@pytest.mark.parametrize("recovers", [False, True])
-async def test_an_error_ends_the_run(clock: ManualClock, recovers: bool) -> None:
-    """With "raise" the run that stalls is cancelled, and the block gets the error; or the policy,
-    which repeats the run.
-    """
-    gates = [Gate()]
-    watchdog = WatchdogHook(10, on_stall="raise")
-
-    async def hang_once(*_: object) -> None:
-        if gates:
-            await gates.pop().pass_through()
-
-    on = (ah.errors.SessionStalledError,) if recovers else ()
-    policy = ah.RecoveryPolicy(on, backoff=ah.Backoff(initial_secs=0, jitter=False))
-
-    session = doubling(watchdog, PhaseHook("after_run", hang_once), recovery=policy)
-
-    async def main() -> None:
-        async with session:
-            await session.run("loss")
-
-    task = await parked(main(), 20)
-    clock.advance(10)
-    if recovers:
-        await task
-        assert session.status().recoveries == 1
-        return
-    with refused(
-        ah.errors.SessionStalledError, "PhaseHook.after_run at step 1 for 10 s", "Gate.pass_through"
-    ):
-        await task
-    assert isinstance(task.exception(), TimeoutError)
 
 
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:

@@ -136,32 +136,6 @@ async def test_a_stop_before_a_request_to_the_engine() -> None:
         assert await calls(steps) == ["begin", "close(StopRequestedError)"]
 
 
-@pytest.mark.parametrize("was_open", [False, True])
-@pytest.mark.parametrize("before", [False, True])
-async def test_a_stop_ends_the_wait_for_an_engine(
-    clock: ManualClock, before: bool, was_open: bool
-) -> None:
-    """A session that waits for an engine that does not answer ends at a stop, and makes no further
-    attempt to reach it.
-    """
-    engine, recorder = FakeEngine(), EndRecorder()
-    steps = FakeStepStore(engine)
-    if was_open:
-        await steps.value()
-    engine.stop()
-    session = ah.AsyncMonitoredSession(chief(steps), [recorder])
-    entering = asyncio.create_task(session.__aenter__())
-    if not before:
-        await ticks(40)  # into the pause after the first attempt
-    assert not entering.done()
-    await stopped(session, entering)
-    assert recorder.calls == ["begin", "close(StopRequestedError)"]
-    closing = asyncio.create_task(steps.aclose())
-    while not closing.done():  # it tries to announce that the session has ended
-        await ticks(5)
-        clock.advance(1)
-
-
 @contextlib.asynccontextmanager
 async def stopped_while_away(
     creator: ah.session.SessionCreator, engine: FakeEngine, clock: ManualClock

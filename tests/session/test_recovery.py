@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -217,39 +216,6 @@ async def test_a_loop_continues_after_a_cancel_anywhere_in_a_recovery() -> None:
     another session.
     """
     await explore(train_with_time_limits, seeds=60, disturb=["order", "slow", "choice"])
-
-
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
-async def test_a_cancel_hides_no_error_that_recovery_gives_up_with(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Wherever it arrives while a session is opened in vain, each error is raised or logged."""
-
-    class Fails(ah.SessionRunHook):
-        async def after_create_session(self, *_: object) -> None:
-            await asyncio.sleep(0)
-            made.append(ah.AbortedError(f"attempt {len(made)}"))
-            raise made[-1]
-
-    async def opens() -> None:
-        made.clear()
-        caplog.clear()
-        logging.disable(logging.NOTSET)  # an exploration logs nothing
-        raised: list[BaseException] = []
-        try:
-            async with ah.AsyncMonitoredSession(
-                failing_step(), [Fails()], recovery=recovery_policy(max_attempts=1)
-            ):
-                pass
-        except ah.AbortedError as error:
-            raised.append(error)
-        finally:
-            for failure in made:
-                assert failure in raised or str(failure) in caplog.text, f"{failure!r} is lost"
-
-    made: list[ah.AbortedError] = []
-    explored = await explore(opens, disturb=["cancel"], exhaust=1)
-    assert explored.schedules > 5
 
 
 # -- giving up

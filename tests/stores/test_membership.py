@@ -16,7 +16,6 @@ from tests.support.waiting import (
     cancel_and_wait,
     forever,
     parked,
-    parked_wait,
     pass_time,
     ticks,
 )
@@ -139,25 +138,6 @@ async def test_a_local_failure_keeps_its_error(engine: FakeEngine) -> None:
 
 
 # --- exits from before the store was opened
-
-
-async def test_a_run_that_had_failed_may_begin_again(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """A worker that starts before its chief, after a failure, waits for it as if no publisher had
-    left.
-    """
-    async with FakeStepStore(engine) as a:
-        await a.advance(3)
-        a.publisher("yesterday's chief").close(OSError("the disk is full"))
-    async with FakeStepStore(engine) as b, FakeStepStore(engine) as c:
-        wait = await parked_wait(b, 5)
-        await b.value()
-        await pass_time(clock, 60)
-        assert not wait.done()
-        c.publisher("today's chief").close(OSError("it is full again"))
-        with pytest.raises(ah.errors.PublisherFailedError, match="today's chief failed at step 3"):
-            await wait
 
 
 async def test_a_run_that_had_finished_has_no_successor(engine: FakeEngine) -> None:

@@ -124,25 +124,6 @@ async def test_first_connection_gives_up_in_time(clock: ManualClock, engine: Fak
     await store.aclose()
 
 
-async def test_an_advance_cancelled_during_an_outage_is_not_sent(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """An advance that was cancelled before it was sent never takes effect."""
-    async with FakeStepStore(engine) as a:
-        await a.advance()
-        engine.stop()
-        first, second = (asyncio.ensure_future(a.advance()) for _ in range(2))
-        await ticks(40)
-        third = await parked(a.advance(10), 40)
-        third.cancel()
-        await ticks(40)
-        engine.restart()
-        await advance_clock(clock, 6, 40)
-        clock.advance(6)
-        assert [await first, await second] == [2, 3]
-        assert (await a.value()).step == 3
-
-
 # --- combining
 
 

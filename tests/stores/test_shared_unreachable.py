@@ -14,7 +14,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.stores import SharedStepStore
-from aiohooks.stores._protocol import Lead, Snapshot
 from aiohooks.stores.local._database import RunDatabase
 from aiohooks.stores.local.store import Inotify, LocalEngine
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
@@ -118,56 +117,6 @@ async def test_unreachable_waits_fail(two: Two) -> None:
                 match=r"trainer finished at step 0|^$",
             ):
                 await each
-
-
-class Slow(FakeConnection):
-    """Its reads last until they are released, and it gets no notifications."""
-
-    reads = 0
-
-    def __init__(self, engine: FakeEngine) -> None:
-        super().__init__(engine)
-        self.release = asyncio.Event()
-
-    async def watch(self) -> None:
-        await forever()
-
-    async def read(self) -> Snapshot:
-        snapshot = await super().read()
-        self.reads += 1
-        await self.release.wait()
-        return snapshot
-
-
-async def test_a_read_from_before_the_exit_does_not_count() -> None:
-    """A read that began before the last publisher left proves nothing: the run is read again."""
-    engine = FakeEngine()
-    async with FakeStepStore(slow := Slow(engine)) as a, FakeStepStore(engine) as b:
-        first = a.publisher("first")
-        waits = await parked(a.wait_for(5), 20)
-        first.close()
-        await ticks(20)
-        second = a.publisher("second")
-        second.close()  # while the first read is pending
-        await b.advance(5)
-        slow.release.set()
-        assert await waits == 5
-        assert slow.reads == 2
-
-
-async def test_a_wait_for_the_lead_reads_who_has_it() -> None:
-    """It does not ask for the lead while there is a chief, and waits until it is notified of its
-    end.
-    """
-    engine = FakeEngine()
-    async with (
-        FakeStepStore(Unnotified(engine)) as store,
-        FakeStepStore(engine) as other,
-        other.lead(),
-    ):
-        waits = await parked(store.lead().__aenter__(), 20)
-        assert sum(isinstance(one, Lead) for one in engine.requests) == 1
-        await cancel_and_wait(waits)
 
 
 async def test_a_wait_ends_where_the_run_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
