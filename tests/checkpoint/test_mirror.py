@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from aiohooks import Backoff
-from aiohooks.checkpoint import KeepEvery, KeepNewest, KeepPolicy, Mirror, MirrorStatus, Saver
+from aiohooks.checkpoint import KeepNewest, KeepPolicy, Mirror, MirrorStatus, Saver
 from aiohooks.checkpoint._remote import Copier
 from aiohooks.checkpoint.policies import Checkpoint
 from aiohooks.testing import ManualClock
@@ -92,39 +92,6 @@ async def test_a_forked_child_copies_nothing(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222
     assert copier.status.pending == 1
     await copier.aclose(30)  # ends immediately: there is nothing to copy
-
-
-async def test_old_ones_are_removed_after_the_new_one_is_there(tmp_path: Path) -> None:
-    """By the Saver's policy, the manifest of each first; other files stay, also inside a
-    checkpoint.
-    """
-    disk = Disk()
-    await mirrored(tmp_path, disk, 1, 2)
-    strange = {
-        "disk/run/notes.txt": b"mine",
-        "disk/run/step-1/manifest.json": b"",
-        "disk/other/step-000000000001.000001/x": b"",
-    }
-    inside = {"disk/run/step-000000000001.000001/mine": b"mine"}
-    disk.files.update({**strange, **inside})
-    disk.log.clear()
-    await mirrored(tmp_path, disk, 3, 4, keep=KeepNewest(2) | KeepEvery(100))
-    assert [name for name in disk.checkpoints() if name != "step-1"] == [
-        "step-000000000001.000001",  # by KeepEvery
-        "step-000000000003.000003",
-        "step-000000000004.000004",
-    ]
-    assert {path: disk.files.get(path) for path in {**strange, **inside}} == {**strange, **inside}
-    removed = [path for operation, path in disk.log if operation == "remove"]
-    assert removed == [
-        f"step-000000000002.000002/{file}"
-        for file in ("manifest.json", "arrays.safetensors", "state.msgpack")
-    ]
-    later = disk.log[disk.log.index(("remove", removed[0])) :]
-    assert {operation for operation, path in later} == {"remove"}
-    await mirrored(tmp_path, disk, 5, keep=KeepNewest(1))
-    assert [name for name in disk.checkpoints() if name != "step-1"] == ["step-000000000005.000005"]
-    assert {path: disk.files.get(path) for path in {**strange, **inside}} == {**strange, **inside}
 
 
 async def test_a_policy_that_fails_removes_nothing(

@@ -181,6 +181,28 @@ async def test_leaving_waits_no_longer_than_the_grace_period(
     assert hook.calls == ["enter", "leave", "x"]
 
 
+async def test_a_removed_hook_is_left_when_its_last_call_has_ended() -> None:
+    """Calls that begin later do not delay it; the group leaves it no second time."""
+    gate, later = asyncio.Event(), asyncio.Event()
+    removed, other = Resource(gate), Resource(later)
+    async with ah.HookGroup(Events, [removed, other]) as group:
+        call = await parked(group.hooks.on("x"))
+        group.remove(removed)
+        after = await parked(group.hooks.on("y"))
+        await ticks()
+        assert removed.calls == ["enter"]
+        gate.set()
+        await ticks()
+        assert removed.calls == ["enter", "x"], "the call has another hook"
+        later.set()
+        await call
+        await after
+        await ticks(20)
+        assert removed.calls == ["enter", "x", "leave"]
+        assert "leave" not in other.calls
+    assert removed.calls.count("leave") == other.calls.count("leave") == 1
+
+
 async def test_a_plain_context_manager_is_refused() -> None:
     """When the group is entered, which would not enter it; elsewhere it is a hook like others."""
 

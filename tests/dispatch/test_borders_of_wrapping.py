@@ -149,6 +149,25 @@ async def test_a_plain_function_returns_no_coroutine() -> None:
         await group.hooks.run("p", echo)
 
 
+async def test_an_error_that_passes_through_a_wrapper_is_not_its_own() -> None:
+    """It names the hook that raised it, and counts as a failure of that one alone."""
+
+    class Events:
+        async def on(self, text: str) -> None: ...
+
+    async def around(self, text):
+        yield
+
+    async def fails(self, text):
+        raise OSError(text)
+
+    group = ah.HookGroup(Events, [hook(on=around), hook(on=fails)])
+    with pytest.raises(OSError, match="away") as caught:
+        await group.hooks.on("away")
+    assert caught.value.__notes__ == ["raised by Observer#2.on"]
+    assert [status.failures for status in group.status()] == [0, 1]
+
+
 async def test_an_error_of_a_generator_itself_is_raised() -> None:
     """Also one of the type that Python makes of a `StopAsyncIteration`."""
 

@@ -213,44 +213,6 @@ async def test_a_stop_ends_the_wait_for_a_lock(tmp_path: Path, call: str) -> Non
 # -- terms and epochs
 
 
-async def test_restarted_chief_takes_a_new_term_restores_and_resets(tmp_path: Path) -> None:
-    """The chief fails at step 7 with a checkpoint of step 5: the next one starts a new epoch at 5;
-    waiters keep waiting.
-    """
-    engine = FakeEngine()
-
-    async def lead(last: int) -> BaseException | None:
-        async def use(session: ah.AsyncMonitoredSession) -> None:
-            while not session.should_stop():
-                if steps.latest.step == last:
-                    raise ValueError("the chief is ill")
-                await session.run("train")
-
-        async with FakeStepStore(engine) as steps:
-            hooks = [
-                ah.StopAtStepHook(last_step=12),
-                ah.CheckpointSaverHook(every=ah.Every(steps=5), background=False),
-            ]
-            return await outcome(
-                ah.AsyncMonitoredSession(chief(steps, checkpoint_dir=tmp_path), hooks), use
-            )
-
-    async with FakeStepStore(engine, on_lost="keep") as steps:
-        peer = steps.publisher("a worker at work")
-        keeps = asyncio.ensure_future(steps.wait_for(11))
-        waiter = asyncio.ensure_future(steps.wait_for(11, on_reset="raise"))
-        assert isinstance(await lead(7), ValueError)
-        assert (await steps.value()) == (1, 7)
-        assert await lead(-1) is None
-        assert await keeps >= 11
-        with pytest.raises(ah.errors.StepResetError) as caught:
-            await waiter
-        assert (caught.value.old, caught.value.new) == ((1, 7), (2, 5))
-        assert engine.runs["default"].term == 2
-        assert (await steps.value()) == (2, 12)
-        peer.close()
-
-
 @pytest.mark.parametrize("saves", [True, False])
 async def test_a_successor_frees_the_places_of_lost_items(tmp_path: Path, saves: bool) -> None:
     """The first chief leaves at the step that the store has, which is that of its checkpoint, if

@@ -32,41 +32,13 @@ async def waits_in_session(session: ah.AsyncMonitoredSession) -> None:
     await session.until(forever())
 
 
-async def waits_in_coordinator(session: ah.AsyncMonitoredSession) -> None:
-    await session.coord.until(forever())
-
-
 async def gives_up(session: ah.AsyncMonitoredSession) -> None:
     """Handles the failure of the other task, which is not its business."""
     with pytest.raises(OSError, match="upload"):
         await session.until(forever())
 
 
-async def looks_for_failures(session: ah.AsyncMonitoredSession) -> None:
-    """Asks for the failure as soon as there is one."""
-    await session.coord.wait_for_stop()
-    session.coord.raise_requested_exception()
-
-
-async def runs(session: ah.AsyncMonitoredSession) -> None:
-    while True:
-        await session.run("loss")
-        await ticks()
-
-
-async def gives_up_in_its_own_task(session: ah.AsyncMonitoredSession) -> None:
-    """What a background task starts is part of it."""
-    await asyncio.gather(session.until(forever()), return_exceptions=True)
-
-
-OTHERS = [
-    waits_in_session,
-    waits_in_coordinator,
-    gives_up,
-    gives_up_in_its_own_task,
-    looks_for_failures,
-    runs,
-]
+OTHERS = [waits_in_session, gives_up]
 
 
 # -- what the block does meanwhile
@@ -90,11 +62,6 @@ async def runs_once(session: ah.AsyncMonitoredSession) -> None:
     await session.run("loss")
 
 
-async def stops(session: ah.AsyncMonitoredSession) -> None:
-    await ticks(30)
-    session.request_stop("enough")
-
-
 async def leaves(session: ah.AsyncMonitoredSession) -> None:
     """`end` of the hook takes longer than the task."""
 
@@ -103,7 +70,7 @@ async def closes(session: ah.AsyncMonitoredSession) -> None:
     await session.aclose()
 
 
-@pytest.mark.parametrize("body", [works, stops, leaves, closes])
+@pytest.mark.parametrize("body", [works, leaves, closes])
 @pytest.mark.parametrize("other", [None, *OTHERS])
 @pytest.mark.parametrize("owner", ["session", "coord"])
 async def test_a_failure_that_only_tasks_of_the_session_have_got_leaves_it(

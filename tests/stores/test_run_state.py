@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from aiohooks.stores._protocol import (
@@ -63,60 +61,6 @@ def test_state_refuses_an_older_term() -> None:
     state.apply(Join(Member("1/1", "chief", 1.0, term=1)))
     assert not state.members
     assert state.apply(Write("advance", 1, Position(1, 0), 2, "2", 1)).position == Position(1, 1)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_repeated_request_changes_nothing(seed: int) -> None:
-    """Each process repeats its requests, with those of others in between: each takes effect
-    once.
-    """
-    draw = random.Random(seed)
-    once, often = RunState(), RunState()
-    last: dict[str, Request] = {}
-    for number in range(1, 200):
-        process = draw.choice("pqr")
-        member = Member(f"{process}/1", f"trainer {process}", 10.0, draw.randrange(5))
-        requests: list[Request] = [
-            Write(
-                draw.choice(["advance", "raise", "reset"]),
-                draw.randrange(1, 9),
-                once.position,
-                0,
-                process,
-                number,
-            ),
-            Join(member),
-            Leave(
-                member.id,
-                draw.choice(["", member.name]),
-                number,
-                f"{number}",
-                f"{process}/",
-                number,
-            ),
-        ]
-        request = draw.choice(requests)
-        last[process] = request
-        answer = once.apply(request)
-        assert often.apply(request) == answer
-        for _ in range(draw.randrange(4)):
-            again = draw.choice([*last.values()])
-            answer = often.apply(again)
-            assert (
-                answer.position == once.apply(again).position
-                if isinstance(again, Write)
-                else answer.status == "ok"
-            )
-        assert often.dump() == RunState.load(often.dump()).dump()
-        shown = [
-            state.snapshot()._replace(
-                members=tuple(
-                    sorted(member._replace(heartbeat=0) for member in state.members.values())
-                )
-            )
-            for state in (once, often)
-        ]
-        assert shown[0] == shown[1]
 
 
 def test_a_write_of_a_process_that_knows_more_is_not_applied() -> None:
