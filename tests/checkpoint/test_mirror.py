@@ -10,7 +10,6 @@ import functools
 import itertools
 import logging
 import os
-import shutil
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -231,19 +230,6 @@ async def test_later_metrics_do_not_replace_a_newer_checkpoint(tmp_path: Path) -
         hang.released.set()
         assert await saver.flush_mirror(30)
     assert order_of_uploads(disk) == [1, 2]
-
-
-async def test_one_that_was_removed_here_before_its_upload_is_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """By the policy of the Saver, or by a user: there is nothing to copy, and this is logged."""
-    caplog.set_level(logging.INFO, "aiohooks")
-    async with hanging(tmp_path, Disk()) as (saver, hang):
-        shutil.rmtree((await saver.save(state_of(2), 2)).path)
-        hang.released.set()
-        assert await saver.flush_mirror(30)
-        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=1)
-    assert "step-000000000002.000002 is gone, and not copied" in caplog.text
 
 
 async def test_one_that_is_damaged_here_is_not_copied(tmp_path: Path) -> None:

@@ -37,9 +37,7 @@ pytestmark = pytest.mark.every_python
         ({"at_begin": True}, [0, 4, 8, 10]),
         ({"every": ah.Every(steps=1), "max_results": 3}, [8, 9, 10]),
         ({"at_end": False}, [4, 8]),
-        ({"every": ah.Every(steps=5)}, [5, 10]),
         ({"every": ah.Every(steps=100)}, [10]),
-        ({"every": ah.Every(at=(3, 7)), "at_end": False}, [3, 7]),
     ],
 )
 async def test_which_steps_are_evaluated(

@@ -65,22 +65,6 @@ async def test_blocking_and_waiting(clock: ManualClock) -> None:
     }
 
 
-async def test_several_hooks_of_a_class_are_numbered(clock: ManualClock) -> None:
-    """Each hook is counted separately; the one that blocks longest comes first."""
-    timing = HookTimingHook(warn_secs=100)
-    await run_session(
-        doubling(timing, Busy(clock, 1.0), Busy(clock, 2.0)),
-        1,
-        "loss",
-    )
-    assert [f"{times.hook}.{times.phase}" for times in timing.statistics().phases] == [
-        "Busy#2.before_run",
-        "Busy.before_run",
-        "Busy#2.after_run",
-        "Busy.after_run",
-    ]
-
-
 async def test_the_report_is_logged(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     """The report is logged as a table at the end."""
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")

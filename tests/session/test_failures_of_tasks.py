@@ -49,19 +49,6 @@ async def works(session: ah.AsyncMonitoredSession) -> None:
     await ticks(30)
 
 
-async def gives_up_recoverable(session: ah.AsyncMonitoredSession) -> None:
-    """Handles the first of two failures."""
-    with pytest.raises(ah.AbortedError):
-        await session.until(forever())
-    await ticks(10)
-
-
-async def runs_once(session: ah.AsyncMonitoredSession) -> None:
-    """Runs when both have happened."""
-    await ticks(10)
-    await session.run("loss")
-
-
 async def leaves(session: ah.AsyncMonitoredSession) -> None:
     """`end` of the hook takes longer than the task."""
 
@@ -189,19 +176,3 @@ async def test_a_clean_end_of_the_opening_hides_no_failure(failure: OSError) -> 
             raise ah.errors.OutOfRangeError("no input")
 
     assert await outcome(doubling(Worker())) is failure
-
-
-@pytest.mark.parametrize("body", [works, gives_up_recoverable, runs_once])
-async def test_a_failure_that_can_be_recovered_from_hides_no_other(
-    body: Callable[[Any], Awaitable[None]], failure: OSError, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The session ends with the failure from which no recovery could help; both are logged."""
-    lost = ah.AbortedError("lost")
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        session.coord.start_soon(raises_after(3, lost))
-        session.coord.start_soon(raises_after(4, failure))
-        await body(session)
-
-    assert await outcome(doubling(), use) is failure
-    assert "after another failure" in caplog.text

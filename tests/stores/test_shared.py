@@ -11,7 +11,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.stores import SharedStepStore
-from aiohooks.stores._protocol import Answer, Join, Request, Snapshot
+from aiohooks.stores._protocol import Answer, Join, Request
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import (
@@ -51,50 +51,11 @@ async def test_a_store_cannot_be_copied_or_pickled() -> None:
         copy.deepcopy(store)
 
 
-class Counted(FakeConnection):
-    """Counts its reads of the run."""
-
-    reads = 0
-
-    async def read(self) -> Snapshot:
-        self.reads += 1
-        return await super().read()
-
-
 async def finish(store: SharedStepStore) -> None:
     """Let the only publisher finish, so that the step can advance no more."""
     with store.publisher("trainer"):
         await store.flush()
     await store.flush()
-
-
-async def test_a_wait_in_another_loop_is_refused_before_a_refresh() -> None:
-    """The engine is not read from another loop than the store's own, which would break its
-    connection.
-    """
-    async with FakeStepStore(counted := Counted(FakeEngine())) as store:
-        await finish(store)
-        before = counted.reads
-        with pytest.raises(ah.errors.WrongLoopError, match="another event loop"):
-            await asyncio.to_thread(lambda: asyncio.run(store.wait_for(5)))
-        assert counted.reads == before
-        with pytest.raises(ah.errors.PublisherFinishedError):
-            await store.wait_for(5)
-
-
-async def test_what_is_known_already_is_not_read() -> None:
-    """When no publisher is left: the run is read before a wait fails, not for a step that is
-    reached or the first position.
-    """
-    async with FakeStepStore(counted := Counted(FakeEngine())) as store:
-        await store.advance(3)
-        await finish(store)
-        before = counted.reads
-        changes = store.changes()
-        assert [await store.wait_for(3), (await anext(changes)).step] == [3, 3]
-        assert counted.reads == before
-        assert await anext(changes, None) is None
-        assert counted.reads > before
 
 
 async def test_closing_ends_calls_that_wait_for_the_engine(clock: ManualClock) -> None:

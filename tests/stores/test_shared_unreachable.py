@@ -18,7 +18,7 @@ from aiohooks.stores.local._database import RunDatabase
 from aiohooks.stores.local.store import Inotify, LocalEngine
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.stores import local_store
-from tests.support.waiting import cancel_and_wait, forever, parked, ticks
+from tests.support.waiting import forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -132,15 +132,3 @@ async def test_a_wait_ends_where_the_run_cannot_be_read(caplog: pytest.LogCaptur
             await waits
         assert "run default: could not read the publishers: default is damaged" in caplog.messages
         engine.damaged.clear()
-
-
-async def test_a_wait_learns_what_has_changed_before_it(two: Two) -> None:
-    """What was changed while nothing waited was not reported: it is read when a wait begins."""
-    async with two() as (a, b):
-        b.publisher("late")
-        await b.flush()
-        waits = await parked(a.wait_for(5), 20)
-        if isinstance(a, FakeStepStore):  # which reads it before a wait fails
-            await a.value()
-        assert a.statistics().publishers == ("late",)
-        await cancel_and_wait(waits)
