@@ -20,7 +20,6 @@ from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.hooks import EndRecorder, PhaseHook
 from tests.support.sessions import counting_graph, outcome
 from tests.support.stores import local_store, locked
-from tests.support.version_gates import admit_one
 from tests.support.waiting import advance_clock, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -208,38 +207,3 @@ async def test_a_stop_ends_the_wait_for_a_lock(tmp_path: Path, call: str) -> Non
     written = {"advance": (1, 1), "raise_to": (1, 5), "reset": (2, 5)}.get(call, (1, 0))
     assert await steps.value() in ((1, 0), written)
     await steps.aclose()
-
-
-# -- terms and epochs
-
-
-@pytest.mark.parametrize("saves", [True, False])
-async def test_a_successor_frees_the_places_of_lost_items(tmp_path: Path, saves: bool) -> None:
-    """The first chief leaves at the step that the store has, which is that of its checkpoint, if
-    there is one. Its successor begins an epoch, as what it had received is lost: a worker's wait
-    for room in a version gate ends. The first chief begins none.
-    """
-    engine = FakeEngine()
-
-    async def lead(steps: int) -> None:
-        hooks: list[Any] = []
-        if saves:
-            hooks.append(ah.CheckpointSaverHook(every=ah.Every(steps=1), background=False))
-        directory = tmp_path if saves else None
-        async with FakeStepStore(engine) as store:
-            creator = chief(store, checkpoint_dir=directory)
-            async with ah.AsyncMonitoredSession(creator, hooks) as session:
-                for _ in range(steps):
-                    await session.run("train")
-
-    async with FakeStepStore(engine, on_lost="keep") as versions:
-        peer = versions.publisher("a worker at work")
-        gate = ah.version_gate.VersionGate(versions, max_lag=0)
-        await lead(3)
-        assert await versions.value() == (1, 3)
-        async with gate.admit():
-            pass  # shipped to the chief, which is gone
-        waiting = await parked(admit_one(gate))
-        await lead(0)
-        assert (await waiting).position == (2, 3)
-        peer.close()

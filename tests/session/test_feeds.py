@@ -17,7 +17,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.clock import sleep
-from aiohooks.testing import ManualClock, RecordingHook, explore
+from aiohooks.testing import RecordingHook, explore
 from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
@@ -200,33 +200,6 @@ async def test_a_generator_is_closed_where_it_was_read() -> None:
                 if thread:
                     session.request_stop("enough")
     assert [one == threading.get_ident() for one in threads] == [True, False]
-
-
-async def test_a_thread_that_takes_an_element(clock: ManualClock) -> None:
-    """Other tasks run while it blocks. One that hangs is left behind, with its generator, at the
-    end of the grace period.
-    """
-    blocked, released = threading.Event(), threading.Event()
-
-    def hangs() -> Iterator[int]:
-        blocked.set()
-        released.wait(60)
-        yield 1
-
-    session = ah.AsyncMonitoredSession(same, stop_grace_period_secs=5)
-    try:
-        async with session:
-            running = asyncio.ensure_future(
-                anext(session.steps("same", feeds=hangs(), thread=True), None)
-            )
-            await until_true(blocked.is_set)
-            session.request_stop("enough")
-            assert await running is None
-            closing = asyncio.create_task(session.aclose())
-            await until_true(lambda: clock.advance(1) or closing.done())
-            await closing
-    finally:
-        released.set()
 
 
 @pytest.mark.parametrize("count", [2, 3], ids=["the last", "one before the end"])

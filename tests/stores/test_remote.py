@@ -14,7 +14,6 @@ from aiohooks.stores._protocol import (
     MAX_STEP,
     Answer,
     Expire,
-    Position,
     Request,
     Snapshot,
 )
@@ -73,39 +72,6 @@ async def test_a_connection_is_made_again_after_any_error(
         await advance_clock(clock, 1, 40)
         assert await store.advance() == 1
         assert await wait == 1
-
-
-async def test_no_request_is_sent_before_a_connection_is_complete(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """Until then the engine may have lost what a process knows, and an answer would come from a run
-    of before.
-    """
-    connecting, complete = asyncio.Event(), asyncio.Event()
-
-    class Connecting(FakeConnection):
-        async def connect(self) -> Snapshot:
-            if self._run_id:
-                connecting.set()
-                await complete.wait()
-            return await super().connect()
-
-    async with FakeStepStore(Connecting(engine)) as a:
-        assert await a.advance(5) == 5
-        engine.cut()
-        engine.requests.clear()
-        await ticks()
-        clock.advance(6)
-        await connecting.wait()
-        engine.runs["default"].position = Position(1, 2)  # an older copy of its data
-        reading, writing = asyncio.ensure_future(a.value()), asyncio.ensure_future(a.advance())
-        await ticks(40)
-        assert not engine.requests
-        assert not reading.done()
-        engine.runs["default"].position = Position(1, 5)  # what connecting gives back
-        complete.set()
-        assert (await reading).step >= 5
-        assert await writing == 6
 
 
 async def test_first_connection_gives_up_in_time(clock: ManualClock, engine: FakeEngine) -> None:

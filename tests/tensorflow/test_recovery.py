@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook, ManualClock
+from aiohooks.testing import FaultInjectionHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting
-from tests.support.waiting import forever, ticks
+from tests.support.waiting import ticks
 from tests.tensorflow.blocks import DyingCreator
 
 pytestmark = pytest.mark.every_python
@@ -99,37 +98,3 @@ async def test_what_a_run_raises_beside_a_lost_task_is_recovered_too() -> None:
     async with counting(PhaseHook("before_run", lose), recovery=NO_BACKOFF) as session:
         assert await session.run("train") == 1
         assert session.status().recoveries == 1
-
-
-async def test_tasks_end_with_the_session_they_belong_to() -> None:
-    """A recovery cancels the lost session's tasks, waits for them before it makes another one, and
-    leaves others alone.
-
-    There is no grace period for them: no time has to pass.
-    """
-    record: list[str] = []
-
-    async def work(coord: ah.Coordinator) -> None:
-        record.append("starts")
-        try:
-            await coord.until(forever())
-        finally:
-            await asyncio.sleep(0)
-            record.append("ends")
-
-    async def start(session: ah.Session, coord: ah.Coordinator) -> None:
-        record.append("created")
-        coord.start_soon(work, coord)
-        await ticks()
-
-    hooks = [
-        PhaseHook("after_create_session", start),
-        FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")}),
-    ]
-    with ManualClock():
-        async with counting(*hooks, recovery=NO_BACKOFF) as session:
-            other = session.start_soon(asyncio.Event().wait)
-            await session.run("train")
-            assert record == ["created", "starts", "ends", "created", "starts"]
-            assert not other.done()
-            other.cancel()
