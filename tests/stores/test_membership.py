@@ -8,7 +8,7 @@ import re
 import pytest
 
 import aiohooks as ah
-from aiohooks.stores._protocol import _MAX_ERROR_TEXT, Answer, Request
+from aiohooks.stores._protocol import Answer, Request
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import (
@@ -150,16 +150,3 @@ async def test_a_run_that_had_finished_has_no_successor(engine: FakeEngine) -> N
 
 
 # --- after a loss
-
-
-@pytest.mark.parametrize(("length", "cut"), [(-1, False), (0, False), (1, True)])
-async def test_a_text_that_fits_is_whole(engine: FakeEngine, length: int, cut: bool) -> None:
-    """The middle of a longer one is left out, and its length is shown."""
-    error = RuntimeError("x" * (_MAX_ERROR_TEXT - len("RuntimeError: ") + length))
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
-        waiting = await parked(b.wait_for(1))
-        await ticks(40)
-        a.publisher("trainer").close(error)
-        with pytest.raises(ah.errors.PublisherFailedError) as raised:
-            await waiting
-    assert (f"({_MAX_ERROR_TEXT + 1:,} characters)" in str(raised.value.__cause__)) is cut

@@ -63,27 +63,7 @@ def test_state_refuses_an_older_term() -> None:
     assert state.apply(Write("advance", 1, Position(1, 0), 2, "2", 1)).position == Position(1, 1)
 
 
-def test_a_write_of_a_process_that_knows_more_is_not_applied() -> None:
-    """The run has lost data: nothing is counted on top of an older copy."""
-    state = RunState()
-    state.apply(Write("advance", 7, Position(1, 0), 0, "p", 1))
-    for kind in ("advance", "raise", "reset"):
-        answer = state.apply(Write(kind, 9, Position(1, 8), 0, "q", 1))
-        assert (answer.status, state.position) == ("lost", Position(1, 7))
-
-
 # --- after a loss
-
-
-def test_who_comes_late_does_not_move_a_run_that_continues() -> None:
-    """A chief has restored an earlier step since: only the epoch may become a later one."""
-    state = RunState()
-    state.follow(Snapshot(Position(1, 7), 0, ""))
-    state.apply(Write("reset", 4, state.position, 0, "p", 1))
-    state.follow(Snapshot(Position(2, 9), 0, ""))
-    assert state.position == Position(3, 4)
-    state.follow(Snapshot(Position(5, 9), 0, ""))
-    assert state.position == Position(6, 4)
 
 
 def test_who_knew_a_lost_run_does_not_move_one_that_has_a_chief() -> None:
