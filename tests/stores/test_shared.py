@@ -170,18 +170,3 @@ async def test_closing_ends_waits_before_publishers_leave() -> None:
         wait = await parked(store.wait_for(3))
     with pytest.raises(ah.errors.StoreClosedError, match="was closed, wanted 3"):
         await wait
-
-
-async def test_an_engine_that_fails_for_good_is_asked_no_more(clock: ManualClock) -> None:
-    """All waits and calls get the error, also later ones, and nothing connects again."""
-    engine = FakeEngine()
-    async with FakeStepStore(engine) as store:
-        wait = await parked(store.wait_for(3))
-        store.connection.link.observe(ah.errors.StoreRefusedError("the run is elsewhere"))
-        calls = (store.advance(), store.value(), store.wait_for(1), store.lead().__aenter__())
-        for call in (wait, *calls):
-            with pytest.raises(ah.errors.StoreRefusedError, match="the run is elsewhere"):
-                await call
-        connections = engine.connections
-        await advance_clock(clock, 60, 40)
-        assert engine.connections == connections

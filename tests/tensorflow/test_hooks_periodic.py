@@ -12,7 +12,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs, run_session
+from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs
 from tests.tensorflow.blocks import train
 
 pytestmark = pytest.mark.every_python
@@ -65,16 +65,6 @@ async def test_stop_at_a_step_over_a_restart() -> None:
                 runs[-1] += 1
     assert runs == [3, 2, 4]
     assert variables.snapshot() == {"total": 9}
-
-
-async def test_one_hook_object_counts_anew_in_each_session() -> None:
-    """`num_steps` is worked out again when the object is used in another session."""
-    hook, steps = ah.StopAtStepHook(num_steps=2), ah.MemoryStepStore()
-    for last in (2, 4, 6):
-        async with ah.AsyncMonitoredSession(training_graph(), [hook], global_step=steps) as session:
-            while not session.should_stop():
-                await session.run("train")
-        assert (hook.last_step, steps.latest.step) == (last, last)
 
 
 async def test_a_recovery_does_not_move_the_last_step() -> None:
@@ -158,25 +148,6 @@ async def test_log_what_the_formatter_makes(caplog: pytest.LogCaptureFixture) ->
         formatter=lambda values: f"100 % {values}",
     )
     assert await log_of(caplog, hook, ["train"]) == ["100 % {'b': 1, 'a': 10}", "|"]
-
-
-async def test_values_are_logged_in_the_given_order(caplog: pytest.LogCaptureFixture) -> None:
-    """A mapping, a list of nodes and names, or a generator of such: each is taken once, in its
-    order.
-    """
-    graph = training_graph()
-    names = ["loss", "x", "total"]
-    wanted = ["step 1: loss = 10, x = 1, total = 0", "|"]
-    for values in (
-        {name: name for name in names},
-        names,
-        [graph.nodes[name] for name in names],
-        (name for name in names),
-    ):
-        hook = ah.LoggingHook(values, every=ah.Every(steps=5))
-        with ManualClock():
-            await run_session(ah.AsyncMonitoredSession(graph, [hook]), 1, "train")
-        assert [*lines(caplog), "|"] == wanted
 
 
 # -- steps per second

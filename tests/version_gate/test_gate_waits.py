@@ -8,9 +8,6 @@ import sys
 
 import pytest
 
-from aiohooks.errors import (
-    StepTimeoutError,
-)
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing.clock import ManualClock
 from aiohooks.version_gate import Ticket, VersionGate
@@ -43,40 +40,6 @@ async def test_ending_all_waits_is_linear() -> None:
         return len(seen)
 
     assert await calls(500) < 15 * await calls(50)
-
-
-async def test_a_timeout_is_for_each_wait() -> None:
-    """Each wait ends at its own time limit while the others continue, and the message says what is
-    missing.
-    """
-    with ManualClock() as clock:
-        versions = MemoryStepStore(run="weights")
-        gate = VersionGate(versions, max_lag=0)
-        _held = await admit_items(gate, 1)
-        first, second, third = [
-            *start_waiting(gate, timeout=5),
-            *start_waiting(gate, timeout=2),
-            *start_waiting(gate),
-        ]
-        await ticks(10)
-        clock.advance(2)
-        message = (
-            r"<version gate of 'weights' at version 0, .*> has no room until version 1 .* in 2 s:"
-            r" seen step 0, no publisher"
-        )
-        with pytest.raises(StepTimeoutError, match=message):
-            await second
-        clock.advance(3)
-        with pytest.raises(StepTimeoutError) as caught:
-            await first
-        assert (caught.value.wanted, caught.value.seen, caught.value.waited_secs) == (1, 0, 5)
-        await versions.advance()
-        await ticks(10)
-        assert not third.done(), "the item of version 0 is still open"
-        clock.advance(1)
-        await cancel_tasks([third])
-        statistics = gate.statistics()
-        assert (statistics.waits, statistics.waited_secs) == (3, 2 + 5 + 6)
 
 
 async def test_a_wait_that_lasts_says_who_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
