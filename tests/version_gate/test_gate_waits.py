@@ -10,7 +10,7 @@ import pytest
 
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing.clock import ManualClock
-from aiohooks.version_gate import Ticket, VersionGate
+from aiohooks.version_gate import VersionGate
 from tests.support.version_gates import admit_items, cancel_tasks, start_waiting
 from tests.support.waiting import ticks
 
@@ -73,20 +73,3 @@ async def test_a_wait_that_lasts_says_who_is_waited_for(caplog: pytest.LogCaptur
         for count, secs in ((2, 60), (1, 60), (1, 120), (1, 180))
     ]
     assert clock.pending == 0
-
-
-async def test_a_log_line_is_about_a_wait_of_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """Waits that follow each other without a gap are no long wait."""
-    caplog.set_level(logging.INFO, logger="aiohooks.version_gate")
-    with ManualClock() as clock:
-        gate = VersionGate(MemoryStepStore(), max_lag=0)
-        _held = await admit_items(gate, 1)
-        late: list[asyncio.Task[Ticket]] = []
-        for _ in range(6):
-            late.append(start_waiting(gate, 1)[0])
-            await ticks(10)
-            clock.advance(25)
-            if len(late) > 1:
-                await cancel_tasks([late.pop(0)])
-        await cancel_tasks(late)
-    assert not [record for record in caplog.records if record.name == "aiohooks.version_gate"]
