@@ -13,9 +13,11 @@ from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import (
     HANG_SECS,
+    advance_clock,
     cancel_and_wait,
     forever,
     parked,
+    parked_wait,
     pass_time,
     ticks,
 )
@@ -98,6 +100,30 @@ async def test_a_publisher_whose_loop_was_blocked(
         await asyncio.gather(wait, return_exceptions=True)
 
 
+async def test_waiters_stay_for_the_next_chief_if_asked(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """With `on_lost="keep"` waiters stay when a publisher is found dead, and are woken by its
+    successor.
+    """
+    dead = FakeStepStore(DyingConnection(engine))
+    async with FakeStepStore(engine, on_lost="keep") as b:
+        dead.publisher("trainer")
+        await dead.advance(5)
+        await dead.flush()
+        wait = await parked(b.wait_for(9), 40)
+        await kill(dead)
+        for _ in range(30):
+            await advance_clock(clock, 1, 40)
+        assert b.statistics().publishers == ()
+        assert not wait.done()
+        async with FakeStepStore(engine) as again:
+            with again.publisher("trainer"):
+                await again.advance(4)
+                assert await wait == 9
+    await close_dead(dead, clock)
+
+
 async def test_waiting_for_the_lead_can_be_cancelled(engine: FakeEngine) -> None:
     """A wait for the lead can be cancelled; a chief cannot take the lead twice."""
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
@@ -135,6 +161,25 @@ async def test_a_local_failure_keeps_its_error(engine: FakeEngine) -> None:
         ) as caught:
             await a.wait_for(5)
         assert caught.value.__cause__ is error
+
+
+async def test_a_run_that_had_failed_may_begin_again(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """A worker that starts before its chief, after a failure, waits for it as if no publisher had
+    left.
+    """
+    async with FakeStepStore(engine) as a:
+        await a.advance(3)
+        a.publisher("yesterday's chief").close(OSError("the disk is full"))
+    async with FakeStepStore(engine) as b, FakeStepStore(engine) as c:
+        wait = await parked_wait(b, 5)
+        await b.value()
+        await pass_time(clock, 60)
+        assert not wait.done()
+        c.publisher("today's chief").close(OSError("it is full again"))
+        with pytest.raises(ah.errors.PublisherFailedError, match="today's chief failed at step 3"):
+            await wait
 
 
 # --- exits from before the store was opened
