@@ -224,3 +224,26 @@ async def test_plans_follow_the_fetches_and_feeds() -> None:
         assert await session.run((loss, x), {"x": 6}) == (60, 6)
         assert await session.run((loss, x), {x: 7, "loss": 1}) == (1, 7)
         assert await session.run([loss, x]) == [10, 1]
+
+
+@pytest.mark.parametrize("fetches", ["total", ("total", "train"), ("train", "total")], ids=repr)
+async def test_leaves_that_were_fetched_before_are_not_looked_up_again(fetches: Any) -> None:
+    """A name, or a tuple of names, is found in the graph once; every later run with it finds its
+    plan.
+    """
+    looked_up: list[object] = []
+
+    class Watched(ah.Graph):
+        def node(self, fetch: object) -> Any:
+            looked_up.append(fetch)
+            return super().node(fetch)
+
+    graph = counting_graph(Watched())
+    session = ah.Session(graph)
+    first = await session.run(fetches)
+    assert looked_up
+    await session.run("loss")
+    looked_up.clear()
+    second = await session.run(fetches)
+    assert not looked_up
+    assert type(second) is type(first)

@@ -116,6 +116,35 @@ async def test_waiting_ends_at_its_deadline_exactly() -> None:
         await variables.wait_ready(0)
 
 
+async def test_waits_end_with_the_error_of_a_failed_chief() -> None:
+    """If the session that initialises fails before it is done, waits end with its error, also those
+    that begin later.
+    """
+    graph, variables = counting_graph(), ah.Variables()
+    error = OSError("no data")
+
+    async def fail(session: ah.Session) -> None:
+        await ticks()
+        raise error
+
+    waiting = asyncio.create_task(variables.wait_ready())
+    creator = ah.ChiefSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(init_fn=fail))
+    with pytest.raises(OSError, match="no data"):
+        async with ah.AsyncMonitoredSession(creator):
+            pass
+    for wait in (waiting, variables.wait_ready()):
+        with refused(
+            ah.errors.PublisherFailedError,
+            "should have initialized the variables failed",
+            "no data",
+        ) as caught:
+            await wait
+        assert caught.value.__cause__ is error
+    assert not variables.ready
+    async with ah.AsyncMonitoredSession(graph, variables=variables):
+        await variables.wait_ready()
+
+
 def test_initial_values_are_set_all_or_none() -> None:
     """An initial value that cannot be made leaves the variables without those of the same graph."""
 
