@@ -15,7 +15,7 @@ from aiohooks._core.calls import Calls, RunWaits, Wait, limited
 from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks.errors import HookCancelledError, keep_errors
 from aiohooks.testing import ManualClock
-from tests.support.waiting import fail, forever, ticks, until_true
+from tests.support.waiting import cancel_and_wait, fail, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -195,6 +195,29 @@ async def test_the_time_of_a_call_begins_with_it() -> None:
         ):  # eager tasks have begun before
             await calls.wait()
         assert began
+
+
+async def test_a_run_is_ended_from_outside() -> None:
+    """In what it awaits, or in what it awaits next; a result that is there counts, and a given task
+    continues.
+    """
+    waits, error = RunWaits(), ValueError("outside")
+    task = await parked(results_of(forever, forever, waits=waits), 5)
+    waits.end(error)
+    with pytest.raises(ValueError, match="outside") as raised:
+        await task
+    assert raised.value is error
+    with pytest.raises(ValueError, match="outside"):
+        await results_of(functools.partial(perhaps, True), forever, waits=waits)
+    waits.reset()
+    assert await results_of(functools.partial(perhaps, True), waits=waits) == [6]
+    given = asyncio.create_task(forever())
+    wait = Wait[None]("a task")
+    asyncio.get_running_loop().call_soon(wait.end, error)
+    with pytest.raises(ValueError, match="outside"):
+        await wait.result_of(given)
+    assert not given.done()
+    await cancel_and_wait(given)
 
 
 async def test_a_call_that_ends_its_own_wait_is_cancelled_at_its_first_pause() -> None:

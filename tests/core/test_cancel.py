@@ -5,12 +5,14 @@ caller.
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import sys
 
 import pytest
 
 from aiohooks._core.calls import limited
-from aiohooks._core.cancel import wait_done
+from aiohooks._core.cancel import shielded, wait_done
 from aiohooks.testing import ManualClock
 from tests.support.waiting import advance_clock, forever, parked, ticks
 
@@ -61,6 +63,51 @@ async def test_a_time_limit_waits_for_the_end(cancelled: str, clock: ManualClock
     with pytest.raises(TimeoutError if cancelled == "never" else asyncio.CancelledError):
         await task
     assert (ends, clock.pending) == (["slow"], 0)
+
+
+@pytest.mark.may_leak
+async def test_shielded_cleanup_that_ignores_everything(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is cancelled after the grace period and left running after another, with a warning; its
+    late error is not lost.
+    """
+    released = asyncio.Event()
+    lost: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
+    events: list[str] = []
+
+    async def cleanup() -> None:
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                events.append("cancelled")
+        events.append("ends")
+        raise OSError("late")
+
+    task = await parked(shielded(cleanup(), grace_secs=9, what="the cleanup"), 5)
+    task.cancel()
+    await ticks()
+    await advance_clock(clock, 8)
+    assert events == []
+    await advance_clock(clock, 1)
+    assert events == ["cancelled"]
+    assert not task.done()
+    clock.advance(9)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert (
+        record.getMessage()
+        == "the cleanup still runs 9 s after its cancellation; continuing without it"
+    )
+    released.set()
+    await ticks()
+    gc.collect()
+    await ticks()
+    assert events == ["cancelled", "ends"]
+    assert lost == []
 
 
 async def test_waiting_for_tasks_leaves_nothing_with_them(clock: ManualClock) -> None:
