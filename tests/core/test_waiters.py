@@ -1,4 +1,4 @@
-"""Waits by threshold, and the reports of waits that last."""
+"""Waits by threshold: the lowest one that is left."""
 
 from __future__ import annotations
 
