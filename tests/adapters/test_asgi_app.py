@@ -2,113 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from starlette.applications import Starlette
-from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from aiohooks import AsyncMonitoredSession
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.errors import InvalidArgumentError, SessionClosedError
-from tests.support.asgi import Exchange, ask
 from tests.support.pages import python_blocks
-from tests.support.services import FeedQueue, make_service, step
+from tests.support.services import step
 from tests.support.source import ROOT
-from tests.support.waiting import ticks
-
-
-@contextlib.asynccontextmanager
-async def lifespan_of(app: Any) -> AsyncIterator[None]:
-    """Start and end the application's lifespan, as a server does."""
-    incoming, outgoing = asyncio.Queue[Any](), asyncio.Queue[Any]()
-    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
-    task = asyncio.create_task(app(scope, incoming.get, outgoing.put))
-    incoming.put_nowait({"type": "lifespan.startup"})
-    assert (await outgoing.get())["type"] == "lifespan.startup.complete"
-    yield
-    incoming.put_nowait({"type": "lifespan.shutdown"})
-    assert (await outgoing.get())["type"] == "lifespan.shutdown.complete"
-    await task
-
-
-@pytest.mark.parametrize("shape", ["alone", "mounted", "inside another lifespan", "in FastAPI"])
-async def test_a_service_in_an_application(shape: str) -> None:
-    """A service is an application by itself, or is mounted in one whose lifespan is, or contains,
-    the service's.
-    """
-    feeds = FeedQueue()
-    service = make_service(feeds)
-
-    @contextlib.asynccontextmanager
-    async def outer(app: Any) -> AsyncIterator[None]:
-        async with service.lifespan(app):
-            yield
-
-    app: Any = service
-    path = "" if shape == "alone" else "/training"
-    if shape == "in FastAPI":
-        app = FastAPI(lifespan=service.lifespan)
-        app.mount(path, service)
-    elif shape != "alone":
-        lifespan: Any = service.lifespan if shape == "mounted" else outer
-        app = Starlette(routes=[Mount(path, service)], lifespan=lifespan)
-    async with lifespan_of(app):
-        feeds.put(1.0)
-        assert (await ask(app, f"{path}/steps/1")).json["step"] == 1
-        page = await ask(app, f"{path}/")
-        assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-        assert (await ask(app, f"{path}/page.js")).status == 200
-        waiting = Exchange(app, f"{path}/steps/2")
-        await ticks(20)
-    await waiting.task
-    assert waiting.reply.json["message"] == "the session makes no more steps: the server shuts down"
-    assert service.health().state == "finished"
-
-
-async def test_tenants_are_added_and_restarted_while_the_server_runs() -> None:
-    """An application has twenty sessions, whose services begin and end in tasks of their own."""
-    app = Starlette()
-    ends: dict[str, asyncio.Event] = {}
-    tenants: dict[str, asyncio.Task[None]] = {}
-
-    async def run_tenant(name: str) -> None:
-        feeds = FeedQueue()
-        service = make_service(feeds)
-        mount = Mount(f"/{name}", service)
-        async with service.lifespan():
-            app.router.routes.insert(0, mount)
-            feeds.put(1.0)
-            await ends[name].wait()
-        app.router.routes.remove(mount)
-
-    async def start(name: str) -> None:
-        ends[name] = asyncio.Event()
-        tenants[name] = asyncio.create_task(run_tenant(name))
-        await ticks(20)
-
-    async def end(name: str) -> None:
-        ends[name].set()
-        await tenants.pop(name)
-
-    names = [f"tenant-{number}" for number in range(20)]
-    for name in names:
-        await start(name)
-        if name in names[::3]:
-            await end(name)
-            assert (await ask(app, f"/{name}/health")).status == 404
-            await start(name)
-    for name in names:
-        assert (await ask(app, f"/{name}/steps/1")).json["step"] == 1
-        assert (await ask(app, f"/{name}/ready")).status == 200
-    for name in names:
-        await end(name)
-    assert app.router.routes == []
 
 
 @pytest.mark.parametrize(

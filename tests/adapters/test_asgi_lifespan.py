@@ -9,7 +9,6 @@ import functools
 import logging
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -19,7 +18,6 @@ import pytest
 
 from aiohooks import AsyncMonitoredSession, Graph, Variables, WorkerSessionCreator
 from aiohooks.adapters.asgi import SessionService
-from aiohooks.adapters.asgi._lifespan import notify_on_signals
 from aiohooks.errors import SessionClosedError
 from tests.support.hooks import EndRecorder
 from tests.support.services import FeedQueue, SlowToOpen, serving, step
@@ -302,32 +300,3 @@ async def test_a_second_signal_ends_the_drain_of_a_service(
         requested or reason,
         reason,
     )
-
-
-async def test_handlers_of_others_are_left_alone(server: list[int]) -> None:
-    """A signal that would end the process still does; a handler that other code installs inside the
-    block stays installed.
-    """
-    mine = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with notify_on_signals(print):
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        other = signal.default_int_handler
-        signal.signal(signal.SIGINT, other)
-    assert signal.getsignal(signal.SIGINT) is other
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, mine)
-
-
-async def test_signals_outside_the_main_thread() -> None:
-    """A server in another thread than the main one works without signals."""
-    before = signal.getsignal(signal.SIGTERM)
-    same: list[bool] = []
-
-    def serve() -> None:
-        with notify_on_signals(print):
-            same.append(signal.getsignal(signal.SIGTERM) is before)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    await asyncio.to_thread(thread.join)
-    assert same == [True]

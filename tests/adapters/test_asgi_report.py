@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from aiohooks import AsyncMonitoredSession, MemoryStepStore, NanHook, SessionRunHook, configure
+from aiohooks import AsyncMonitoredSession, NanHook, SessionRunHook, configure
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.errors import InvalidArgumentError
 from tests.support.asgi import Exchange, ask
@@ -39,26 +37,6 @@ async def test_health_and_readiness() -> None:
         one.feeds.end()
         await ticks(60)
         assert await probed(one.service) == ("finished", 200, 503)
-
-
-async def test_health_names_the_current_wait() -> None:
-    """`health` names what the session waits for, without the source line."""
-    other = MemoryStepStore(run="other")
-
-    class Follower(SessionRunHook):
-        async def before_run(self, run_context: Any) -> None:
-            await other.wait_for(7)
-
-    async with serving([Follower()]) as one:
-        one.feeds.put(1.0)
-        await ticks(20)
-        doing, feeds = (await one.ask("/health")).json["doing"]
-        assert "Follower.before_run" in doing
-        assert "step 7" in doing
-        assert ".py" not in doing
-        assert feeds == "background task 'feeds'"
-        assert one.service.health().doing == (doing, feeds)
-        await other.advance(7)
 
 
 async def test_a_crash_turns_health_red_and_the_server_continues(

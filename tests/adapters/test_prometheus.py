@@ -7,23 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from prometheus_client import CollectorRegistry, Counter, make_asgi_app
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.exposition import generate_latest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
 import aiohooks as ah
 from aiohooks._core.cancel import to_thread
 from aiohooks.adapters.prometheus import PrometheusHook
-from aiohooks.errors import AbortedError, InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import ManualClock
-from tests.support.services import FeedQueue, make_service, under_uvicorn
-from tests.support.sessions import NO_BACKOFF, double, doubling, make_runs
-from tests.support.waiting import until_true
+from tests.support.sessions import double, doubling, make_runs
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -136,23 +130,6 @@ async def test_checkpoints(clock: ManualClock, registry: CollectorRegistry, tmp_
     assert values(series, *names) == [1, 30.0, 2]
 
 
-async def test_a_failed_run_is_not_a_step(clock: ManualClock, registry: CollectorRegistry) -> None:
-    """An attempt that fails counts as a recovery, and its time is not that of a step."""
-    failures = [AbortedError("once")]
-
-    async def step() -> dict[str, float]:
-        clock.advance(1.0)
-        if failures:
-            raise failures.pop()
-        return {"loss": 1.0}
-
-    async with shown(registry, step=step, recovery=NO_BACKOFF) as session:
-        await session.run("loss")
-        assert values(
-            scraped(registry), "recoveries_total", "step_seconds_count", "step_seconds_sum"
-        ) == [1, 1, 1.0]
-
-
 async def test_sessions_share_a_registry(registry: CollectorRegistry) -> None:
     """Each session has series of its own from its creation to its end; a second one of the same
     name is refused.
@@ -256,45 +233,6 @@ async def test_a_scrape_goes_without_the_session_of_a_blocked_loop(
                 None
             ]  # blocks the event loop meanwhile
         assert values(await to_thread(scraped, registry), "runs_total") == [0]
-
-
-@pytest.mark.asyncio(
-    loop_factories=["asyncio"]
-)  # which loop the server is in makes no difference to a scrape
-async def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorRegistry) -> None:
-    """The application of `prometheus_client` beside a service answers a scrape over HTTP, in both
-    text formats, with the session's series.
-    """
-    feeds = FeedQueue()
-    saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2))
-    metrics = PrometheusHook(registry=registry)
-    service = make_service(feeds, [metrics, saver])
-    app = Starlette(
-        routes=[Mount("/metrics", make_asgi_app(registry)), Mount("/", service)],
-        lifespan=service.lifespan,
-    )
-    async with (
-        under_uvicorn(app) as url,
-        httpx.AsyncClient(base_url=url, trust_env=False) as client,
-    ):
-        feeds.put(1.0, 2.0, 3.0)
-        assert (await client.get("/steps/3")).status_code == 200
-        await until_true(lambda: saver.saved == 2)
-        formats = ("text/plain", "application/openmetrics-text; version=1.0.0")
-        plain, openmetrics = [
-            await client.get("/metrics/", headers={"accept": each}) for each in formats
-        ]
-    assert plain.status_code == openmetrics.status_code == 200
-    assert plain.headers["content-type"].startswith("text/plain; version=")
-    assert openmetrics.headers["content-type"].startswith(
-        "application/openmetrics-text; version=1.0.0"
-    )
-    series = parsed(plain.text)
-    assert values(series, "global_step", "step_seconds_count", "checkpoint_step") == [3, 3, 2]
-    parsed_families = parse_openmetrics(openmetrics.text)  # type: ignore[no-untyped-call]
-    families = {family.name: family for family in parsed_families}
-    assert families["aiohooks_step_seconds"].type == "histogram"
-    assert families["aiohooks_runs"].type == "counter"
 
 
 @pytest.mark.parametrize("wrong", [{"registry": 5}], ids=str)

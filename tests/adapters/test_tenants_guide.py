@@ -66,37 +66,6 @@ async def serving_tenants() -> AsyncIterator[Served]:
         yield served
 
 
-async def test_a_tenant_is_removed_before_its_task_has_started() -> None:
-    """A DELETE that arrives together with its PUT removes the tenant."""
-    async with serving_tenants() as served:
-        added = Exchange(served.app, "/tenants/a", method="PUT")
-        removed = Exchange(served.app, "/tenants/a", method="DELETE")
-        await asyncio.gather(added.task, removed.task)
-        assert (added.reply.status, removed.reply.status) == (201, 204)
-        assert served.tenants[0].session is None
-        assert await served.status("/a/session/health") == 404
-
-
-async def test_a_tenant_that_is_added_again_keeps_its_page() -> None:
-    """The task of the removed tenant, whose step is still running, leaves the page of the new
-    tenant alone when it ends.
-    """
-    async with serving_tenants() as served:
-        await served.status("/a", "PUT")
-        served.may_learn.clear()
-        await served.status("/a/values", "POST", "value=1")
-        await ticks(30)
-        assert await served.status("/a", "DELETE") == 204
-        assert await served.status("/a", "PUT") == 201
-        await ticks(30)
-        assert await served.status("/a/session/ready") == 200
-        served.may_learn.set()
-        await until_true(lambda: served.tenants[0].has_ended)
-        assert served.tenants[0].total == 1
-        assert await served.status("/a/session/ready") == 200
-        assert await served.status("/a/session/steps/0") == 200
-
-
 async def test_a_tenant_fails_again_and_again() -> None:
     """After thousands of failures its removal still ends its pause, and the others continue."""
     async with serving_tenants() as served:
@@ -110,20 +79,6 @@ async def test_a_tenant_fails_again_and_again() -> None:
         await ticks(100)
         assert served.tenants[0].has_ended
         assert await served.status("/b/session/ready") == 200
-
-
-async def test_the_server_ends_during_the_pause_of_a_tenant() -> None:
-    """The end of the lifespan ends the pause of 30 seconds."""
-    async with contextlib.AsyncExitStack() as lifespan:
-        served = await lifespan.enter_async_context(serving_tenants())
-        await served.status("/a", "PUT")
-        served.tenants[0].restarts = 5_000
-        await served.status("/a/values", "POST", "value=-1")
-        await until_true(lambda: served.tenants[0].restarts > 5_000)
-        end = asyncio.create_task(lifespan.pop_all().aclose())
-        await ticks(100)
-        assert end.done()
-        await end
 
 
 @pytest.mark.parametrize("by", ["SIGTERM", "DELETE", "restart"])
@@ -150,20 +105,3 @@ async def test_a_client_that_waits_is_answered(by: str) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert len(received) == (1 if by == "SIGTERM" else 0)
-
-
-async def test_requests_that_cannot_be_served() -> None:
-    """Unknown tenants, names that are no part of a path and full queues have a status of their
-    own.
-    """
-    async with serving_tenants() as served:
-        assert await served.status("/a", "PUT") == 201
-        assert await served.status("/a", "PUT") == 409
-        assert await served.status("/{a}", "PUT") == 422
-        assert await served.status("/b", "DELETE") == 404
-        assert await served.status("/b/restart", "POST") == 404
-        assert await served.status("/b/values", "POST", "value=1") == 404
-        served.may_learn.clear()
-        replies = [await served.status("/a/values", "POST", "value=1") for _ in range(110)]
-        assert (replies[0], replies[-1]) == (202, 503)
-        served.may_learn.set()

@@ -5,7 +5,6 @@ the tracker.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -258,89 +257,7 @@ async def test_what_cuts_the_end_loses_nothing(
     assert isinstance(hanging.closed[0], asyncio.CancelledError) == (end == "cancelled")
 
 
-class Suspending(ah.SessionRunHook):
-    """Suspends once in each phase of a run."""
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        await asyncio.sleep(0)
-
-    async def after_run(self, *_: object) -> None:
-        await asyncio.sleep(0)
-
-
-@pytest.mark.every_python
-async def test_a_session_cancelled_anywhere_counts_each_step_once() -> None:
-    """As sent or as lost, up to the last one; the tracker is closed, unless the session was never
-    created.
-    """
-    for turns in range(60):
-        failed_steps = (2, 5)
-        tracker = ScriptedTracker({step: OSError("lost") for step in failed_steps})
-        hook = hook_of(tracker)
-        session = asyncio.create_task(train(hook, Suspending(), runs=8))
-        await ticks(turns)
-        session.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await session
-        counts = hook.statistics()
-        due = range(1, counts.sent + counts.lost + 1)
-        assert tracker.steps == [step for step in due if step not in failed_steps]
-        assert len(tracker.closed) == bool(tracker.threads)
-        assert not due or tracker.closed
-
-
-async def test_sessions_in_turn_use_the_tracker_in_turn(
-    hanging: ScriptedTracker, clock: ManualClock
-) -> None:
-    """While it still hangs with an earlier session's metrics, it is not called for a later one."""
-    hook = hook_of(hanging)
-    await close_hanging(hook, hanging, clock, runs=3)
-    later = asyncio.create_task(train(hook, runs=2, start=3))
-    await until_true(lambda: hook.statistics().pending + hook.statistics().lost == 2)
-    await ticks(100)
-    hanging.release()
-    await later
-    assert hanging.calls == [
-        "start 0",
-        "log 1",
-        "log 2",
-        "close",
-        "start 3",
-        "log 4",
-        "log 5",
-        "close",
-    ]
-
-
 # -- recoveries and restarts
-
-
-@pytest.mark.parametrize("replaces", [False, True], ids=["removes nothing", "replaces"])
-async def test_a_recovery_repeats_no_step(replaces: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Steps that are made again are sent again only to a tracker that has dropped them."""
-    tracker = ScriptedTracker(replaces=replaces)
-    hook = hook_of(tracker)
-
-    async def all_sent(session: ah.Session, coord: ah.Coordinator) -> None:
-        await until_true(lambda: not hook.statistics().pending)
-
-    await run_set_back(hook, PhaseHook("after_create_session", all_sent), runs=8)
-    assert tracker.steps == [1, 2, 3, 4, 5, 6]
-    again = ["log 3", "log 4"] if replaces else []
-    assert tracker.calls == [
-        "start 0",
-        "log 1",
-        "log 2",
-        "log 3",
-        "log 4",
-        "start 2",
-        *again,
-        "log 5",
-        "log 6",
-        "close",
-    ]
-    assert ("steps up to 4 are not sent again" in caplog.text) is not replaces
-    assert caplog.text.count("not sent again") == (not replaces)
 
 
 async def test_a_recovery_that_does_not_set_back_changes_nothing() -> None:

@@ -21,7 +21,6 @@ from aiohooks.adapters.trackers.tensorboard import TensorBoardTracker
 from aiohooks.adapters.trackers.wandb import WandbTracker
 from aiohooks.testing import FaultInjectionHook
 from tests.support.event_files import scalars
-from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting, make_runs
 from tests.support.waiting import forever, until_true
 
@@ -223,32 +222,6 @@ async def test_a_server_that_cannot_be_reached_costs_nothing(tmp_path: Path) -> 
         step, time = record.pop("step"), record.pop("time")
         tracker.log_metrics(record, step, time)
     assert mlflow_points(tmp_path / "mlruns", "total") == [(1, 0), (2, 1), (3, 2)]
-
-
-@pytest.mark.slow
-@one_loop
-async def test_wandb_has_the_end_of_the_run_which_is_there_for_others(tmp_path: Path) -> None:
-    """`tracker.run` is the run while it is open; without an id each session has a new one, and one
-    that fails says so.
-    """
-    tracker = WandbTracker(project="digits", dir=str(tmp_path))
-    hook = hook_of(tracker)
-    runs: list[Any] = []
-
-    async def look(context: ah.SessionRunContext, values: object) -> None:
-        if context.global_step == 2:
-            await until_true(lambda: hook.statistics().sent == 1)
-            runs.append(tracker.run)
-
-    await train(hook, PhaseHook("after_run", look), runs=2)
-    assert (runs[0].project, tracker.run) == ("digits", None)
-    with pytest.raises(ZeroDivisionError):
-        await train(
-            hook_of(tracker),
-            FaultInjectionHook({("before_run", 2): ZeroDivisionError()}),
-            runs=2,
-        )
-    assert sorted(one.exit_code for one in wandb_records(tmp_path / "package", "exit")) == [0, 1]
 
 
 def test_a_tracker_names_what_it_writes_to() -> None:

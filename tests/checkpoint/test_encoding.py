@@ -112,9 +112,7 @@ EXACTLY = {
     "big-endian NaN payloads": BITS.byteswap().view(">f8"),
     "complex NaN payloads": BITS[:4].view(np.complex128),
     "negative zero": np.array(-0.0),
-    "no items": np.zeros((0, 3), np.float32),
     "no items of no width": np.ndarray((2,), "U0"),
-    "no dimension": np.array(7, ">i4"),
     "many dimensions": np.zeros((1,) * 32, np.int8),
     "bytes that are no bool": np.array([0, 1, 2, 255], np.uint8).view(np.bool_),
     "another stride": np.arange(24).reshape(2, 3, 4)[::-1, :, ::2],
@@ -130,9 +128,6 @@ EXACTLY = {
     "a time of numpy": np.timedelta64(-3, "ns"),
     "a long int": -(2**200),
     "an int at the edge": [2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 255, -128, 2**127],
-    "floats": [float("nan"), float("inf"), -0.0, 5e-324, 1.7976931348623157e308],
-    "a complex one": complex(-0.0, float("nan")),
-    "tuples": ((), ((),), [(1, [(2,)])]),
     "keys": {
         1: "int",
         "1": "str",
@@ -203,16 +198,6 @@ def test_arrays_are_named_by_their_place_in_the_state() -> None:
         "x" * 5000,
     }
     assert same(there_and_back(state), state)
-
-
-def test_each_array_begins_at_a_multiple_of_its_width() -> None:
-    """The widest come first, so that a reader may map the file into memory."""
-    state = {name: np.ones(3, name) for name in ("u1", "f8", "f2", "i4", "c16", "b1", "i8")}
-    _, arrays = _encoding.encode(state)
-    header = json.loads(arrays.header[8:])
-    assert len(arrays.header) % 8 == 0
-    for name in ("f8", "f2", "i4", "i8"):
-        assert header[name]["data_offsets"][0] % int(name[1:]) == 0
 
 
 class Colour(enum.IntEnum):

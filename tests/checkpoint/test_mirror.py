@@ -11,14 +11,11 @@ import functools
 import itertools
 import logging
 import os
-import shutil
 import threading
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import fsspec  # type: ignore[import-untyped]
 import pytest
 
 from aiohooks import Backoff
@@ -33,7 +30,7 @@ from aiohooks.checkpoint import (
 from aiohooks.checkpoint._remote import Copier
 from aiohooks.checkpoint.policies import Checkpoint
 from aiohooks.testing import ManualClock
-from tests.support.checkpoint_files import names, same, state_of
+from tests.support.checkpoint_files import same, state_of
 from tests.support.extras import hide
 from tests.support.faulty_files import Disk, Hang, memory_mirror, status_of
 from tests.support.waiting import HANG_SECS, cancel_and_wait, parked, until_true
@@ -113,102 +110,6 @@ async def test_a_forked_child_copies_nothing(tmp_path: Path) -> None:
     await copier.aclose(30)  # ends immediately: there is nothing to copy
 
 
-@pytest.mark.parametrize("kind", ["memory", "directory"])
-async def test_a_lost_directory_is_restored_from_the_mirror(tmp_path: Path, kind: str) -> None:
-    """Each committed checkpoint is copied; a Saver of an empty directory continues from the newest,
-    in the same order.
-    """
-    if kind == "memory":
-        url = memory_mirror(tmp_path).url
-    else:
-        url = str(tmp_path / "mirror")
-        os.mkdir(url)
-    async with Saver(tmp_path / "a", mirror=url) as saver:
-        assert await saver.restore() is None
-        for step in (10, 20, 15):
-            await saver.save(
-                {**state_of(step), "second version": Counter("aab")},
-                step,
-                metrics={"loss": step / 2},
-            )
-            assert await saver.flush_mirror(30)
-        assert saver.mirror_status == MirrorStatus(url, latest_step=15)
-    fs, root = fsspec.core.url_to_fs(url)
-    found = sorted(path.removeprefix(root).lstrip("/") for path in fs.find(root))
-    assert found == [f"{name}/{file}" for name in names(tmp_path / "a") for file in FILES]
-    async with Saver(tmp_path / "b", mirror=url) as saver:
-        restored = await saver.restore()
-        assert restored is not None
-        assert same(restored.state, {**state_of(15), "second version": Counter("aab")})
-        assert restored.checkpoint.path == tmp_path / "b" / "step-000000000015.000003"
-        assert dict(restored.checkpoint.metrics) == {"loss": 7.5}
-        assert (await saver.save(state_of(30), 30)).sequence == 4
-    for file in FILES:
-        one, other = (tmp_path / each / "step-000000000015.000003" / file for each in "ab")
-        assert one.read_bytes() == other.read_bytes()
-    if kind == "memory":
-        fs.rm(root, recursive=True)
-
-
-async def test_the_manifest_is_written_last_and_read_back(tmp_path: Path) -> None:
-    """First the files, each verified; then the manifest, which is read back: only then is it a
-    checkpoint.
-    """
-    disk = Disk()
-    await mirrored(tmp_path, disk, 7)
-    name = "step-000000000007.000001"
-    done = [
-        (operation, path.removeprefix(f"{name}/"))
-        for operation, path in disk.log
-        if path.startswith(name)
-    ]
-    arrays, manifest, state = FILES
-    written = [
-        ("open wb", arrays),
-        ("write", arrays),
-        ("close", arrays),
-        ("open wb", state),
-        ("write", state),
-        ("close", state),
-    ]
-    last = [("open wb", manifest), ("write", manifest), ("close", manifest), ("read", manifest)]
-    looked_for = ("read", manifest)
-    assert done == [looked_for, *written, ("read", arrays), ("read", state), *last]
-
-
-async def test_old_ones_are_removed_after_the_new_one_is_there(tmp_path: Path) -> None:
-    """By the Saver's policy, the manifest of each first; other files stay, also inside a
-    checkpoint.
-    """
-    disk = Disk()
-    await mirrored(tmp_path, disk, 1, 2)
-    strange = {
-        "disk/run/notes.txt": b"mine",
-        "disk/run/step-1/manifest.json": b"",
-        "disk/other/step-000000000001.000001/x": b"",
-    }
-    inside = {"disk/run/step-000000000001.000001/mine": b"mine"}
-    disk.files.update({**strange, **inside})
-    disk.log.clear()
-    await mirrored(tmp_path, disk, 3, 4, keep=KeepNewest(2) | KeepFirst())
-    assert [name for name in disk.checkpoints() if name != "step-1"] == [
-        "step-000000000001.000001",  # by KeepFirst
-        "step-000000000003.000003",
-        "step-000000000004.000004",
-    ]
-    assert {path: disk.files.get(path) for path in {**strange, **inside}} == {**strange, **inside}
-    removed = [path for operation, path in disk.log if operation == "remove"]
-    assert removed == [
-        f"step-000000000002.000002/{file}"
-        for file in ("manifest.json", "arrays.safetensors", "state.msgpack")
-    ]
-    later = disk.log[disk.log.index(("remove", removed[0])) :]
-    assert {operation for operation, path in later} == {"remove"}
-    await mirrored(tmp_path, disk, 5, keep=KeepNewest(1))
-    assert [name for name in disk.checkpoints() if name != "step-1"] == ["step-000000000005.000005"]
-    assert {path: disk.files.get(path) for path in {**strange, **inside}} == {**strange, **inside}
-
-
 async def test_a_policy_that_fails_removes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,23 +118,6 @@ async def test_a_policy_that_fails_removes_nothing(
     await mirrored(tmp_path, disk, 1, 2, keep=failing)
     assert disk.steps() == [1, 2]
     assert "old checkpoints could not be removed (NotImplementedError())" in caplog.text
-
-
-async def test_one_that_others_remove_after_its_upload(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is not missed: the next one is copied, and old ones are removed."""
-    disk = Disk()
-
-    def remove(operation: str, path: str) -> None:
-        if operation == "read" and "step-000000000003." in path:
-            disk.files = {
-                path: data for path, data in disk.files.items() if "step-000000000002." not in path
-            }
-
-    disk.before = remove
-    await mirrored(tmp_path, disk, 1, 2, 3, 4, keep=KeepNewest(1))
-    assert (disk.steps(), caplog.text) == ([4], "")
 
 
 async def count_of_operations(path: Path) -> int:
@@ -354,25 +238,6 @@ async def test_what_is_lost_in_an_upload_is_uploaded_again(
     assert await restored_step(tmp_path / "b", disk.mirror()) == 1
 
 
-async def test_a_slow_mirror_holds_nothing_up(tmp_path: Path) -> None:
-    """Saves continue while one is being copied; of those that wait the newest stays, and is copied
-    next.
-    """
-    disk = Disk()
-    async with hanging(tmp_path, disk, keep=KeepNewest(1)) as (saver, hang):
-        for step in (2, 3, 4):
-            await saver.save(state_of(step), step)
-        assert names(tmp_path) == [
-            "step-000000000004.000004"
-        ]  # the first is read to its end all the same
-        assert saver.mirror_status == MirrorStatus("faulty://disk/run", pending=2)
-        hang.released.set()
-        assert await saver.flush_mirror(30)
-        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=4)
-    assert disk.steps() == [4]
-    assert order_of_uploads(disk) == [1, 4]
-
-
 async def test_later_metrics_do_not_replace_a_newer_checkpoint(tmp_path: Path) -> None:
     """The newest of those that wait is copied, though an older one has changed since."""
     disk = Disk()
@@ -382,19 +247,6 @@ async def test_later_metrics_do_not_replace_a_newer_checkpoint(tmp_path: Path) -
         hang.released.set()
         assert await saver.flush_mirror(30)
     assert order_of_uploads(disk) == [1, 2]
-
-
-async def test_one_that_was_removed_here_before_its_upload_is_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """By the policy of the Saver, or by a user: there is nothing to copy, and this is logged."""
-    caplog.set_level(logging.INFO, "aiohooks")
-    async with hanging(tmp_path, Disk()) as (saver, hang):
-        shutil.rmtree((await saver.save(state_of(2), 2)).path)
-        hang.released.set()
-        assert await saver.flush_mirror(30)
-        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=1)
-    assert "step-000000000002.000002 is gone, and not copied" in caplog.text
 
 
 async def test_a_failure_of_this_system_is_retried(
@@ -504,26 +356,6 @@ async def test_a_mirror_that_hangs_is_left_behind(
             path for each, path in disk.log[done:] if each in ("open wb", "write", "remove")
         ]
         assert disk.steps() == [2]
-
-
-async def test_progress_is_no_stall(tmp_path: Path, clock: ManualClock) -> None:
-    """A long upload that moves is not left behind, however long it takes as a whole."""
-    disk, permits = Disk(), threading.Semaphore(0)
-    waiting = threading.Semaphore(0)
-
-    def slow(operation: str, path: str) -> None:
-        waiting.release()
-        assert permits.acquire(timeout=HANG_SECS)
-
-    async with Saver(tmp_path, mirror=disk.mirror(timeout_secs=30)) as saver:
-        await saver.restore()
-        disk.before = slow
-        await saver.save(state_of(1), 1)
-        while status_of(saver).pending:
-            if await asyncio.to_thread(waiting.acquire, timeout=0.05):
-                clock.advance(14)  # an operation makes two calls at most
-                permits.release()
-        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=1)
 
 
 async def test_the_end_waits_for_a_limited_time(

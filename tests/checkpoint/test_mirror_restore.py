@@ -14,7 +14,7 @@ import fsspec  # type: ignore[import-untyped]
 import pytest
 
 from aiohooks.checkpoint import KeepNewest, Mirror, Saver
-from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
+from aiohooks.errors import CheckpointError, CorruptCheckpointError
 from aiohooks.testing import ManualClock
 from tests.checkpoint.test_mirror import (
     FILES,
@@ -34,25 +34,6 @@ async def damaged(disk: Disk, step: int, file: str = "arrays.safetensors") -> No
     """Change the last byte of a file of a checkpoint in the mirror."""
     path = next(path for path in disk.files if f"{step:012d}." in path and path.endswith(file))
     disk.files[path] = disk.files[path][:-1] + b"\xff"
-
-
-async def test_the_newer_one_wins(tmp_path: Path) -> None:
-    """The one in the mirror if that is later, which is downloaded; the one here if that is, which
-    is then copied there.
-    """
-    disk = Disk()
-    await mirrored(tmp_path / "a", disk, 1, 2)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    await mirrored(tmp_path / "a", disk, 3)
-    assert await restored_step(tmp_path / "b", disk.mirror()) == 3
-    assert names(tmp_path / "b") == names(tmp_path / "a")
-    async with Saver(tmp_path / "b") as saver:
-        await saver.save(state_of(4), 4)
-    assert await restored_step(tmp_path / "b", disk.mirror()) == 4
-    assert disk.steps() == [1, 2, 3, 4]
-    disk.log.clear()
-    assert await restored_step(tmp_path / "b", disk.mirror()) == 4
-    assert not [path for operation, path in disk.log if operation == "open wb"]
 
 
 async def test_a_step_is_found_in_the_mirror(tmp_path: Path) -> None:
@@ -301,23 +282,6 @@ async def test_saves_without_a_restore_are_later_than_what_is_there(tmp_path: Pa
     assert await restored_step(tmp_path / "c", disk.mirror()) == 11
 
 
-async def test_a_mount_that_is_lost_in_a_run_is_not_made(tmp_path: Path) -> None:
-    """Copies wait until it is back, and are not written below the place where it was."""
-    mount = tmp_path / "mount"
-    mirror = Mirror(f"file://{mount}/run", backoff=QUICKLY)
-    (mount / "run").mkdir(parents=True)
-    async with Saver(tmp_path / "a", mirror=mirror) as saver:
-        await saver.save(state_of(1), 1)
-        assert await saver.flush_mirror(30)
-        mount.rename(tmp_path / "hidden")
-        await saver.save(state_of(2), 2)
-        await until_true(lambda: status_of(saver).failures > 1)
-        assert not mount.exists()
-        (tmp_path / "hidden").rename(mount)
-        assert await saver.flush_mirror(30)
-    assert await restored_step(tmp_path / "b", mirror) == 2
-
-
 @pytest.mark.parametrize("operation", ["ls", "read"])
 async def test_a_mirror_that_hangs_is_not_waited_for(
     tmp_path: Path, operation: str, clock: ManualClock
@@ -377,14 +341,3 @@ async def test_any_failure_here_leaves_nothing(tmp_path: Path) -> None:
             break
     assert number > 30
     await until_true(no_threads)
-
-
-async def test_a_download_takes_the_lock(tmp_path: Path) -> None:
-    """It is refused beside another writer, like a save."""
-    disk = Disk()
-    await mirrored(tmp_path / "a", disk, 1)
-    async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
-        await saver.restore()
-        async with Saver(tmp_path / "b", mirror=disk.mirror()) as other:
-            with pytest.raises(CheckpointBusyError):
-                await other.restore()

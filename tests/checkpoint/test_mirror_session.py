@@ -4,18 +4,13 @@ for a limited time.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import aiohooks as ah
 from aiohooks.checkpoint import MirrorStatus
-from aiohooks.testing import ManualClock
-from tests.checkpoint.test_mirror import reached
 from tests.support.faulty_files import Disk
-from tests.support.waiting import until_true
 
 
 def graph() -> ah.Graph:
@@ -63,36 +58,3 @@ async def test_a_run_continues_on_another_machine(tmp_path: Path) -> None:
         assert restored is not None
         assert restored.state["variables"]["weights"].tolist() == [5, 5, 5]
     assert disk.steps()[-1] == 5
-
-
-async def test_a_mirror_that_hangs_costs_the_grace_period(
-    tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """All steps are made and saved; the end waits for the grace period of the session, and names
-    what is missing.
-    """
-    disk = Disk()
-    mirror = disk.mirror(
-        timeout_secs=1e9
-    )  # the clock may be moved far while the last save is written
-    async with ah.checkpoint.Saver(tmp_path, mirror=mirror) as saver:
-        await saver.restore()
-        with disk.hang("open wb") as hang:
-            training = asyncio.create_task(train(saver, 20, grace_secs=4))
-            await reached(hang.reached)
-            await until_true(
-                lambda: len(saved_steps(tmp_path)) == 5 and 20 in saved_steps(tmp_path)
-            )
-            while not training.done():
-                clock.advance(1)
-                await asyncio.sleep(0)
-            status = await training
-            assert status is not None
-            assert (status.latest_step, status.pending > 0) == (None, True)
-            assert "not copied within 4 s: the checkpoints of the steps" in caplog.text
-    assert disk.steps()[-1] == 20  # the Saver is still open, and has waited longer
-
-
-def saved_steps(path: Path) -> list[int]:
-    """Return the steps of the checkpoints in a directory."""
-    return sorted(int(each.name[5:17]) for each in path.glob("step-*"))

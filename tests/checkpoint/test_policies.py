@@ -35,13 +35,6 @@ def kept(policy: KeepPolicy, checkpoints: list[Checkpoint]) -> list[int]:
     return sorted(checkpoint.sequence for checkpoint in policy.kept(checkpoints[::-1]))
 
 
-def test_the_newest_are_those_committed_last() -> None:
-    """Also where the step was reset."""
-    assert kept(KeepNewest(2), made(10, 30, 20, 15)) == [3, 4]
-    assert kept(KeepNewest(9), made(1, 2)) == [1, 2]
-    assert kept(KeepNewest(), made(*range(8))) == [4, 5, 6, 7, 8]
-
-
 def test_the_best_by_a_metric_and_the_newest() -> None:
     """Lower is better with "min", higher with "max"; the newer of equals; never one without a
     number.

@@ -217,18 +217,6 @@ def test_verify_lists_what_a_writer_sets_aside_meanwhile(tmp_path: Path) -> None
 # Policies
 
 
-async def test_what_the_policy_does_not_keep_is_removed(tmp_path: Path) -> None:
-    """The best by metric and the newest are kept; one that cannot be read is not removed either."""
-    async with Saver(tmp_path, keep=KeepNewest(2) | KeepBest(1, "loss")) as saver:
-        for step, loss in enumerate([3.0, 1.0, 2.0, 4.0, float("nan")]):
-            await saver.save(state_of(step), step, metrics={"loss": loss})
-        assert [each.step for each in await saver.checkpoints()] == [4, 3, 1]
-        damage(tmp_path / "step-000000000001.000002", "manifest.json")
-    async with Saver(tmp_path, keep=KeepNewest(1)) as saver:
-        await saver.save({}, 5)
-    assert names(tmp_path) == ["step-000000000001.000002", "step-000000000005.000006"]
-
-
 class Own(KeepPolicy):
     """Keeps nothing, or fails."""
 

@@ -13,13 +13,12 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import aiohooks as ah
 from aiohooks import Backoff
-from aiohooks.checkpoint import Checkpoint, KeepNewest, Saver
+from aiohooks.checkpoint import KeepNewest, Saver
 from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
 from tests.checkpoint.test_mirror_session import graph
 from tests.support.checkpoint_files import (
@@ -27,7 +26,6 @@ from tests.support.checkpoint_files import (
     directory,
     names,
     saved,
-    saver_over,
     state_of,
     step_of,
 )
@@ -248,57 +246,6 @@ async def test_a_directory_that_is_another_one_is_an_error(
         await saver.save({}, 3)
         assert path.is_dir()
         await saver.aclose()
-
-
-async def test_a_directory_that_was_mounted_over_is_an_error(tmp_path: Path) -> None:
-    """Another file system is at the path, which the kernel says of the path only."""
-
-    class Mounted(WatchedFs):
-        """Shows another file system at the path, after the first save."""
-
-        def stat(self, path: Any, **options: Any) -> os.stat_result:
-            is_other = options.get("dir_fd") is None and len(saved_ones) > 0
-            return os.stat("/proc" if is_other else path, **options)
-
-    fs, saved_ones = Mounted(), list[Checkpoint]()
-    async with saver_over(fs, tmp_path / "run") as saver:
-        saved_ones.append(await saver.save({}, 1))
-        with pytest.raises(CheckpointError, match="is not the directory that this Saver has"):
-            await saver.save({}, 2)
-    assert fs.opened == set()
-
-
-def test_a_directory_that_is_moved_during_a_save_is_an_error(tmp_path: Path) -> None:
-    """At any operation, after which nothing of the save is left, or before the lock was looked
-    at.
-    """
-    number, failed = 0, True
-    while failed:
-        number, failed = number + 1, False
-        path, fs = tmp_path / str(number), WatchedFs()
-        one = directory(path, fs)
-        one.save({}, 1, {})
-        moved = tmp_path / f"{number}.moved"
-
-        def move(
-            name: str,
-            args: object,
-            fs: WatchedFs = fs,
-            last: int = len(fs.done) + number,
-            path: Path = path,
-        ) -> None:
-            if len(fs.done) == last + 1 and path.exists():
-                path.rename(path.with_suffix(".moved"))
-
-        fs.before = move
-        try:
-            one.save({}, 2, {})
-        except CheckpointError as error:
-            failed = True
-            assert error.errno == errno.ESTALE  # noqa: PT017
-            assert names(moved) == ["step-000000000001.000001"]
-        one.close()
-    assert number > 20
 
 
 @pytest.mark.parametrize("replaced", [False, True])

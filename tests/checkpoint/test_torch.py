@@ -31,7 +31,7 @@ from aiohooks.errors import InvalidArgumentError
 from tests.checkpoint.test_encoding import decode, there_and_back
 from tests.support.checkpoint_files import directory
 from tests.support.source import ROOT
-from tests.support.tensors import ALL_DTYPES, bits_of, same_tensors, tensor_of
+from tests.support.tensors import ALL_DTYPES, same_tensors, tensor_of
 from tests.support.waiting import HANG_SECS
 
 GOLDEN = ROOT / "tests" / "checkpoint" / "data" / "checkpoint-torch"
@@ -45,27 +45,6 @@ def written(state: dict[str, Any]) -> bytes:
 def taken(state: Any) -> Any:
     """Return a snapshot of a state."""
     return snapshot(state, HostMemory())
-
-
-WAYS = pytest.mark.parametrize(
-    "way", [there_and_back, taken, lambda state: there_and_back(taken(state))]
-)
-"""To a checkpoint and back, into a snapshot, and both."""
-
-
-@WAYS
-@pytest.mark.parametrize("dtype", ALL_DTYPES)
-def test_each_dtype_comes_back(dtype: str, way: Callable[[Any], Any]) -> None:
-    """With all bits, also those that are no number, as a scalar, and without elements."""
-    tensor = tensor_of(dtype)
-    state = {
-        "whole": tensor,
-        "scalar": tensor[1, 2],
-        "empty": tensor[:, :0],
-        "turned": tensor.T,
-        "part": tensor_of(dtype)[1:],
-    }
-    assert same_tensors(way(state), state)
 
 
 @pytest.mark.parametrize(
@@ -121,25 +100,6 @@ def test_any_views_of_any_memory(data: st.DataObject) -> None:
         assert same_tensors(found, state)
 
 
-def test_memory_is_used_again_when_the_snapshot_before_is_gone() -> None:
-    """A snapshot that is still used keeps its values; after that, one that is not larger takes no
-    new memory.
-    """
-    memory, state = HostMemory(), {"x": torch.arange(1000)}
-    first = snapshot(state, memory)
-    state["x"] += 1
-    second = snapshot(state, memory)
-    assert first["x"].tolist() == list(range(1000))
-    place_of_second = second["x"].data_ptr()
-    del second
-    for size in (1000, 10):
-        smaller = snapshot({"x": state["x"][:size].clone()}, memory)
-        assert smaller["x"].data_ptr() == place_of_second
-        del smaller
-    larger = {"x": torch.arange(5000)}
-    assert same_tensors(snapshot(larger, memory), larger)
-
-
 class Elsewhere(torch.Tensor):
     """Stands in for a tensor on a device: numpy cannot see its memory."""
 
@@ -192,43 +152,6 @@ def test_lazy_conjugates_and_negatives_come_back() -> None:
     found = there_and_back(taken({"a": number.conj(), "b": number.conj().imag}))
     assert found["a"].tolist() == number.conj().tolist()
     assert found["b"].tolist() == number.conj().imag.tolist()
-
-
-OPTIMIZERS = [
-    name
-    for name, kind in vars(torch.optim).items()
-    if isinstance(kind, type)
-    and issubclass(kind, torch.optim.Optimizer)
-    and name not in ("Optimizer", "SparseAdam", "Muon")
-]
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_each_optimizer_continues(name: str) -> None:
-    """Its next steps after a restore are those that it would have made."""
-
-    def steps(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
-        def loss() -> Any:
-            optimizer.zero_grad()
-            (found := (parameter**4).sum()).backward()
-            return found.item()
-
-        for _ in range(3):
-            optimizer.step(loss)
-
-    one, other = (torch.nn.Parameter(torch.linspace(-2, 2, 12).reshape(4, 3)) for _ in range(2))
-    first, second = (
-        getattr(torch.optim, name)([one], lr=0.1),
-        getattr(torch.optim, name)([other], lr=0.1),
-    )
-    steps(first, one)
-    state = there_and_back(taken({"optimizer": first.state_dict(), "weights": one}))
-    second.load_state_dict(state["optimizer"])
-    with torch.no_grad():
-        other.copy_(state["weights"])
-    steps(first, one)
-    steps(second, other)
-    assert bits_of(one) == bits_of(other)
 
 
 # What one file cannot hold

@@ -8,7 +8,6 @@ from collections.abc import Awaitable
 
 import pytest
 
-import aiohooks as ah
 from aiohooks._core.activity import (
     ENTRIES,
     Awaited,
@@ -21,10 +20,6 @@ from aiohooks._core.activity import (
 from tests.support.waiting import forever, parked
 
 pytestmark = pytest.mark.every_python
-
-
-class Notified:
-    async def changed(self) -> None: ...
 
 
 def entries_of(task: asyncio.Task[None]) -> list[Entry]:
@@ -67,42 +62,6 @@ async def test_blocks_are_entered_by_their_task_and_left_with_their_errors() -> 
     second.cancel()
     await asyncio.wait([second])
     assert entries_of(second) == []
-
-
-async def test_a_group_is_entered_while_it_waits() -> None:
-    """Its calls are its parts, until they end; a group that does not wait is never entered."""
-    opened = [asyncio.Event(), asyncio.Event()]
-    entered: list[int] = []
-
-    class Waits(Notified):
-        def __init__(self, event: asyncio.Event) -> None:
-            self.event = event
-
-        async def changed(self) -> None:
-            await self.event.wait()
-
-    class DoesNotWait(Notified):
-        async def changed(self) -> None:
-            entered.append(len(entries()))
-
-    before = len(entries())
-    await ah.compose(Notified, [DoesNotWait(), DoesNotWait()]).changed()
-    assert entered == [before] * 2
-    waiting = await parked(ah.compose(Notified, [Waits(event) for event in opened]).changed())
-    (group,) = entries_of(waiting)
-
-    def parts() -> list[str]:
-        awaited = group.awaited()
-        assert awaited is not None
-        return [call.name for call in awaited.by()]
-
-    assert parts() == ["Waits.changed", "Waits#2.changed"]
-    opened[0].set()
-    await parked(asyncio.sleep(0))
-    assert parts() == ["Waits#2.changed"]
-    opened[1].set()
-    await waiting
-    assert entries_of(waiting) == []
 
 
 async def test_an_entry_keeps_nothing_alive() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -198,22 +197,6 @@ async def test_the_time_of_a_call_begins_with_it() -> None:
         assert began
 
 
-async def test_an_error_that_meets_a_cancel_is_not_reported_as_lost() -> None:
-    """A future that fails as its waiter is cancelled: its error was waited for."""
-    lost: list[object] = []
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: lost.append(context))
-    future: asyncio.Future[None] = loop.create_future()
-    waiting = await parked(Wait[None]("a future").result_of(future), 5)
-    future.set_exception(OSError("lost"))
-    await cancel_and_wait(waiting)
-    assert waiting.cancelled()
-    del future
-    gc.collect()
-    await ticks()
-    assert not lost
-
-
 async def test_a_run_is_ended_from_outside() -> None:
     """In what it awaits, or in what it awaits next; a result that is there counts, and a given task
     continues.
@@ -247,20 +230,6 @@ async def test_a_call_that_ends_its_own_wait_is_cancelled_at_its_first_pause() -
 
     with pytest.raises(ValueError, match="enough"):
         await wait.result_of(ends_itself())
-
-
-async def test_the_first_cause_that_ends_calls_counts() -> None:
-    """Also where a call of the group gives two, and is cancelled later."""
-    wait = Wait[None]("a call")
-
-    async def ends_twice() -> None:
-        await ticks(1)
-        wait.end(ValueError("first"))
-        wait.end(KeyError("second"))
-        await forever()
-
-    with pytest.raises(ValueError, match="first"):
-        await wait.result_of(ends_twice())
 
 
 async def test_a_result_now_is_that_of_a_call_that_does_not_wait() -> None:

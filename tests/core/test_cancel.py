@@ -65,33 +65,6 @@ async def test_a_time_limit_waits_for_the_end(cancelled: str, clock: ManualClock
     assert (ends, clock.pending) == (["slow"], 0)
 
 
-async def test_shielded_cleanup_is_finished_in_spite_of_several_cancels(clock: ManualClock) -> None:
-    """The caller is cancelled again and again, and leaves when the cleanup has ended, with its
-    error in the context.
-    """
-    released = asyncio.Event()
-    cancels: list[str] = []
-
-    async def cleanup() -> None:
-        await released.wait()
-        raise OSError("of the cleanup")
-
-    waiting = shielded(
-        cleanup(), grace_secs=9, what="cleanup", on_cancel=lambda: cancels.append("noticed")
-    )
-    task = asyncio.create_task(waiting)
-    for _ in range(3):
-        await ticks()
-        task.cancel()
-    await ticks()
-    assert not task.done()
-    released.set()
-    with pytest.raises(asyncio.CancelledError) as raised:
-        await task
-    assert isinstance(raised.value.__context__, OSError)
-    assert cancels == ["noticed"]
-
-
 @pytest.mark.may_leak
 async def test_shielded_cleanup_that_ignores_everything(
     clock: ManualClock, caplog: pytest.LogCaptureFixture

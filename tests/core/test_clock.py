@@ -90,22 +90,6 @@ def test_manual_clock_calls_in_order_each_at_its_time() -> None:
     assert (clock.now(), clock.pending) == (3, 1)
 
 
-def test_manual_clock_calls_what_a_callback_scheduled() -> None:
-    """A call scheduled by a callback is made in the same `advance`, if it is due in it."""
-    clock = ManualClock()
-    calls: list[tuple[str, float]] = []
-    call = recorder(calls, clock)
-
-    def tick() -> None:
-        call("tick")()
-        clock.call_later(2, tick)
-
-    clock.call_later(2, tick)
-    clock.advance(7)
-    assert calls == [("tick", 2), ("tick", 4), ("tick", 6)]
-    assert clock.pending == 1
-
-
 def test_manual_clock_cancel() -> None:
     """A cancelled call is not made, even if a callback of the same time cancels it; once made, it
     is too late.

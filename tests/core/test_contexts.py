@@ -45,22 +45,6 @@ def test_a_token_is_valid_in_the_next_call() -> None:
     in_a_context(check)
 
 
-def test_each_of_several_own_contexts_sees_what_the_others_have_set() -> None:
-    """In the next call, whichever was first in the one before."""
-
-    def check() -> None:
-        contexts = [OwnContext(), OwnContext()]
-        for own, variable in zip(contexts, (FIRST, SECOND), strict=True):
-            own.update().run(variable.set, 1)
-        for own in contexts:
-            own.copy_back()
-        for own in contexts:
-            context = own.update()
-            assert (context.get(FIRST), context.get(SECOND)) == (1, 1)
-
-    in_a_context(check)
-
-
 def test_what_a_later_call_has_set_in_the_callers_context_is_kept() -> None:
     """The last call wins, also over one with a context of its own that has ended after it."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks._core.activity import Kind, active, observed_call
+from aiohooks._core.activity import Kind, observed_call
 from tests.support.waiting import cancel_and_wait, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -102,22 +102,3 @@ async def test_an_observed_call_is_ended_from_outside(thrown_away: bool) -> None
         assert task.cancelled()
     assert ends == ["GeneratorExit" if thrown_away else "CancelledError"]
     assert [type(event[-1]).__name__ for event in events if event[1] == "ended"] == ends
-
-
-@pytest.mark.parametrize("names", ["", "a", "ab"])
-@pytest.mark.parametrize("error", [None, ValueError("no")], ids=repr)
-async def test_each_observer_is_notified_of_a_block(names: str, error: ValueError | None) -> None:
-    """Of its start and its end, with its error, which passes."""
-    events: list[tuple[object, ...]] = []
-    raised: BaseException | None = None
-    try:
-        observers = [Recorder(name, events) for name in names]
-        with active("save", "to disk", observers=observers):
-            events.append(("in it",))
-            if error is not None:
-                raise error
-    except ValueError as caught:
-        raised = caught
-    assert raised is error
-    started = [(name, "started", "save", "to disk") for name in names]
-    assert events == [*started, ("in it",), *((name, "ended", error) for name in names)]

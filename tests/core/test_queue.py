@@ -133,44 +133,6 @@ async def test_a_stop_ends_the_wait_for_a_place() -> None:
     assert [*queue.items] == ["a", "b", "c"]
 
 
-async def test_a_failure_is_raised_once() -> None:
-    """By the next check, several as one group. To put an item raises nothing: the item would be
-    lost.
-    """
-    queue = Letters(1)
-    queue.add("a")
-    waiting = await parked(queue.put("b"))
-    queue.end_first(ValueError("a"))
-    await waiting
-    with pytest.raises(ValueError, match="a"):
-        queue.check()
-    queue.end_first(OSError("b"))
-    assert queue.put_nowait("c")
-    queue.end_first(OSError("c"))
-    with pytest.raises(ExceptionGroup, match="2 background calls failed"):
-        queue.check()
-    queue.check()
-
-
-async def test_draining_waits_for_what_comes_meanwhile() -> None:
-    """Until nothing is left; an empty queue is drained immediately."""
-    queue = Letters(1)
-    await queue.drain()
-    queue.add("a")
-    queue.add("b")
-    draining = await parked(queue.drain())
-    queue.end_first()
-    await ticks()
-    assert not draining.done()
-    queue.end_first()
-    queue.add("c")
-    await ticks()
-    assert not draining.done()
-    queue.end_first()
-    await draining
-    assert queue.when_empty().done()
-
-
 @pytest.mark.parametrize(
     ("max_batch", "batches"), [(100, [[1], [2, -3]]), (1, [[1], [2], [-3]]), (2, [[1], [2, -3]])]
 )

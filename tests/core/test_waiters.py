@@ -1,4 +1,4 @@
-"""Waits by threshold, and the reports of waits that last."""
+"""Waits by threshold: the lowest one that is left."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import asyncio
 
 import pytest
 
-from aiohooks._core.reports import WaitLog
 from aiohooks._core.waits import ThresholdWaiters
-from aiohooks.testing import ManualClock
 
 pytestmark = pytest.mark.every_python
 
@@ -28,27 +26,3 @@ async def test_the_lowest_threshold_is_that_of_a_wait_that_is_left() -> None:
     assert (await futures[5], waiters.lowest, waiters.count) == (5, 7, 1)
     assert waiters.discard(7, futures[7])
     assert (waiters.lowest, waiters.count) == (100, 0)
-
-
-def test_a_wait_is_reported_once_a_minute(clock: ManualClock) -> None:
-    """Also if the oldest wait has ended, and a younger one had begun before the last line."""
-    reports: list[float] = []
-    log = WaitLog(60, reports.append)
-    log.begin("first")
-    clock.advance(30)
-    log.begin("second")
-    clock.advance(30)
-    assert reports == [60]
-    log.end("first")
-    clock.advance(59)
-    assert reports == [60]
-    clock.advance(1)
-    assert reports == [60, 90]
-    log.end("second")
-    clock.advance(600)
-    assert reports == [60, 90]
-    log.begin("third")
-    clock.advance(60)
-    log.end("third")
-    clock.advance(60)
-    assert reports == [60, 90, 60]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.sessions import NO_BACKOFF, counting, doubling
+from aiohooks.testing import ManualClock
+from tests.support.sessions import counting
 from tests.support.waiting import advance_clock, parked, pass_time, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -41,43 +41,6 @@ class Observer:
 
     async def ask(self) -> int | None:
         return 5
-
-
-def group_of(hook: object, *, grace_secs: float = 10.0, **options: Any) -> ah.HookGroup[Lifecycle]:
-    """Make a group with a background hook."""
-    return ah.HookGroup(
-        Lifecycle, [ah.configure(hook, background=True, **options)], grace_secs=grace_secs
-    )
-
-
-async def test_a_failure_comes_out_of_the_next_call() -> None:
-    """Or when the group is left; the calls behind it are made all the same, also that which raises
-    it, and errors of several are one group.
-    """
-
-    async def fails(number: int) -> None:
-        await asyncio.sleep(0)
-        if number not in (1, 99):
-            raise ValueError(f"call {number}")
-
-    observer = Observer(fails)
-    with pytest.raises(ExceptionGroup) as at_the_end:  # noqa: PT012 - the block is what raises
-        async with group_of(observer) as group:
-            await group.hooks.on(0)
-            await ticks(10)
-            with pytest.raises(ValueError, match="call 0") as raised:
-                await group.hooks.on(99)
-            assert raised.value.__notes__ == ["raised by Observer.on"]
-            for number in (1, 2, 3):
-                await group.hooks.on(number)
-            await ticks(20)
-            with pytest.raises(ExceptionGroup, match="2 background calls failed") as several:
-                await group.hooks.on(99)
-            assert [str(error) for error in several.value.exceptions] == ["call 2", "call 3"]
-            for number in (4, 5):
-                await group.hooks.on(number)
-    assert [str(error) for error in at_the_end.value.exceptions] == ["call 4", "call 5"]
-    assert observer.began == [0, 99, 1, 2, 3, 99, 4, 5]
 
 
 async def test_a_call_that_raises_an_earlier_failure_is_made_for_every_hook() -> None:
@@ -109,64 +72,6 @@ async def test_a_call_that_raises_an_earlier_failure_is_made_for_every_hook() ->
         await group.hooks.on(3)
     assert [audit.ended for audit in audits] == [[1, 2, 3], [1, 2, 3]]
     assert [hook.ended for hook in healthy] == [[0, 2, 3], [0, 2, 3]]
-
-
-async def test_a_call_that_waits_for_a_place_is_made_in_spite_of_an_earlier_failure() -> None:
-    """The call began before the failure, which is raised later: here at the end of the group."""
-    gate = asyncio.Event()
-
-    async def fails(number: int) -> None:
-        await gate.wait()
-        if number == 0:
-            raise ValueError("the first call")
-
-    observer = Observer(fails)
-    with pytest.raises(ValueError, match="the first call"):  # noqa: PT012 - the block raises it
-        async with group_of(observer, max_pending=1) as group:
-            await group.hooks.on(0)
-            waiting = await parked(group.hooks.on(1))
-            gate.set()
-            await waiting
-    assert observer.ended == [1]
-
-
-async def test_calls_that_a_group_drops_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Also the active call, which is cancelled: the count is that of the log."""
-    observer = Observer(lambda _: asyncio.Event().wait())
-    group = group_of(observer, grace_secs=0)
-    async with group:
-        for number in range(5):
-            await group.hooks.on(number)
-        await ticks()
-    assert "5 background calls of Observer are left, and are dropped" in caplog.text
-    assert group.status()[0].dropped == 5
-
-
-@pytest.mark.parametrize("places", [1, 2])
-async def test_callers_get_places_in_the_order_in_which_they_came(places: int) -> None:
-    """With `max_pending` calls queued or active others wait. A free place wakes the first, or, if
-    that is cancelled, the next.
-    """
-    gates = [asyncio.Event() for _ in range(6)]
-    observer = Observer(lambda number: gates[number].wait())
-    through: list[int] = []
-
-    async def put(number: int) -> None:
-        await group.hooks.on(number)
-        through.append(number)
-
-    async with group_of(observer, max_pending=places) as group:
-        for number in range(places):
-            await put(number)
-        tasks = {number: asyncio.create_task(put(number)) for number in range(places, 6)}
-        await ticks(10)
-        for number in range(6):
-            gates[number].set()
-            if number == 1:
-                tasks[3].cancel()
-            await ticks(20)
-            assert len(through) <= number + 1 + places
-    assert through == observer.ended == [0, 1, 2, 4, 5]
 
 
 @pytest.mark.parametrize("hooks", [1, 2])
@@ -222,18 +127,6 @@ class Watching(ah.SessionRunHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps = state["steps"]
-
-
-async def test_a_background_hook_is_called_after_a_recovery() -> None:
-    """A recovery waits for the calls of the old session; the hook takes calls of the new one."""
-    hook, lost = Watching(), FaultInjectionHook({("after_run", 1): ah.AbortedError("lost")})
-    async with doubling(ah.configure(hook, background=True), lost, recovery=NO_BACKOFF) as session:
-        run = await parked(session.run("double"))
-        await ticks(20)
-        assert not run.done()
-        hook.gate.set()
-        await run
-    assert hook.steps == [1, 2]
 
 
 async def test_a_stop_ends_the_wait_for_a_hook_that_hangs(

@@ -12,7 +12,7 @@ import contextvars
 import pytest
 
 import aiohooks as ah
-from aiohooks.errors import InvalidHookError, WrongLoopError
+from aiohooks.errors import InvalidHookError
 from tests.support.waiting import ticks
 
 
@@ -30,34 +30,6 @@ class Waits:
 
 async def final(event, data=None, *, depth=0):
     return event, data, depth
-
-
-def test_a_second_loop_is_refused_while_the_first_is_open() -> None:
-    """A group without a block belongs to the loop of its first call until that is closed."""
-    group = ah.HookGroup(Events, [Waits()])
-    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
-    try:
-        first.run_until_complete(group.hooks.on_event("started"))
-        with pytest.raises(WrongLoopError):
-            second.run_until_complete(group.hooks.on_event("started"))
-        first.run_until_complete(group.hooks.on_event("started"))
-        first.close()
-        second.run_until_complete(group.hooks.on_event("started"))
-    finally:
-        first.close()
-        second.close()
-
-
-async def test_call_of_a_group_is_refused_in_another_thread() -> None:
-    """There is another loop, in which hooks would wait for objects of the first."""
-    group = ah.HookGroup(Events, [Waits()])
-    await group.hooks.on_event("started")
-
-    def in_thread():
-        with pytest.raises(WrongLoopError):
-            asyncio.run(group.hooks.on_event("started"))
-
-    await asyncio.to_thread(in_thread)
 
 
 def test_a_class_without_new_objects_is_refused() -> None:

@@ -272,9 +272,6 @@ def test_a_loop_of_another_library_is_refused() -> None:
         call.send(None)
 
 
-# -- registries
-
-
 # -- kinds of methods and hooks
 
 
@@ -414,6 +411,3 @@ async def test_a_generator_without_a_yield_wraps_nothing() -> None:
     around.enabled = True
     with refused(InvalidHookError, "Disabled.on has yielded twice"):
         await composite.on("y")
-
-
-# -- errors that are logged

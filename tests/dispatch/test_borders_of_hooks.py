@@ -28,23 +28,6 @@ class Events:
     async def on(self, name) -> None: ...
 
 
-class Resource:
-    """A hook that is entered, and notes what it is left with."""
-
-    def __init__(self, *, error=None) -> None:
-        self.error = error
-        self.left_with: list[object] = []
-
-    async def __aenter__(self):
-        if self.error is not None:
-            raise self.error
-
-    async def __aexit__(self, kind, error, traceback):
-        self.left_with = [kind, error, traceback is not None]
-
-    async def on(self, name): ...
-
-
 @pytest.mark.parametrize("name", ["__aenter__", "__aexit__"])
 async def test_a_hook_with_half_of_a_context_manager_is_none(name: str) -> None:
     """It has to have both methods to be entered."""
@@ -59,24 +42,6 @@ async def test_a_hook_with_half_of_a_context_manager_is_none(name: str) -> None:
     async with ah.HookGroup(Events, [hook(**{"on": note, name: half})]) as group:
         await group.hooks.on("x")
     assert called == ["x"]
-
-
-async def test_a_cancel_while_a_group_is_left_is_raised_when_its_hooks_are_left() -> None:
-    """The caller gets it, as it may be the end of the program."""
-
-    class Slow(Resource):
-        async def __aexit__(self, *args):
-            await asyncio.sleep(0)
-            await super().__aexit__(*args)
-
-    slow = Slow()
-    group = ah.HookGroup(Events, [slow])
-    await group.__aenter__()
-    leaving = await parked(group.__aexit__(None, None, None))
-    leaving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await leaving
-    assert slow.left_with == [None, None, False]
 
 
 async def test_a_call_that_outlives_its_group_queues_nothing(clock: ManualClock) -> None:

@@ -150,9 +150,6 @@ class Ways:
         raise NotImplementedError
 
 
-async def nothing(self: object, *args: Any, **keywords: Any) -> None: ...
-
-
 async def test_functions_that_are_none() -> None:
     """The same for functions, when the last one was removed; there has to be a first one."""
 
@@ -220,20 +217,6 @@ async def test_a_way_for_all_methods_applies_where_its_argument_is() -> None:
     await composed.handle("x", app)
     await composed.on_start("start")
     assert handled == ["x++", "start", "start"]
-
-
-async def test_a_method_without_a_body_is_not_called_after_hooks_without_a_result() -> None:
-    """Its hooks have answered with None, and what it raises says only that it has no body."""
-
-    class Asks:
-        @ah.point("first")
-        async def ask(self) -> str | None:
-            raise NotImplementedError
-
-    group = ah.HookGroup(Asks, [hook(ask=nothing), hook(ask=nothing)])
-    assert await group.hooks.ask() is None
-    with pytest.raises(NotImplementedError):
-        await ah.HookGroup(Asks).hooks.ask()
 
 
 @pytest.mark.parametrize("name", ["chain", "wrap", "any", "all"])

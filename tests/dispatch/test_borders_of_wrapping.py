@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -135,40 +134,7 @@ async def test_a_keyword_that_the_class_does_not_take_is_an_error() -> None:
         await logged.ask("x", bad=1)
 
 
-def test_a_way_for_all_methods_does_not_guess() -> None:
-    """A method with one argument and no annotation may have nothing to do with wrapping."""
-
-    class App:
-        async def handle(self, request, call_next: Callable[..., Awaitable[str]]) -> str: ...
-
-        async def setup(self, config): ...
-
-    async def setup(self, config): ...
-
-    ah.compose(App, [hook(setup=setup)], results="wrap")
-    with refused(InvalidHookError, ".setup and Observer#2.setup both return a result"):
-        ah.compose(App, [hook(setup=setup), hook(setup=setup)], results="wrap")
-
-
 # -- time limits and failures
-
-
-async def test_what_the_last_hook_passes_is_all_that_is_passed() -> None:
-    """A function that takes any number of arguments gets no others of the call."""
-
-    class Filters:
-        @ah.point("wrap")
-        async def run(self, first, second, call_next): ...
-
-    class Passes:
-        async def run(self, first, second, call_next):
-            return await call_next("changed")
-
-    async def innermost(*args):
-        return args
-
-    group: Any = ah.compose(Filters, [Passes()])
-    assert await group.run(1, 2, innermost) == ("changed",)
 
 
 async def test_a_plain_function_returns_no_coroutine() -> None:
@@ -202,35 +168,6 @@ async def test_an_error_that_passes_through_a_wrapper_is_not_its_own() -> None:
     assert [status.failures for status in group.status()] == [0, 1]
 
 
-async def test_a_disabled_wrapper_is_left_out() -> None:
-    """The call has the result of what it would have wrapped."""
-
-    async def fails(self, prompt, call_next):
-        raise OSError
-
-    wrapper = ah.configure(hook(run=fails), on_error="log", disable_after=1)
-    group = ah.HookGroup(Wraps, [wrapper])
-    for _ in range(2):
-        assert await group.hooks.run("p", echo) == (("p",), {})
-    (status,) = group.status()
-    assert (status.failures, status.dropped) == (1, 1)
-
-
-def test_an_argument_by_name_behind_any_positions_has_to_be_taken() -> None:
-    """The method says so, though it takes any positions before it."""
-
-    class Events:
-        async def on(self, *args, flag): ...
-
-    async def without(self, *args): ...
-
-    async def with_flag(self, *args, flag): ...
-
-    ah.compose(Events, [hook(on=with_flag)])
-    with refused(InvalidHookError, "Observer.on(*args)", "cannot take the call", "flag"):
-        ah.compose(Events, [hook(on=without)])
-
-
 async def test_an_error_of_a_generator_itself_is_raised() -> None:
     """Also one of the type that Python makes of a `StopAsyncIteration`."""
 
@@ -249,24 +186,6 @@ async def test_an_error_of_a_generator_itself_is_raised() -> None:
     hooks = ah.compose(Events, [hook(on=around), hook(on=fails)])
     with pytest.raises(RuntimeError, match="its own"):
         await hooks.on("away")
-
-
-async def test_a_call_whose_error_is_logged_has_no_result_in_its_place() -> None:
-    """The results of the others stand at their own places."""
-
-    class Answers:
-        @ah.point("all")
-        async def ask(self, text: str) -> list[str]: ...
-
-    async def fails(self, text):
-        raise OSError(text)
-
-    async def echoes(self, text):
-        return text
-
-    logged = ah.configure(hook(ask=fails), on_error="log")
-    hooks = ah.compose(Answers, [hook(ask=echoes), logged, hook(ask=echoes)])
-    assert await hooks.ask("x") == ["x", None, "x"]
 
 
 async def test_removed_hooks_are_exited_in_order_of_removal() -> None:

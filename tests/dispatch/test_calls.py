@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any
 
 import pytest
 
 import aiohooks as ah
 from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, call_groups
-from tests.support.hooks import HOOKS, NumberedHook
 from tests.support.sessions import run_once
 
 pytestmark = pytest.mark.every_python
@@ -43,41 +41,6 @@ async def test_what_cannot_wait_is_called_in_the_callers_task_and_everything_els
     assert sorted(seen) == [("plain", True)] * 2 + [("waits", False)] * 2
     if sys.version_info >= (3, 12):
         assert [name for name, _ in seen] == ["plain", "waits", "waits", "plain"]
-
-
-# -- results do not depend on which hook is quicker
-
-
-async def test_results_are_merged_in_registration_order() -> None:
-    """Whichever hook finishes first, requests are merged in registration order, and each hook gets
-    its own result.
-    """
-    finished: list[int] = []
-    answers: dict[int, Any] = {}
-    together: list[Any] = []
-    turn = [asyncio.Event() for _ in HOOKS]
-
-    async def act(number: int, phase: str) -> ah.SessionRunArgs | None:
-        if phase != "before_run":
-            return None
-        if number < HOOKS[-1]:
-            await turn[number + 1].wait()
-        finished.append(number)
-        turn[number].set()
-        return ah.SessionRunArgs({f"hook {number}": "loss"}, options={"who": [number]})
-
-    class Listening(NumberedHook):
-        async def after_run(  # type: ignore[override]
-            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-        ) -> None:
-            answers[self.number] = run_values.results
-            assert run_values.options is not None
-            together.append(run_values.options["who"])
-
-    await run_once([Listening(number, act) for number in HOOKS])
-    assert finished == [4, 3, 2, 1, 0]
-    assert answers == {number: {f"hook {number}": 2} for number in HOOKS}
-    assert together == [[0, 1, 2, 3, 4]] * 5
 
 
 # -- an argument of its own for each hook

@@ -59,10 +59,6 @@ class Answering:
         return f"{self.answer}({await call_next(call + '!')})"
 
 
-async def tool(call: str) -> str:
-    return f"tool {call}"
-
-
 # -- methods that return something
 
 
@@ -93,9 +89,6 @@ async def test_several_answers_need_a_way_to_become_one() -> None:
     assert await composite.count() == list(range(9))
 
 
-# -- the object
-
-
 # -- hooks that come and go
 
 
@@ -112,9 +105,6 @@ async def test_hooks_are_added_and_removed() -> None:
         group.remove(a)
     group.remove(b)
     assert type(group.hooks).before_model is AgentHooks.before_model
-
-
-# -- observers
 
 
 # -- entering and leaving
@@ -172,17 +162,6 @@ async def test_hooks_are_entered_in_order_and_left_in_reverse() -> None:
         group.hooks.describe()
 
 
-async def test_a_hook_that_cannot_be_entered() -> None:
-    """Those before it are left, those after it are never entered."""
-    events: list[str] = []
-    hooks = [Resource("a", events), Resource("b", events, "enter"), Resource("c", events)]
-    with pytest.raises(OSError, match="enter b") as raised:
-        async with ah.HookGroup(AgentHooks, hooks):
-            raise AssertionError("not reached")
-    assert events == ["enter a", "enter b", "leave a"]
-    assert raised.value.__notes__ == ["raised by Resource#2.__aenter__"]
-
-
 async def test_a_hook_that_cannot_be_entered_and_need_not_be(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,33 +197,6 @@ async def test_a_hook_that_cannot_be_entered_and_need_not_be(
     for name in ("Resource#2", "Hangs"):
         assert f"{name} is removed from" in caplog.text
         assert f'{name}.__aenter__ failed; continuing because on_error is "log"' in caplog.text
-
-
-@pytest.mark.parametrize("block_fails", [False, True])
-async def test_hooks_that_cannot_be_left(
-    block_fails: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The others are left all the same; their errors are raised, or noted at the error of the
-    block.
-    """
-    events: list[str] = []
-    hooks = [Resource("a", events, "leave"), Resource("b", events), Resource("c", events, "leave")]
-    # The block itself raises.
-    with pytest.raises(ValueError if block_fails else ExceptionGroup) as raised:  # noqa: PT012
-        async with ah.HookGroup(AgentHooks, hooks):
-            if block_fails:
-                raise ValueError("of the block")
-    assert events[3:] == ["leave c", "leave b", "leave a"]
-    hidden = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
-    assert hidden == (["leave c", "leave a"] if block_fails else [])
-    if block_fails:
-        assert raised.value.__notes__ == [
-            "and then: OSError('leave c')",
-            "and then: OSError('leave a')",
-        ]
-    else:
-        failures = raised.value.exceptions  # type: ignore[attr-defined]
-        assert [str(failure) for failure in failures] == ["leave c", "leave a"]
 
 
 async def test_contexts_cannot_be_added_to_an_open_group() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import doubling
@@ -71,28 +71,3 @@ async def test_close_is_always_limited() -> None:
             ah.errors.HookTimeoutError, "PhaseHook.close took longer than its timeout of 7 s"
         ):
             await closing
-
-
-@pytest.mark.parametrize("phase", [*PHASES, "after_run"])
-@pytest.mark.parametrize("suspend", [False, True], ids=["in-turn", "suspended"])
-async def test_an_observers_error_is_only_logged(
-    phase: str, suspend: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With `on_error="log"` the error of any phase is logged with its traceback, and the session
-    continues.
-    """
-    other = RecordingHook(suspend=suspend)
-    observer = FaultInjectionHook({(phase, 1): OSError("observer failed")}, suspend=suspend)
-    await use(ah.configure(observer, on_error="log"), other)
-    assert other.phases() == [
-        "begin",
-        "after_create_session",
-        "before_run",
-        "after_run",
-        "end",
-        "close",
-    ]
-    (record,) = caplog.records
-    assert f"FaultInjectionHook.{phase}" in record.getMessage()
-    assert record.exc_info is not None
-    assert str(record.exc_info[1]) == "observer failed"

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 import aiohooks as ah
 
 
@@ -56,19 +52,6 @@ def test_a_property_that_looks_at_the_class_speaks_of_all_hooks() -> None:
     assert ah.compose(Lifecycle, [First(), Both()]).has_second
 
 
-def test_the_class_of_a_composite_has_the_name_of_the_lifecycle() -> None:
-    """It is shown as an object of that class, also of one inside another."""
-
-    class Inner(Lifecycle):
-        pass
-
-    class Hook(Inner):
-        async def first(self) -> None: ...
-
-    made = type(ah.compose(Inner, [Hook(), Hook()]))
-    assert (made.__module__, made.__qualname__) == (Inner.__module__, Inner.__qualname__)
-
-
 def test_attributes_that_hooks_set_are_taken_over() -> None:
     """An attribute is taken over whether the class of a hook sets it or the hook itself, and a
     property as well.
@@ -87,43 +70,3 @@ def test_attributes_that_hooks_set_are_taken_over() -> None:
     # Of the class itself, they are what they are in the class of the framework.
     assert type(composite).strict is False
     assert type(composite).quiet is Lifecycle.quiet
-
-
-def test_the_first_hook_that_sets_an_attribute_decides() -> None:
-    """Also if others set another value, which is neither compared nor read."""
-
-    class Unequal:
-        def __eq__(self, other: object) -> bool:
-            raise AssertionError("this value is not to be compared")
-
-        __hash__ = None  # type: ignore[assignment]
-
-    hooks: list[Any] = [First(), First(), First()]
-    hooks[1].labels = Unequal()
-    hooks[2].labels = Unequal()
-    assert ah.compose(Lifecycle, hooks).labels is hooks[1].labels
-
-
-class Switched(First):
-    """Its properties change, or cannot be read yet."""
-
-    paused = False
-
-    @property
-    def quiet(self) -> bool:
-        return self.paused
-
-    @property
-    def outdated(self) -> bool:
-        raise RuntimeError("not connected yet")
-
-
-def test_a_property_is_read_at_each_access() -> None:
-    """From the first hook that has it, also through a group in the group, and never before."""
-    hook = Switched()
-    composite = ah.compose(Lifecycle, [First(), ah.compose(Lifecycle, [First(), hook])])
-    assert not composite.quiet
-    hook.paused = True
-    assert composite.quiet
-    with pytest.raises(RuntimeError, match="not connected yet"):
-        _ = composite.outdated

@@ -13,7 +13,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.kinds import Does, DoesNotWrap, Kinds, Next, call
+from tests.support.kinds import Does, Kinds, Next, call
 from tests.support.waiting import fail, forever, ticks, uncancellable, until_true
 
 pytestmark = pytest.mark.every_python
@@ -48,21 +48,6 @@ async def test_a_failing_hook_is_logged_and_disabled(
         await call(group.hooks, kind)
     assert (hook.calls, group.status()[0].failures, group.status()[0].disabled) == (4, 3, True)
     assert "failed 2 times in a row and is not called any more" in caplog.records[-1].getMessage()
-
-
-@pytest.mark.parametrize("kind", ["none", "unknown", "first", "merge", "chain"])
-async def test_a_time_limit_holds(kind: str) -> None:
-    """A hook that waits longer fails with HookTimeoutError, with a note of its origin."""
-    hooks = ah.compose(Kinds, [ah.configure(DoesNotWrap(forever), timeout=5)])
-    with ManualClock() as clock:
-        task = asyncio.create_task(call(hooks, kind))
-        await until_true(lambda: clock.pending)
-        clock.advance(5)
-        with refused(
-            ah.errors.HookTimeoutError, f"DoesNotWrap.{kind} took longer than its timeout of 5 s"
-        ) as raised:
-            await task
-    assert f"raised by DoesNotWrap.{kind}" in raised.value.__notes__
 
 
 def test_a_plain_method_has_these_rules() -> None:

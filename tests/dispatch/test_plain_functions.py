@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import ContextVar
 from types import CoroutineType
 from typing import Annotated, Any, TypeVar, Union
 
@@ -19,7 +18,6 @@ from tests.support.checks import refused
 
 T = TypeVar("T")
 MaybeAwaitable = Union[T, Awaitable[T]]  # noqa: UP007
-variable: ContextVar[str] = ContextVar("variable", default="")
 
 # -- methods that may return an awaitable
 

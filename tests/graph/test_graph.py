@@ -316,30 +316,3 @@ def test_a_graph_lists_its_nodes() -> None:
     assert repr(graph.nodes["total"]) == "<Variable 'total'>"
     assert repr(graph.nodes["train"]) == "<Operation 'train'>"
     assert repr(graph.global_step) == "<GlobalStep 'global_step'>"
-
-
-# -- the graph of a step function
-
-
-async def test_the_graph_of_a_step_function() -> None:
-    """Parameters are placeholders with their defaults; any other name is a key of the result; all
-    are fetched together.
-    """
-
-    async def train(x: int, y: int = 3, *, global_step: int) -> dict[str, int]:
-        return {"sum": x + y, "at": global_step}
-
-    graph = graph_of_step(train)
-    output = graph.node("sum")
-    assert (output.name, output.graph) == ("sum", graph)
-    session = ah.Session(graph)
-    fetches = ["train", "y", "sum", "x", "at", "global_step"]
-    assert await session.run(fetches, {"x": 1}) == [{"sum": 4, "at": 0}, 3, 4, 1, 0, 0]
-    assert await session.run([*reversed(fetches)], {"x": 1, "y": 5}) == [
-        1,
-        1,
-        1,
-        6,
-        5,
-        {"sum": 6, "at": 1},
-    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
@@ -49,39 +48,6 @@ async def test_every_method_of_a_hook_sees_the_sessions_graph(suspend: bool) -> 
         assert ah.graph.get_default_graph() is own
     assert ah.graph.get_default_graph() is own
     assert [hook.seen for hook in hooks] == [phases_of(graph)] * 3
-
-
-async def test_threads_and_background_calls() -> None:
-    """Threads of `BlockingHook`, calls of a background hook, and tasks that a hook makes see the
-    graph of their session.
-    """
-    graph, background, seen = counting_graph(), GraphHook(suspend=True), dict[str, ah.Graph]()
-    tasks: list[asyncio.Task[None]] = []
-    run_ended = asyncio.Event()
-
-    class Plain:
-        def close(self, exc: BaseException | None) -> None:
-            assert threading.current_thread() is not threading.main_thread()
-            seen["thread"] = ah.graph.get_default_graph()
-
-    async def look() -> None:
-        await run_ended.wait()
-        seen["task"] = ah.graph.get_default_graph()
-
-    async def start(run_context: ah.SessionRunContext) -> None:
-        tasks.append(asyncio.create_task(look()))
-
-    hooks: list[Any] = [
-        ah.hooks.BlockingHook(Plain()),
-        ah.configure(background, background=True),
-        PhaseHook("before_run", start),
-    ]
-    async with ah.AsyncMonitoredSession(graph, hooks) as session:
-        await session.run("train")
-        run_ended.set()
-        await tasks[0]
-    assert seen == {"thread": graph, "task": graph}
-    assert background.seen == phases_of(graph)
 
 
 async def test_as_default_inside_a_hook() -> None:

@@ -125,39 +125,6 @@ async def test_what_runs_have_fetched_is_remembered_up_to_a_limit() -> None:
         assert 1 < len(merges) <= 1024
 
 
-async def test_none_and_empty_containers_fetch_nothing() -> None:
-    """A hook that fetches nothing gets None; one that fetches an empty container gets it empty."""
-    silent, none, empty, feeding = (
-        RequestingHook(),
-        RequestingHook(None),
-        RequestingHook([]),
-        RequestingHook(None, {"x": 2}),
-    )
-    silent.request = None
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [silent, none, empty, feeding]
-    ) as session:
-        assert await session.run("loss") == 20
-    assert [hook.values[0].results for hook in (silent, none, empty, feeding)] == [
-        None,
-        None,
-        [],
-        None,
-    ]
-
-
-async def test_a_hook_may_fetch_a_train_operation() -> None:
-    """A hook's fetches are part of the run: a train operation that only a hook fetches is run once
-    a run.
-    """
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [RequestingHook("train"), RequestingHook(["train"])]
-    ) as session:
-        assert await session.run([]) == []
-        assert await session.run("total") == 1
-        assert session.global_step.latest.step == 2
-
-
 # -- feeds
 
 
@@ -173,22 +140,6 @@ async def test_feeds_of_hooks_and_the_caller_are_joined() -> None:
         assert await session.run("all", feed_dict) == (1, 2, 3)
         assert feed_dict == {"c": 3}
     assert hooks[0].values[0].results == (1, 2, 3)
-
-
-async def test_a_step_function_is_fed_by_its_parameters() -> None:
-    """A step's parameters are placeholders, those with a default need no feed, and `global_step` is
-    the session's.
-    """
-
-    async def step(batch: int, scale: int = 10, *, global_step: int) -> dict[str, int]:
-        return {"loss": batch * scale, "at": global_step}
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        assert await session.run(["loss", "at"], {"batch": 1}) == [10, 0]
-        assert await session.run(["loss", "at"], {"batch": 1, "scale": 2}) == [2, 1]
-        assert await session.run({"all": "step"}, {"batch": 3}) == {"all": {"loss": 30, "at": 2}}
-        assert await session.run("loss", {"loss": 5}) == 5
-        assert session.global_step.latest.step == 3
 
 
 # -- options

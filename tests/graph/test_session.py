@@ -13,65 +13,11 @@ import aiohooks as ah
 from aiohooks.errors import notes_of
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph
-from tests.support.waiting import HANG_SECS, forever, parked, until_true
+from tests.support.waiting import HANG_SECS, parked, until_true
 
 pytestmark = pytest.mark.every_python
 
 # -- all or nothing
-
-
-def failing_graph(at: str) -> tuple[ah.Graph, dict[str, Any]]:
-    """Make a graph with two variables that a run changes, and an operation that fails or waits
-    after them, as `at` says.
-    """
-    graph = ah.Graph()
-    graph.variable("set", "old")
-    graph.variable("sum", 1)
-    said: dict[str, Any] = {"wait": asyncio.Event(), "error": None}
-
-    async def last() -> None:
-        said["started"] = True
-        if said["error"] is not None:
-            raise said["error"]
-        await said["wait"].wait()
-        if said["error"] is not None:
-            raise said["error"]
-
-    if at == "first":
-        graph.operation(last)
-    graph.operation(name="new", updates="set")(lambda: "new")
-    graph.train_op(name="more", adds_to="sum")(lambda: 5)
-    if at == "last":
-        graph.operation(last)
-    return graph, said
-
-
-@pytest.mark.parametrize("how", ["in turn", "suspended", "cancelled"])
-@pytest.mark.parametrize("at", ["first", "last"])
-async def test_a_failed_run_leaves_everything_as_it_was(at: str, how: str) -> None:
-    """When one operation fails, or the run is cancelled, no variable is changed, nor the step; the
-    error is the same object.
-    """
-    graph, said = failing_graph(at)
-    session = ah.Session(graph)
-    error = OSError("lost")
-    if how == "in turn":
-        said["error"] = error
-    run = asyncio.create_task(session.run(["last", "new", "more"]))
-    await until_true(lambda: "started" in said)
-    if how == "cancelled":
-        run.cancel()
-    said["error"] = error
-    said["wait"].set()
-    with pytest.raises(asyncio.CancelledError if how == "cancelled" else OSError) as caught:
-        await run
-    assert how == "cancelled" or caught.value is error
-    assert session.variables.snapshot() == {"set": "old", "sum": 1}
-    assert session.global_step.latest.step == 0
-    said["error"] = None
-    await session.run(["last", "new", "more"])
-    assert session.variables.snapshot() == {"set": "new", "sum": 6}
-    assert (session.global_step.latest.step, session.committed_step) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -118,31 +64,6 @@ async def test_an_error_says_which_operation_raised_it(thread: bool) -> None:
     assert caught.value is error
     assert error.__notes__ == ["raised by operation 'train' at step 8"]
     assert repr(error.__cause__) == "KeyError('cause')"
-
-
-# -- variables
-
-
-async def test_a_run_reads_each_variable_at_its_start() -> None:
-    """All operations of a run see the values from before it, also those that run after an update's
-    operation.
-    """
-    graph = ah.Graph()
-    graph.variable("v", 1)
-    gate = asyncio.Event()
-
-    @graph.train_op(adds_to="v")
-    async def train(v: int) -> int:
-        await gate.wait()
-        return 10 * v
-
-    graph.operation(name="seen")(lambda train, v, global_step: (train, v, global_step))
-    session = ah.Session(graph)
-    run = await parked(session.run(["seen", "v", "global_step"]), 5)
-    session.variables.assign({"v": 77})
-    gate.set()
-    assert await run == [(10, 1, 0), 1, 0]
-    assert session.variables.snapshot() == {"v": 87}
 
 
 # -- updates of overlapping runs
@@ -253,34 +174,6 @@ async def test_a_fed_variable_is_for_this_run_only() -> None:
 # -- overlapping operations
 
 
-async def test_independent_operations_overlap() -> None:
-    """Operations that need each other's events run together; one that needs both comes after them,
-    and waits for no other.
-    """
-    graph = ah.Graph()
-    one, two, slow = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    @graph.operation
-    async def left() -> str:
-        one.set()
-        await two.wait()
-        return "left"
-
-    @graph.operation
-    async def right() -> str:
-        two.set()
-        await one.wait()
-        return "right"
-
-    @graph.operation
-    async def both(left: str, right: str) -> str:
-        slow.set()
-        return f"{left} {right}"
-
-    graph.operation(name="apart")(slow.wait)
-    assert await ah.Session(graph).run(["apart", "both"]) == [True, "left right"]
-
-
 async def test_what_an_operation_sets_is_seen_by_those_that_need_it() -> None:
     """They see what was set last in the graph's order, and so does the caller afterwards; others
     see the caller's context.
@@ -349,33 +242,6 @@ async def test_what_cannot_wait_has_no_task() -> None:
     before, _, waits_in, after = await ah.Session(graph).run(["before", "reset", "waits", "after"])
     assert before is asyncio.current_task() is not waits_in
     assert after is waits_in
-
-
-# -- cancels
-
-
-async def test_an_operation_that_a_third_party_cancels_is_named() -> None:
-    """The error names the operation and the step; the other operations end, and the caller is not
-    cancelled.
-    """
-    graph, tasks = ah.Graph(), list[Any]()
-
-    async def wait() -> None:
-        tasks.append(asyncio.current_task())
-        await forever()
-
-    for name in ("first", "second"):
-        graph.operation(name=name)(wait)
-    run = asyncio.create_task(ah.Session(graph).run(["first", "second"]))
-    await until_true(lambda: len(tasks) == 2)
-    tasks[1].cancel()
-    with refused(
-        ah.errors.HookCancelledError,
-        "operation 'second' at step 1 was cancelled, and not by its caller",
-    ):
-        await run
-    assert run not in tasks
-    assert (run.cancelling(), [task.done() for task in tasks]) == (0, [True, True])
 
 
 # -- threads

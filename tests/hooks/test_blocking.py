@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextvars
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +12,9 @@ import anyio.from_thread
 import pytest
 
 import aiohooks as ah
-from aiohooks.session.hook import HOOK_METHODS
-from aiohooks.testing import RecordingHook
 from tests.support.checks import refused
 from tests.support.sessions import counting, counting_graph, doubling, run_session
-from tests.support.waiting import HANG_SECS, forever, ticks, until_true
+from tests.support.waiting import forever
 
 
 def plain(**methods: Callable[..., Any]) -> ah.hooks.BlockingHook:
@@ -40,40 +37,6 @@ def slow_graph() -> tuple[ah.Graph, asyncio.Event]:
 
     graph.operation(name="one")(lambda: 1)
     return graph, started
-
-
-async def test_all_methods_are_called_in_worker_threads() -> None:
-    """Each method is called as a hook's would be, never in the loop's thread; results are passed
-    on.
-    """
-    calls: list[tuple[str, threading.Thread]] = []
-    results: list[Any] = []
-
-    def called(name: str, answer: Any = None) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            calls.append((name, threading.current_thread()))
-            results.extend(
-                getattr(one, "results", one) for one in args[-1:] if name in ("after_run", "close")
-            )
-            return answer
-
-        return call
-
-    asked = ah.SessionRunArgs("loss", {"batch": 21})
-    hook = plain(
-        **{name: called(name, asked if name == "before_run" else None) for name in HOOK_METHODS}
-    )
-    async with doubling(hook) as session:
-        assert await session.run("loss") == 42
-    assert [name for name, _ in calls] == [*HOOK_METHODS]
-    left = [
-        value
-        for variable, value in contextvars.copy_context().items()
-        if variable.name == "aiohooks_thread_call"
-    ]
-    assert not any(left), "a thread that is started here would wait for a call that has ended"
-    assert results == [42, None]
-    assert threading.current_thread() not in [thread for _, thread in calls]
 
 
 async def test_the_session_of_a_thread_is_plain() -> None:
@@ -111,84 +74,6 @@ async def test_the_session_of_a_thread_is_plain() -> None:
         assert session.should_stop()
     assert seen[:-1] == [[0, 5], {"total": 0}, (1, 1, True), 70, 1]
     assert "Session" in seen[-1]
-
-
-class RateHook:
-    """As written for TensorFlow: plain methods that keep what they were given, and a thread of its
-    own.
-    """
-
-    def __init__(self) -> None:
-        self.record: list[Any] = []
-
-    def begin(self) -> None:
-        graph = ah.graph.get_default_graph()
-        self._half = graph.operation(name=graph.unique_name("half"))(lambda rate: rate / 2)
-
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        self._session, self._coord = session, coord
-        session.variables.assign({"rate": 8.0})
-        self._thread = threading.Thread(target=self._wait)
-        self._thread.start()
-
-    def _wait(self) -> None:
-        while not self._coord.should_stop():
-            self._coord.wait_for_stop()
-        self.record.append("stopped")
-
-    def before_run(self, run_context: Any) -> ah.SessionRunArgs:
-        return ah.SessionRunArgs([self._half, ah.graph.get_default_graph().global_step])
-
-    def after_run(self, run_context: Any, run_values: ah.SessionRunValues) -> None:
-        self.record.append(
-            (
-                run_values.results,
-                self._session.run("global_step"),
-                run_context.session.variables.snapshot(),
-            )
-        )
-        self._session.variables.assign({"rate": run_values.results[0]})
-        if run_context.global_step == 2:
-            self._coord.request_stop("rate is low")
-        assert (
-            run_context.stop_requested
-            == run_context.coord.should_stop()
-            == (run_context.global_step == 2)
-        )
-
-    def end(self, session: Any) -> None:
-        self.record.append(session.run("rate"))
-        self._thread.join()
-
-    def close(self, exc: BaseException | None) -> None:
-        self.record.append(
-            (self._session.global_step.latest.step, self._session.global_step.value().step)
-        )
-
-
-@pytest.mark.every_python
-async def test_a_hook_that_was_written_for_tensorflow_runs_unchanged() -> None:
-    """The session, the coordinator, variables and the step have plain methods, also when they are
-    kept, and in own threads.
-    """
-    graph = ah.Graph()
-    graph.variable("rate", 0.0)
-    graph.train_op(name="train")(lambda rate: rate)
-    rates = RateHook()
-    hook = ah.hooks.BlockingHook(rates)
-    for _ in range(2):  # it can be used again
-        rates.record.clear()
-        async with ah.AsyncMonitoredSession(graph, [hook]) as session:
-            values = [one async for one in session.steps("train")]
-        assert values == [8.0, 4.0]
-        assert session.stop_reason == "rate is low"
-        assert [one for one in rates.record if one != "stopped"] == [
-            ([4.0, 0], 1, {"rate": 8.0}),
-            ([2.0, 1], 2, {"rate": 4.0}),
-            2.0,
-            (2, 2),
-        ]
-        assert rates.record.count("stopped") == 1
 
 
 async def test_plain_methods_are_called_in_the_event_loop() -> None:
@@ -342,38 +227,6 @@ async def test_errors_in_the_thread() -> None:
         await run_session(doubling(plain(after_run=raising(error))), 1, "loss")
     assert caught.value is error
     assert caught.value.__notes__ == ["raised by BlockingHook.after_run at step 1"]
-
-
-@pytest.mark.parametrize("error", [StopIteration("end"), ah.OutOfRangeError("end")], ids=repr)
-async def test_the_end_of_input_in_a_thread_is_a_clean_end(error: Exception) -> None:
-    """A plain method may end the session as plain code does, with `StopIteration`."""
-    hook = RecordingHook()
-    async with doubling(plain(before_run=raising(error)), hook) as session:
-        await session.run("loss")
-        raise AssertionError("the run must not return")
-    assert hook.phases()[-2:] == ["end", "close"]
-    assert hook.closed_with == [None]
-
-
-async def test_a_cancel_waits_for_the_thread() -> None:
-    """A cancelled run ends when the thread has ended: nothing of the hook continues after it."""
-    entered, leave, left = threading.Event(), threading.Event(), threading.Event()
-
-    def before_run(run_context: ah.SessionRunContext) -> None:
-        entered.set()
-        assert leave.wait(HANG_SECS)
-        left.set()
-
-    async with doubling(plain(before_run=before_run)) as session:
-        running = asyncio.create_task(session.run("loss"))
-        await until_true(entered.is_set)
-        running.cancel()
-        await ticks(20)
-        assert not running.done()
-        leave.set()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert left.is_set()
 
 
 async def test_attributes_of_the_object() -> None:

@@ -23,9 +23,8 @@ from tests.support.saving_sessions import (
     saving,
     state_at,
     train,
-    values_at,
 )
-from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs
+from tests.support.sessions import NO_BACKOFF, make_runs
 from tests.support.waiting import parked, result_without_suspending, until_true
 
 pytestmark = pytest.mark.every_python
@@ -151,68 +150,7 @@ async def test_a_save_has_what_hooks_of_a_higher_order_keep_of_its_run(
     assert state["hooks"]["CountingHook"]["after_run"] == 3
 
 
-@pytest.mark.parametrize("runs", [3, 4], ids=["after other steps", "after a saved step"])
-@pytest.mark.parametrize("order", [0, 200, None], ids=["end of a hook", "late hook", "the block"])
-async def test_what_is_assigned_after_the_last_step_is_saved(
-    tmp_path: Path, order: int | None, runs: int
-) -> None:
-    """The last save comes after `end` of every other hook, and is made if a variable was changed
-    since the last one, also at the same step.
-    """
-
-    async def assign(session: ah.Session) -> None:
-        session.variables.assign({"total": -1})
-
-    hooks: list[Any] = [saving(tmp_path, every=ah.Every(steps=2))]
-    if order is not None:
-        hooks.append(ah.configure(PhaseHook("end", assign), order=order))
-    variables = ah.Variables()
-    creator = ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path, variables=variables)
-    async with ah.AsyncMonitoredSession(creator, hooks) as session:
-        await make_runs(session, runs, "train")
-        if order is None:
-            variables.assign({"total": -1})
-    assert await values_at(tmp_path, runs) == {"total": -1}
-
-
 # -- in the background
-
-
-async def test_training_continues_during_a_write(tmp_path: Path) -> None:
-    """Runs continue while a checkpoint is written; listeners are called when it is durable, and not
-    before.
-    """
-    saver, listener = HeldSaver(tmp_path), Listener()
-    hook = ah.CheckpointSaverHook(
-        saver, every=ah.Every(steps=2), listeners=[listener], save_on_begin=False
-    )
-    async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
-        await make_runs(session, 3, "train")
-        assert (saver.began, listener.saved, await on_disk(tmp_path)) == ([2], [], [])
-        assert session.global_step.latest.step == 3
-        saver.let()
-        await listener.wait_saved(2)
-        assert await on_disk(tmp_path) == [2]
-        saver.let()
-    assert await on_disk(tmp_path) == [2, 3]
-
-
-class Counter(ah.SessionRunHook):
-    """A hook whose state is the list of its steps, which it changes in place."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
-        self.seen.append(run_context.global_step)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seen = state["seen"]
 
 
 @both_ways

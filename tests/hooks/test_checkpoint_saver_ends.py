@@ -4,7 +4,6 @@ or incomplete.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from pathlib import Path
 from typing import Any
@@ -70,38 +69,15 @@ FULL = [True, True, False, True, True, True]
 """Whether the disk is full, save by save; after that it is not."""
 
 
-@pytest.mark.parametrize(
-    ("tolerated", "runs", "full", "outcome"),
-    [
-        ("log", 7, FULL, ([2, 6, 7], 3, 5)),
-        ("raise", 1, [False, True], ([0], 1, 1)),
-    ],
-)
-async def test_a_failed_save_is_raised_or_logged(
-    tmp_path: Path,
-    tolerated: Any,
-    runs: int,
-    full: list[bool],
-    outcome: Any,
-    caplog: pytest.LogCaptureFixture,
+async def test_a_failed_save_may_be_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With `on_error="raise"` the first one ends the session; with "log" none does, and the next
-    one tries again.
-    """
-    saver = HeldSaver(tmp_path, *(disk_full_error() if one else None for one in full), held=False)
+    """With `on_error="log"` no failure ends the session, and the next save tries again."""
+    saver = HeldSaver(tmp_path, *(disk_full_error() if one else None for one in FULL), held=False)
     hook = saving(saver, background=False)
-    ends = tolerated == "raise"
-    with (
-        pytest.raises(ah.errors.CheckpointError, match="the disk is full")
-        if ends
-        else contextlib.nullcontext() as caught
-    ):
-        await train(array_graph(), [ah.configure(hook, on_error=tolerated)], runs)
-    assert caught is None or not any(
-        "and then" in note for note in caught.value.__notes__
-    )  # it is raised once
-    assert (await on_disk(tmp_path), hook.saved, hook.failed) == outcome
-    assert ("CheckpointSaverHook.after_run" in caplog.text) != ends
+    await train(array_graph(), [ah.configure(hook, on_error="log")], 7)
+    assert (await on_disk(tmp_path), hook.saved, hook.failed) == ([2, 6, 7], 3, 5)
+    assert "CheckpointSaverHook.after_run" in caplog.text
     await saver.aclose()
 
 

@@ -40,10 +40,6 @@ async def evaluate(_: object) -> dict[str, float]:
     return {"accuracy": 0.5}
 
 
-def versions() -> ah.MemoryStepStore:
-    return ah.MemoryStepStore(10)
-
-
 HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
     "BlockingHook": lambda _: ah.hooks.BlockingHook(Plain()),
     "CheckpointSaverHook": lambda folder: ah.CheckpointSaverHook(folder, every=EVERY_RUN),

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import sys
 import tempfile
 import threading
@@ -21,7 +20,6 @@ import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.errors import EffectError, InvalidArgumentError, InvalidHookError
 from aiohooks.testing import ManualClock, choose, explore, unreliable
-from tests.support.hangs import unfolded
 from tests.support.saving_sessions import HeldSaver, saving, state_at, writes_done
 from tests.support.sessions import NO_BACKOFF, Loader, make_runs, run_session, use_up
 from tests.support.waiting import Uncancellable, advance_clock, parked, ticks, until_true
@@ -138,17 +136,6 @@ async def test_an_effect_waits_for_the_checkpoint_that_has_it(tmp_path: Path) ->
         saver.let(5)
     await saver.aclose()
     assert receiver.keys == ["r/1/publish/1", "r/2/publish/1", "r/3/publish/1"]
-
-
-async def test_at_the_commit_it_is_delivered_immediately() -> None:
-    """With when="commit" nothing has to be saved."""
-    receiver = Receiver()
-    async with ah.AsyncMonitoredSession(
-        step, [effects(publish=receiver, when="commit")]
-    ) as session:
-        await session.run(())
-        await receiver.wait_for(1)
-    assert receiver.keys == ["r/1/publish/1"]
 
 
 async def test_what_runs_without_a_step_record_is_saved_at_the_end(tmp_path: Path) -> None:
@@ -524,25 +511,6 @@ async def test_a_kind_that_fails_blocks_itself_alone(
     assert len(failed) == 11
 
 
-async def test_a_handler_that_was_cancelled_by_others_is_repeated(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A future that it awaits is cancelled: that is a failure like any other, and ends nothing."""
-    receiver = Receiver()
-
-    async def deliver(effect: ah.hooks.Effect) -> None:
-        if not receiver.calls:
-            receiver.calls += 1
-            future = asyncio.get_running_loop().create_future()
-            future.cancel()
-            await future
-        await receiver(effect)
-
-    await train(step, [effects(publish=deliver, when="commit")], 1)
-    assert receiver.keys == ["r/1/publish/1"]
-    assert "in attempt 1; it is repeated: HookCancelledError" in caplog.text
-
-
 async def test_runs_wait_while_too_much_is_not_delivered() -> None:
     """The run that has recorded the last one of `max_pending` ends when one is delivered, or at a
     stop.
@@ -607,24 +575,6 @@ async def test_a_drain_waits_for_room_and_nothing_is_lost(
     session, running = process(publish=receiver)
     await running
     assert receiver.keys == [f"r/{number}/publish/1" for number in range(1, 7)]
-
-
-async def test_why_names_the_delivery_that_is_waited_for() -> None:
-    """With the line of its handler: where there is no room, and at the end."""
-    release = asyncio.Event()
-
-    async def slow(effect: ah.hooks.Effect) -> None:
-        await release.wait()
-
-    async with ah.AsyncMonitoredSession(
-        step, [effects(publish=slow, when="commit", max_pending=1)]
-    ) as session:
-        run = await parked(session.run(()), 20)
-        said = r"EffectsHook.after_run.* <- delivery of r/1/publish/1, .*slow at \S+:\d+"
-        assert re.search(said, unfolded(str(session.why())))
-        session.request_stop("enough")
-        await run
-        asyncio.get_running_loop().call_soon(release.set)
 
 
 @pytest.mark.parametrize("saved", [False, True])

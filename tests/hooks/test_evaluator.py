@@ -15,14 +15,13 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
-from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.session import session_events
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
-from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
+from tests.support.evaluations import GatedEvaluation, both_modes, results_of, total
 from tests.support.hooks import RestoringHook
-from tests.support.sessions import NO_BACKOFF, counting
-from tests.support.waiting import advance_clock, parked, ticks
+from tests.support.sessions import counting
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -38,9 +37,7 @@ pytestmark = pytest.mark.every_python
         ({"at_begin": True}, [0, 4, 8, 10]),
         ({"every": ah.Every(steps=1), "max_results": 3}, [8, 9, 10]),
         ({"at_end": False}, [4, 8]),
-        ({"every": ah.Every(steps=5)}, [5, 10]),
         ({"every": ah.Every(steps=100)}, [10]),
-        ({"every": ah.Every(at=(3, 7)), "at_end": False}, [3, 7]),
     ],
 )
 async def test_which_steps_are_evaluated(
@@ -132,60 +129,6 @@ async def test_snapshot(mode: Any) -> None:
 # -- none is skipped, and their number is bounded
 
 
-async def test_a_stop_ends_the_wait_for_room(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A run that waits for an evaluation is logged after a second, and a stop ends the wait. No
-    evaluation is skipped: the end of the session waits for all of them.
-    """
-    gate = GatedEvaluation()
-    hook = EvaluatorHook(gate, every=ah.Every(steps=1), mode="background")
-    async with counting(hook) as session:
-        await session.run("train")
-        second = await parked(session.run("train"))
-        await ticks(20)
-        await advance_clock(clock, 1)
-        assert caplog.messages == [
-            "a caller has waited 1 s for the queue of evaluations: 2 items are pending, of at most"
-            " 2"
-        ]
-        session.request_stop("enough")
-        await second
-        assert hook.pending == (1, 2)
-        gate.release(2)
-    assert hook.results == {1: 1, 2: 2}
-
-
-@pytest.mark.parametrize("room", [0, 1, 2])
-async def test_a_run_waits_while_too_many_are_pending(room: int) -> None:
-    """At most `max_pending` are unfinished, inline none: the run of one more waits for one to end,
-    and none is skipped.
-    """
-    gate = GatedEvaluation()
-    options: dict[str, Any] = {"mode": "background", "max_pending": room} if room else {}
-    hook = EvaluatorHook(gate, every=ah.Every(steps=1), **options)
-    store = ah.MemoryStepStore()
-    async with counting(hook, global_step=store) as session:
-
-        async def loop() -> None:
-            for _ in range(6):
-                await session.run("train")
-
-        looping = asyncio.create_task(loop())
-        for done in range(5 - room):
-            await ticks(20)
-            assert (store.latest.step, gate.began, gate.ended) == (
-                done + room + 1,
-                [*range(1, done + 2)],
-                [*range(1, done + 1)],
-            )
-            assert not looping.done()
-            gate.release()
-        gate.release(10)
-        await looping
-    assert list(hook.results.items()) == [(step, step) for step in range(1, 7)]
-
-
 @both_modes
 async def test_others_wait_for_evaluations_of_earlier_steps(mode: Any) -> None:
     """A save waits for those of steps before, and for no other; inline there are none."""
@@ -240,31 +183,6 @@ async def test_on_result(mode: Any) -> None:
     assert calls[5:] == [("async", 2, {"total": 2, "name": "not a number"})]
 
 
-@both_modes
-async def test_it_feeds_early_stopping(mode: Any) -> None:
-    """Results are the observations of an early stopping; its stop ends the loop, even while a run
-    waits for an evaluation.
-    """
-
-    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
-        await ticks()
-        return {"accuracy": min(evaluation.step, 5) / 10}
-
-    stopping = EarlyStoppingHook("accuracy", mode="max", patience=2, every=None)
-    hook = EvaluatorHook(evaluate, every=ah.Every(steps=1), mode=mode, on_result=stopping.report)
-    async with counting(hook, stopping) as session:
-        while not session.should_stop():
-            await session.run("train")
-        assert (
-            session.stop_reason
-            == "early stopping at step 7: accuracy = 0.5, no better for 2 observations; the best"
-            " was 0.5 at step 5"
-        )
-    step = session.global_step.latest.step
-    assert list(hook.results) == [*range(1, step + 1)]
-    assert step == 7 if mode == "inline" else 7 <= step <= 9
-
-
 async def test_results_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A log line has the result, the step, and how long it took."""
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
@@ -290,32 +208,6 @@ def test_a_plain_function_is_refused() -> None:
 
 
 # -- recoveries and restarts
-
-
-@both_modes
-@pytest.mark.parametrize("at_begin", [False, True])
-async def test_a_lost_evaluation_is_repeated(mode: Any, at_begin: bool) -> None:
-    """An error that the session recovers from repeats the evaluation on the values of its own step;
-    none is made twice.
-    """
-    hook = EvaluatorHook(
-        failing(None, ah.AbortedError("lost")),
-        every=ah.Every(steps=2),
-        mode=mode,
-        at_begin=at_begin,
-    )
-    async with counting(hook, recovery=NO_BACKOFF) as session:
-        for _ in range(7):
-            await session.run("train")
-        await session.run("loss")
-        assert session.status().recoveries == 1
-        last = session.global_step.latest.step
-        # A run whose `after_run` raised it is repeated after its commit; in the background the next
-        # `before_run` may raise it.
-        assert last == 8 or (last == 7 and mode == "background")
-    assert list(hook.results.items()) == [
-        (step, step) for step in ([0] if at_begin else []) + [2, 4, 6, last]
-    ]
 
 
 def state(evaluated: int | None, counted_from: int, unfinished: bool = False) -> dict[str, Any]:

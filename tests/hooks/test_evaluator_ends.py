@@ -9,8 +9,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
-from aiohooks.testing import ManualClock
-from tests.support.checks import refused
 from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting
@@ -62,22 +60,6 @@ async def test_a_cancelled_end_begins_no_evaluation(caplog: pytest.LogCaptureFix
         await ending
     assert (gate.began, gate.cancelled) == ([2], [2])
     assert "session ended with CancelledError(): steps [2]" in caplog.text
-
-
-@both_modes
-async def test_the_timeout_of_the_registration(mode: Any) -> None:
-    """The timeout of a registration ends the wait for the evaluation as for any hook."""
-    gate = GatedEvaluation()
-    hook: Any = ah.configure(EvaluatorHook(gate, every=EVERY_STEP, mode=mode), timeout=5)
-    with ManualClock() as clock:
-        looping = asyncio.create_task(runs_of(hook, 2))
-        await ticks(30)
-        clock.advance(5)
-        with refused(ah.errors.HookTimeoutError, "EvaluatorHook.after_run") as caught:
-            await looping
-    where = "at GatedEvaluation.__call__"  # the line where the evaluation waits
-    assert any(where in note for note in caught.value.__notes__) or mode == "background"
-    assert gate.cancelled == [1]
 
 
 async def runs_of(hook: Any, runs: int, *others: Any, **options: Any) -> ah.AsyncMonitoredSession:

@@ -52,15 +52,6 @@ async def test_methods_without_a_function_are_not_called() -> None:
     await run(quiet)
 
 
-async def test_a_function_may_feed_and_fetch() -> None:
-    """The result of `before_run` is added to the run, and `after_run` gets what it requested."""
-    seen: list[Any] = []
-    feed = hook("before_run")(lambda context: ah.SessionRunArgs(None, {"x": context.global_step}))
-    note = hook("after_run", fetches="loss")(lambda context, values: seen.append(values.results))
-    assert await run(feed, note, times=2) == [[1, 10], [2, 20]]
-    assert seen == [10, 20]
-
-
 async def test_a_decorated_function_is_a_hook() -> None:
     """`@hook` makes a hook of a function, with its fetches; it is named after the function."""
     seen: list[tuple[int, Any]] = []

@@ -4,7 +4,6 @@ does.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import functools
 import json
@@ -24,7 +23,7 @@ from aiohooks.testing import ManualClock
 from tests.support.saving_sessions import HeldSaver, array_graph
 from tests.support.sessions import NO_BACKOFF, double, doubling, make_runs, use_up
 from tests.support.traces import Slow, Times, checked_events, played, trace_tracks
-from tests.support.waiting import cancel_and_wait, forever, parked, until_true
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -268,72 +267,6 @@ async def test_checkpoint_writes(clock: ManualClock, tmp_path: Path) -> None:
     ]
 
 
-async def test_waits(clock: ManualClock, tmp_path: Path) -> None:
-    """Waits that a stop ends have a track, with what they wait for: a step, a turn to run, room in
-    a version gate.
-    """
-    store, versions = ah.MemoryStepStore(run="shared"), ah.MemoryStepStore(1)
-    gate = ah.version_gate.VersionGate(versions, max_lag=0)
-
-    async def admitted(session: ah.AsyncMonitoredSession) -> None:
-        for _ in range(2):
-            async with gate.admit(until=session.until) as ticket:
-                ticket.use()
-
-    async def session_of_two() -> None:
-        hooks = [
-            ah.hooks.ProfilerHook(tmp_path, every=ah.Every(steps=1), window_steps=9),
-            Upload(before=6),
-        ]
-        async with ah.AsyncMonitoredSession(train_step, hooks, global_step=store) as session:
-            await session.run("loss")
-            first = await parked(session.run("loss"))
-            second = await parked(session.run("loss"))
-            await asyncio.gather(first, second)
-            task = session.start_soon(admitted, session)
-            await session.until(sleep(0.002))
-            await versions.advance()
-            await task
-
-    await played(clock, session_of_two())
-    tracks = trace_tracks(tmp_path / "timeline-2.json")
-    waits = sorted(
-        (*times, name)
-        for track, slices in tracks.items()
-        if track == "waits"
-        for name, *times in slices
-    )
-    assert [wait[:2] for wait in waits] == [(0, 16), (32, 2), (32, 2)]
-    for text in ("turn to run", "admission", "sleep"):
-        assert any(text in str(wait[2]) for wait in waits), text
-
-
-async def test_a_cancelled_run(clock: ManualClock, tmp_path: Path) -> None:
-    """The file is written when the session is cancelled; what was cancelled has that as its
-    error.
-    """
-    waiting = [False, True]
-
-    async def step() -> None:
-        if waiting.pop(0):
-            await forever()
-
-    async def cancelled() -> None:
-        task = await parked(run(step, [recording(tmp_path)], fetch="step"))
-        await sleep(0.009)
-        assert await cancel_and_wait(task)
-
-    await played(clock, cancelled())
-    path = tmp_path / "timeline-2.json"
-    errors = {
-        event["name"]: event["args"]["error"]
-        for event in checked_events(path)
-        if "error" in event.get("args", {})
-    }
-    assert errors == {"step 2": "CancelledError()", "step": "CancelledError()"}
-    assert trace_tracks(path)["steps"] == [("step 2", 0, 9)]
-
-
 # -- windows and limits
 
 
@@ -370,20 +303,6 @@ async def test_the_first_run_is_never_recorded(tmp_path: Path) -> None:
     assert not written(tmp_path)
     await run(double, [hook], 2)
     assert written(tmp_path) == ["timeline-2.json"]
-
-
-async def test_by_time(tmp_path: Path) -> None:
-    """By time, the first run at or after the period is recorded."""
-    counts: list[int] = []
-    with ManualClock() as clock:
-        hook = ah.hooks.ProfilerHook(tmp_path, every=ah.Every(secs=2))
-        async with doubling(hook) as session:
-            for secs, count in ((0, 0), (1.9, 0), (0.1, 1), (1.9, 1), (0.1, 2)):
-                clock.advance(secs)
-                await session.run("loss", {"batch": 1.0})
-                await until_true(functools.partial(has_captures, hook, count))
-                counts.append(len(written(tmp_path)))
-    assert counts == [0, 0, 1, 1, 2]
 
 
 async def test_runs_that_do_not_advance_the_step(tmp_path: Path) -> None:

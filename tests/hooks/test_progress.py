@@ -19,7 +19,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.progress import ProgressHook
 from aiohooks.testing import ManualClock
-from tests.support.sessions import counting, counting_graph, going_back, make_runs, run_session
+from tests.support.sessions import counting, counting_graph, run_session
 from tests.support.waiting import until_true
 
 
@@ -70,14 +70,6 @@ async def test_a_run_without_a_total_or_a_step() -> None:
     async with counting(ProgressHook(file=file), global_step=ah.MemoryStepStore(7)):
         pass
     assert words(file.getvalue())[:2] == ["run", "7/?"]
-
-
-async def test_a_recovery_that_moves_the_step_back(clock: ManualClock) -> None:
-    """The bar moves back."""
-    file = io.StringIO()
-    async with going_back(ProgressHook(total=20, file=file), at=2, to=4, start=10) as session:
-        await make_runs(session, 3, "train")
-    assert words(file.getvalue())[:2] == ["run", "6/20"]
 
 
 async def test_values_on_one_line_without_escape_codes(clock: ManualClock) -> None:
@@ -155,17 +147,6 @@ def assert_clean(terminal: Terminal) -> None:
     output = terminal.output()
     assert output.rfind("\x1b[?25h") > output.rfind("\x1b[?25l")
     assert plain(output.rsplit("\n", 1)[1]).strip("\r") == ""
-
-
-async def test_a_bar_on_a_terminal(clock: ManualClock, terminal: Terminal) -> None:
-    """A terminal gets a bar that ends in the last state; the terminal is left clean."""
-    await run(
-        ProgressHook({"loss": "loss"}, total=20, description="[train]", file=terminal.file),
-        20,
-        clock,
-    )
-    assert re.search(r"\[train\] ━+ 20/20 .* loss = 10 *\r*\n", plain(terminal.output()))
-    assert_clean(terminal)
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,10 @@ from aiohooks.hooks._observing import Record
 from aiohooks.hooks.records import _JSONLinesFile
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid
-from tests.support.record_files import without_time
 from tests.support.sessions import (
     counting,
     counting_graph,
     make_runs,
-    run_session,
     train,
 )
 from tests.support.waiting import ticks
@@ -299,11 +297,3 @@ async def test_a_save_waits_until_the_lines_are_written(
             assert steps(path) == [1, 2, 3]
     finally:
         may_write.set()
-
-
-async def test_a_line_that_is_being_written(path: Path) -> None:
-    """A part of a line at the end is not read."""
-    await run_session(counting(JSONLinesHook(path, ["loss"])), 2, "train")
-    with path.open("a") as file:
-        file.write('{"step": 3, "ti')
-    assert without_time(path) == [{"step": 1, "loss": 10}, {"step": 2, "loss": 10}]

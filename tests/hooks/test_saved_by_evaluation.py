@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.checkpoint import KeepBest, KeepNewest
+from aiohooks.checkpoint import KeepBest
 from tests.support.saving_sessions import on_disk, state_at
 from tests.support.sessions import make_runs, use_up
 
@@ -36,29 +36,6 @@ async def train(saver: Any, hooks: list[Any], steps: int) -> None:
         ah.ChiefSessionCreator(step, checkpoint_dir=saver), hooks
     ) as session:
         await use_up(session.steps("loss"))
-
-
-@pytest.mark.parametrize("mode", ["inline", "background"])
-@pytest.mark.parametrize("evaluator_first", [False, True])
-async def test_the_best_by_an_evaluation_is_kept(
-    tmp_path: Path, mode: Any, evaluator_first: bool
-) -> None:
-    """KeepBest sees what an EvaluatorHook returns, without a fetch, and wherever the two are in the
-    list.
-    """
-    hooks = [
-        ah.CheckpointSaverHook(every=EVERY_TWO),
-        ah.hooks.EvaluatorHook(score, every=EVERY_TWO, mode=mode),
-    ]
-    async with ah.checkpoint.Saver(tmp_path, keep=KeepNewest(1) | KeepBest(1, "score")) as saver:
-        await train(saver, hooks[::-1] if evaluator_first else hooks, 10)
-        kept = await saver.checkpoints()
-    again = await ah.checkpoint.Saver(tmp_path, read_only=True).checkpoints()  # it is on the disk
-    assert [(one.step, dict(one.metrics)) for one in kept] == [
-        (10, {"score": 6}),
-        (4, {"score": 0}),
-    ]
-    assert kept == again
 
 
 async def test_a_checkpoint_is_judged_when_its_evaluation_is_there(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ import pytest
 import aiohooks as ah
 from aiohooks._core.clock import set_current_clock
 from aiohooks.hooks.stopping import StopAtTimeHook
-from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.hooks import SessionRecorder
-from tests.support.sessions import NO_BACKOFF, counting
+from aiohooks.testing import ManualClock
+from tests.support.sessions import counting
 from tests.support.waiting import parked
 
 
@@ -118,19 +117,3 @@ async def test_no_run_begins_late_in_a_busy_loop() -> None:
             assert session.should_stop()
     finally:
         restore()
-
-
-async def test_a_recovery_does_not_restart_the_time() -> None:
-    """Seconds count from `begin` through recoveries, until the end."""
-    with ManualClock() as clock:
-        hook, seen = StopAtTimeHook(secs=10), SessionRecorder()
-        lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-        async with counting(hook, lost, seen, recovery=NO_BACKOFF) as session:
-            await session.run("train")
-            clock.advance(6)
-            await session.run("train")
-            assert len(seen.sessions) == 2
-            clock.advance(3)
-            assert not session.should_stop()
-            clock.advance(1)
-            assert session.should_stop()

@@ -287,32 +287,6 @@ async def train(session: ah.AsyncMonitoredSession) -> None:
     await use_up(session.steps("loss", feeds=LOSSES[session.global_step.latest.step :]))
 
 
-@pytest.mark.parametrize("stops", ["early", "elsewhere"])
-async def test_the_model_has_the_best_weights_after_a_clean_end(tmp_path: Path, stops: str) -> None:
-    """However it came about; the checkpoint of the end has the last ones, so that training can
-    continue.
-    """
-    model = Model()
-    stopping = EarlyStoppingHook(
-        "loss", patience=2 if stops == "early" else 100, restore_best={"model": model}
-    )
-    creator = ah.ChiefSessionCreator(
-        model.step, scaffold=ah.Scaffold(tracked={"model": model}), checkpoint_dir=tmp_path
-    )
-    async with ah.AsyncMonitoredSession(creator, [stopping, ah.CheckpointSaverHook()]) as session:
-        await train(session)
-        last = session.global_step.latest.step
-        assert model.weights.tolist() == [last, last]
-    assert (last, stopping.best, stopping.best_step) == (
-        6 if stops == "early" else len(LOSSES),
-        1,
-        BEST_STEP,
-    )
-    assert model.weights.tolist() == [BEST_STEP, BEST_STEP]
-    async with ah.AsyncMonitoredSession(creator):
-        assert model.weights.tolist() == [last, last]
-
-
 async def test_the_best_states_survive_a_restart_and_a_recovery(tmp_path: Path) -> None:
     """They are in the checkpoint: the best observation may be one of a process before."""
     for last, faults in (

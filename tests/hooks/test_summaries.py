@@ -14,9 +14,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.records import SummarySaverHook
-from aiohooks.testing import FaultInjectionHook, ManualClock
+from aiohooks.testing import ManualClock
 from tests.support.checks import invalid
-from tests.support.event_files import events, restarts, scalars
+from tests.support.event_files import restarts, scalars
 from tests.support.sessions import (
     counting,
     counting_graph,
@@ -75,29 +75,6 @@ async def test_only_due_runs_evaluate_the_values(tmp_path: Path) -> None:
     assert scalars(tmp_path, "watched") == [(1, 1), (8, 2), (16, 3), (24, 4)]
 
 
-@pytest.mark.parametrize(
-    ("every_secs", "run_secs", "steps"),
-    [(5.0, 3.0, [1, 3, 5]), (0.5, 0.5, [1, 2, 3, 4, 5, 6]), (9.0, 3.1, [1, 4])],
-)
-async def test_by_time(
-    tmp_path: Path, every_secs: float, run_secs: float, steps: list[int]
-) -> None:
-    """By time it writes at the first run at or after the period; the events' times advance as the
-    clock does.
-    """
-    with ManualClock() as clock:
-        await run(
-            SummarySaverHook(tmp_path, ["loss"], every=ah.Every(secs=every_secs)),
-            "train",
-            6,
-            clock,
-            run_secs,
-        )
-    assert [step for step, _ in scalars(tmp_path, "loss")] == steps
-    times = [event.wall_time for event in events(tmp_path) if event.HasField("summary")]
-    assert times[-1] - times[0] == pytest.approx((steps[-1] - steps[0]) * run_secs)
-
-
 async def test_a_recovery_that_moves_the_step_back(tmp_path: Path) -> None:
     """Steps that a recovery repeats are written again, and TensorBoard drops its earlier values of
     them.
@@ -108,14 +85,6 @@ async def test_a_recovery_that_moves_the_step_back(tmp_path: Path) -> None:
         await make_runs(session, 6, "train")
     assert restarts(tmp_path) == [1, 3]
     assert [step for step, _ in scalars(tmp_path, "loss")] == [1, 2, 3, 4]
-
-
-async def test_a_failed_run_leaves_a_readable_file(tmp_path: Path) -> None:
-    """The records before the failure are on disk and complete."""
-    faults = FaultInjectionHook({("before_run", 2): ZeroDivisionError()})
-    with pytest.raises(ZeroDivisionError):
-        await train(SummarySaverHook(tmp_path, ["loss"]), faults, runs=2)
-    assert scalars(tmp_path, "loss") == [(1, 10)]
 
 
 async def test_an_invalid_directory_is_an_error_before_the_first_run(tmp_path: Path) -> None:

@@ -9,11 +9,9 @@ from collections.abc import Callable
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.stopping import StopAtStepHook
 from aiohooks.hooks.timing import HookTimingHook
-from aiohooks.testing import ManualClock, RecordingHook
+from aiohooks.testing import ManualClock
 from tests.support.sessions import (
-    counting,
     doubling,
     run_session,
 )
@@ -64,60 +62,6 @@ async def test_blocking_and_waiting(clock: ManualClock) -> None:
     assert found(timing) == {
         "Busy.before_run": (3, 6.0, 24.0, 1.0),
         "Busy.after_run": (3, 1.5, 0.0, 0.5),
-    }
-
-
-async def test_several_hooks_of_a_class_are_numbered(clock: ManualClock) -> None:
-    """Each hook is counted separately; the one that blocks longest comes first."""
-    timing = HookTimingHook(warn_secs=100)
-    await run_session(
-        doubling(timing, Busy(clock, 1.0), Busy(clock, 2.0)),
-        1,
-        "loss",
-    )
-    assert [f"{times.hook}.{times.phase}" for times in timing.statistics().phases] == [
-        "Busy#2.before_run",
-        "Busy.before_run",
-        "Busy#2.after_run",
-        "Busy.after_run",
-    ]
-
-
-async def test_measured_hooks_work_as_before() -> None:
-    """All phases are called in order with their arguments; results, registrations and names are
-    unchanged.
-    """
-    record: list[tuple[str, str]] = []
-    plain = RecordingHook("plain", record=record, fetches="loss")
-    suspending = RecordingHook("suspending", record=record, suspend=True)
-    timing = HookTimingHook()
-    hooks = [timing, ah.configure(plain, order=3), suspending, StopAtStepHook(num_steps=2)]
-    async with counting(*hooks) as session:
-        while not session.should_stop():
-            await session.run("train")
-    assert plain.results == [10, 10]
-    both = [
-        ("suspending", "before_run"),
-        ("plain", "before_run"),
-        ("suspending", "after_run"),
-        ("plain", "after_run"),
-    ]
-    names = ("plain", "suspending")
-    begun = [(name, "begin") for name in names]
-    created = [(name, "after_create_session") for name in ("suspending", "plain")]
-    ended = [("suspending", "end"), ("plain", "end"), ("suspending", "close"), ("plain", "close")]
-    assert record == [*begun, *created, *both, *both, *ended]
-    counted = {f"{times.hook}.{times.phase}": times.calls for times in timing.statistics().phases}
-    numbered = ("RecordingHook", "RecordingHook#2")
-    assert counted == {
-        **{
-            f"{name}.{phase}": 1
-            for name in numbered
-            for phase in ("after_create_session", "end", "close")
-        },
-        **{f"{name}.{phase}": 2 for name in numbered for phase in ("before_run", "after_run")},
-        "StopAtStepHook.after_create_session": 1,
-        "StopAtStepHook.after_run": 2,
     }
 
 

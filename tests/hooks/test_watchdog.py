@@ -18,7 +18,6 @@ from aiohooks.hooks.waiting import GlobalStepWaiterHook
 from aiohooks.hooks.watchdog import WatchdogHook
 from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, do_nothing, doubling, run_session
 from tests.support.waiting import Gate, parked, until_true
@@ -178,25 +177,6 @@ async def test_hooks_that_hold_up_a_step(
         await run
 
 
-async def test_the_block_between_runs(clock: ManualClock) -> None:
-    """A block that waits too long for its next batch is found by where it waits."""
-    watchdog = WatchdogHook(10, wait_secs=30)
-    queue: asyncio.Queue[int] = asyncio.Queue()
-
-    async def main() -> None:
-        async with doubling(watchdog) as session:
-            await session.run("loss")
-            await queue.get()
-
-    task = await parked(main(), 20)
-    clock.advance(100)
-    (stall,) = watchdog.stalls
-    assert (stall.phase, stall.what) == ("wait", "the session's block")
-    assert "Queue.get" in stall.report
-    queue.put_nowait(1)
-    await task
-
-
 async def test_a_stop_ends_the_waits(clock: ManualClock) -> None:
     """With "stop" a wait that stalls ends cleanly, and the reason names the wait."""
     watchdog = WatchdogHook(10, wait_secs=20, on_stall="stop")
@@ -212,40 +192,6 @@ async def test_a_stop_ends_the_waits(clock: ManualClock) -> None:
     assert str(session.stop_reason).startswith(
         "the session stalls: wait: GlobalStepWaiterHook.before_run"
     )
-
-
-@pytest.mark.parametrize("recovers", [False, True])
-async def test_an_error_ends_the_run(clock: ManualClock, recovers: bool) -> None:
-    """With "raise" the run that stalls is cancelled, and the block gets the error; or the policy,
-    which repeats the run.
-    """
-    gates = [Gate()]
-    watchdog = WatchdogHook(10, on_stall="raise")
-
-    async def hang_once(*_: object) -> None:
-        if gates:
-            await gates.pop().pass_through()
-
-    on = (ah.errors.SessionStalledError,) if recovers else ()
-    policy = ah.RecoveryPolicy(on, backoff=ah.Backoff(initial_secs=0, jitter=False))
-
-    session = doubling(watchdog, PhaseHook("after_run", hang_once), recovery=policy)
-
-    async def main() -> None:
-        async with session:
-            await session.run("loss")
-
-    task = await parked(main(), 20)
-    clock.advance(10)
-    if recovers:
-        await task
-        assert session.status().recoveries == 1
-        return
-    with refused(
-        ah.errors.SessionStalledError, "PhaseHook.after_run at step 1 for 10 s", "Gate.pass_through"
-    ):
-        await task
-    assert isinstance(task.exception(), TimeoutError)
 
 
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:

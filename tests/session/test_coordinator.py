@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,11 +18,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
-from tests.support.sessions import put
 from tests.support.waiting import (
     advance_clock,
     cancel_and_wait,
-    cancels_left,
     fail,
     forever,
     parked,
@@ -67,25 +65,6 @@ async def test_waiting_for_the_stop(clock: ManualClock) -> None:
 
 
 # -- until
-
-
-async def test_until_gives_the_result() -> None:
-    """Without a stop `until` returns what the coroutine, task or future returns, or raises what it
-    raises.
-    """
-    coord = ah.Coordinator()
-    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(future.set_result, 3)
-    awaitables: list[Awaitable[int]] = [
-        asyncio.sleep(0, 1),
-        asyncio.create_task(asyncio.sleep(0, 2)),
-        future,
-        future,
-    ]
-    assert [await coord.until(one) for one in awaitables] == [1, 2, 3, 3]
-    for failing in (fail(OSError("own")), asyncio.create_task(fail(OSError("own")))):
-        with pytest.raises(OSError, match="own"):
-            await coord.until(failing)
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
@@ -202,28 +181,6 @@ async def test_tasks_have_names_and_results() -> None:
     assert repr(coord) == "<Coordinator running, tasks: none>"
 
 
-async def test_a_stop_does_not_interrupt_the_cleanup_of_a_cancelled_task() -> None:
-    """The task has one reason to end, and its wait in `until` has none more."""
-    coord = ah.Coordinator()
-    cleaning, cleaned = asyncio.Event(), asyncio.Event()
-
-    async def wait() -> None:
-        try:
-            await forever()
-        finally:
-            cleaning.set()
-            await ticks()
-            cleaned.set()
-
-    coord.start_soon(coord.until, wait())
-    await ticks()
-    coord.cancel_tasks("the session closes")
-    await cleaning.wait()
-    coord.request_stop("enough")
-    await coord.join()
-    assert cleaned.is_set()
-
-
 async def test_no_error_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     """The first error is raised; later ones, also those that compare equal to it, are noted on it
     and logged.
@@ -298,21 +255,6 @@ async def test_a_task_cannot_join_itself() -> None:
 
 
 # -- producers
-
-
-@pytest.mark.parametrize("ended", [False, True], ids=["meanwhile", "before"])
-async def test_a_wait_ends_when_its_producer_has_finished(ended: bool) -> None:
-    """Everything that the producer has put is taken; then the wait ends with an error that is a
-    clean end and names it.
-    """
-    coord, queue, taken = ah.Coordinator(), asyncio.Queue[int](0 if ended else 1), list[int]()
-    producer = coord.start_soon(put, queue, 5)
-    if ended:
-        await asyncio.wait([producer])
-    with refused(ah.errors.ProducerFinishedError, "producer 'put'"):
-        while True:
-            taken.append(await coord.until(queue.get(), producer=producer))
-    assert (taken, coord.should_stop(), cancels_left()) == ([0, 1, 2, 3, 4], False, 0)
 
 
 async def test_a_wait_ends_when_the_last_of_its_producers_has_ended() -> None:
@@ -422,27 +364,6 @@ async def test_the_clean_end_of_a_task_in_a_drain_is_no_stop(how: str) -> None:
     coord.start_soon(raises_after(1, ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         await coord.join()
-
-
-async def test_a_wait_for_the_end_of_a_pause_leaves_nothing() -> None:
-    """However often there is one."""
-    loop, coord, counts = asyncio.get_running_loop(), ah.Coordinator(), set[int]()
-    for _ in range(3):
-        coord.pause()
-        wait = await parked(coord.wait_for_resume())
-        await ticks()
-        assert not wait.done()
-        coord.resume()
-        await wait
-        del wait
-        gc.collect()
-        counts.add(
-            sum(
-                isinstance(one, asyncio.Future) and one.get_loop() is loop
-                for one in gc.get_objects()
-            )
-        )
-    assert len(counts) == 1
 
 
 @pytest.mark.parametrize("make", [lambda: 5, lambda: asyncio.sleep(0), lambda: ["a name"]])

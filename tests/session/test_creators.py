@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import invalid, refused
 from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.sessions import counting_graph
-from tests.support.waiting import advance_clock, parked, raises_after, ticks
+from tests.support.waiting import parked
 
 pytestmark = pytest.mark.every_python
 
 SCAFFOLD = ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
-NO_DATA = ah.Scaffold(init_fn=raises_after(1, OSError("no data")))
 
 
 def recording_scaffold(record: list[str], **answers: Any) -> ah.Scaffold:
@@ -126,59 +124,6 @@ async def test_what_means_ready(answer: Any) -> None:
 
 
 # -- chiefs and workers
-
-
-async def test_workers_wait_for_the_chief() -> None:
-    """Workers are woken when the chief's initialisation is complete, and see its values; only it
-    was initialised.
-    """
-    graph, record, gate = counting_graph(), list[str](), asyncio.Event()
-    shared: dict[str, Any] = {"variables": ah.Variables(), "global_step": ah.MemoryStepStore()}
-
-    async def init(session: ah.Session) -> None:
-        session.variables.assign({"total": 100})
-        record.append("chief begins")
-        await gate.wait()
-        record.append("chief has initialised")
-
-    async def work(number: int) -> int:
-        async with ah.AsyncMonitoredSession(ah.WorkerSessionCreator(graph, **shared)) as session:
-            record.append(f"worker {number} starts")
-            return int(await session.run("train", {"x": number}))
-        raise AssertionError("not reached")
-
-    workers = [await parked(work(number)) for number in (1, 2)]
-    chief = ah.ChiefSessionCreator(graph, scaffold=ah.Scaffold(init_fn=init), **shared)
-    entering = await parked(ah.AsyncMonitoredSession(chief).__aenter__())
-    await ticks()
-    assert record == ["chief begins"]
-    gate.set()
-    session = await entering
-    assert await asyncio.gather(*workers) == [1, 2]
-    assert record == ["chief begins", "chief has initialised", "worker 1 starts", "worker 2 starts"]
-    assert (await session.run("total"), session.global_step.latest.step) == (103, 2)
-    await session.aclose()
-
-
-async def test_a_worker_waits_until_its_deadline_exactly(clock: ManualClock) -> None:
-    """A worker without a chief gives up when `max_wait_secs` are over, not before, and names no
-    other time.
-    """
-    hook = RecordingHook()
-    creator = ah.WorkerSessionCreator(counting_graph(), variables=ah.Variables(), max_wait_secs=100)
-    entering = await parked(ah.AsyncMonitoredSession(creator, [hook]).__aenter__())
-    await ticks()
-    await advance_clock(clock, 99.75)
-    assert not entering.done()
-    clock.advance(0.25)
-    with refused(ah.errors.SessionNotReadyError, "within 100 s", "is a chief running") as caught:
-        await entering
-    assert isinstance(caught.value, TimeoutError)
-    assert (hook.phases(), hook.closed_with, clock.pending) == (
-        ["begin", "close"],
-        [caught.value],
-        0,
-    )
 
 
 async def test_a_failed_initial_value_reaches_every_chief_and_worker() -> None:

@@ -14,32 +14,20 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook
-from tests.support.checkpoint_files import names, same
+from tests.support.checkpoint_files import same
 from tests.support.checks import refused
-from tests.support.hooks import PhaseHook, SessionRecorder
+from tests.support.hooks import SessionRecorder
 from tests.support.saving_sessions import (
-    HeldSaver,
     Remembering,
-    array_graph,
     chief,
     on_disk,
     saving,
     train,
     values_at,
-    writes_done,
 )
 from tests.support.sessions import NO_BACKOFF, counting_graph
 
 LOST = ah.AbortedError("lost")
-
-
-def spoil(path: Path, step: int) -> None:
-    """Change one byte of the arrays of the checkpoint of a step."""
-    (found,) = path.glob(f"step-{step:012}.*")
-    file = found / "arrays.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
 
 
 async def uninterrupted(tmp_path: Path, runs: int) -> Any:
@@ -49,15 +37,6 @@ async def uninterrupted(tmp_path: Path, runs: int) -> Any:
 
 
 # -- restarts
-
-
-@pytest.mark.parametrize("runs", [[1, 9], [4, 6], [3, 0, 3, 4], [1] * 10], ids=repr)
-async def test_a_restart_continues_as_if_uninterrupted(tmp_path: Path, runs: list[int]) -> None:
-    """However training is split into sessions, it ends with the same bits, at the same step."""
-    whole = await uninterrupted(tmp_path, 10)
-    sessions = [await train(chief(tmp_path), [saving(None)], number) for number in runs]
-    assert sessions[-1].global_step.latest.step == 10
-    assert same(await values_at(tmp_path), whole)
 
 
 async def test_the_order_at_a_restart(tmp_path: Path) -> None:
@@ -139,72 +118,6 @@ async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None
     assert same(await values_at(tmp_path), whole)
 
 
-async def test_a_recovery_waits_for_the_write(tmp_path: Path) -> None:
-    """If a session is lost while its checkpoint is written, that checkpoint is restored, not the
-    one before.
-    """
-    saver, listened = HeldSaver(tmp_path), list[int]()
-
-    class Slow(ah.ChiefSessionCreator):
-        async def create_session(self) -> ah.Session:
-            saver.let(10)
-            await writes_done()
-            session = await super().create_session()
-            listened.append(session.global_step.latest.step)
-            return session
-
-    hooks = [FaultInjectionHook({("after_run", 4): LOST}), saving(None, every=ah.Every(steps=3))]
-    async with saver:
-        await train(Slow(array_graph(), checkpoint_dir=saver), hooks, 5, recovery=NO_BACKOFF)
-    assert listened == [0, 3]
-
-
-@pytest.mark.parametrize("restarts", [True, False], ids=["restart", "recovery"])
-async def test_a_damaged_checkpoint_is_skipped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, restarts: bool
-) -> None:
-    """If the newest does not verify, the one before is restored; the damaged one is set aside and
-    named in a warning.
-    """
-
-    async def damage(run_context: ah.SessionRunContext) -> None:
-        if run_context.attempt == 1 and run_context.global_step == 4:
-            await writes_done()
-            assert hook.saved == 4
-            spoil(tmp_path, 3)
-            if not restarts:
-                raise ah.AbortedError("lost")
-
-    hook = saving(None)
-    runs = 3 if restarts else 4
-    session = await train(
-        chief(tmp_path), [PhaseHook("before_run", damage), hook], runs, recovery=NO_BACKOFF
-    )
-    if restarts:
-        spoil(tmp_path, 3)
-        session = await train(chief(tmp_path), [hook], 1)
-    assert session.global_step.latest.step == 3
-    assert "damaged-step-000000000003.000004" in names(tmp_path)
-    (warning,) = [one for one in caplog.messages if "is damaged" in one]
-    assert f"{tmp_path}/step-000000000003.000004 is damaged and was set aside" in warning
-
-
-async def test_without_a_good_checkpoint_nothing_begins(tmp_path: Path) -> None:
-    """If all are damaged, an error is raised instead of silently starting from the beginning; no
-    file is removed.
-    """
-    await train(chief(tmp_path), [saving(None)], 1)
-    spoil(tmp_path, 0)
-    spoil(tmp_path, 1)
-    for _ in range(2):
-        with refused(ah.errors.CorruptCheckpointError, "none of them is good"):
-            await train(chief(tmp_path), [saving(None)])
-    assert names(tmp_path) == [
-        "damaged-step-000000000000.000001",
-        "damaged-step-000000000001.000002",
-    ]
-
-
 # -- chiefs and workers
 
 
@@ -228,28 +141,6 @@ async def test_a_worker_never_restores(tmp_path: Path) -> None:
     assert [one.restored for one in sessions.sessions] == [None, None]
     assert (steps.latest, variables.snapshot()) == ((2, 7), {"total": 7})
     assert (await on_disk(tmp_path))[-1] == 7
-
-
-async def test_what_is_saved_has_the_step_it_was_at(tmp_path: Path) -> None:
-    """If workers advance while a listener is awaited, the values are saved with the step that they
-    belong to.
-    """
-    graph, shared = (
-        counting_graph(),
-        {"variables": ah.Variables(), "global_step": ah.MemoryStepStore()},
-    )
-    creator = ah.ChiefSessionCreator(graph, **shared)  # type: ignore[arg-type]
-    async with ah.AsyncMonitoredSession(creator) as other:
-
-        class Meanwhile(ah.hooks.CheckpointSaverListener):
-            async def before_save(self, *_: object) -> None:
-                await other.run("train")
-
-        hooks = [saving(tmp_path, listeners=[Meanwhile()])]
-        await train(ah.ChiefSessionCreator(graph, **shared), hooks, 3)  # type: ignore[arg-type]
-    there = await on_disk(tmp_path)
-    assert there == [1, 3, 5, 7]
-    assert [(await values_at(tmp_path, step))["total"] for step in there] == there
 
 
 # -- what does not fit

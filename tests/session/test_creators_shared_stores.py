@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,14 +14,12 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.stores._protocol import Expire
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.hooks import EndRecorder, PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting, counting_graph, outcome
+from tests.support.sessions import counting_graph, outcome
 from tests.support.stores import local_store, locked
-from tests.support.version_gates import admit_one
 from tests.support.waiting import advance_clock, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -59,35 +56,6 @@ async def stopped(session: ah.AsyncMonitoredSession, opening: asyncio.Task[Any])
 # -- workers and their chief
 
 
-async def test_worker_waits_until_the_chief_has_initialised() -> None:
-    """A worker in another process is entered when the chief's `init_fn` has ended, and then waits
-    for its step.
-    """
-    engine, ready, order = FakeEngine(), asyncio.Event(), list[str]()
-
-    async def init(session: ah.Session) -> None:
-        order.append("init")
-        await ready.wait()
-
-    async def work(session: ah.AsyncMonitoredSession) -> None:
-        order.append("worker")
-        assert await session.run("global_step") >= 3
-
-    async with FakeStepStore(engine) as one, FakeStepStore(engine) as other:
-        works = await parked(
-            outcome(ah.AsyncMonitoredSession(worker(one), [ah.hooks.GlobalStepWaiterHook(3)]), work)
-        )
-        creator = chief(other, scaffold=ah.Scaffold(init_fn=init))
-        leads = await parked(
-            outcome(ah.AsyncMonitoredSession(creator, [ah.StopAtStepHook(last_step=5)]), train)
-        )
-        await ticks(50)
-        assert order == ["init"]
-        ready.set()
-        assert [await works, await leads] == [None, None]
-    assert order == ["init", "worker"]
-
-
 async def test_worker_gives_up_at_its_deadline(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,42 +87,6 @@ async def test_a_worker_that_comes_after_the_end() -> None:
         async with ah.AsyncMonitoredSession(worker(steps)) as late:
             assert [step async for step in late.steps("train")] == []
         assert "finished at step 1" in str(late.stop_reason)
-
-
-async def test_end_of_a_session_is_known_in_other_processes() -> None:
-    """A worker that waits beyond the chief's last step ends cleanly, and its `stop_reason` says
-    why.
-    """
-    engine = FakeEngine()
-    async with FakeStepStore(engine) as steps, FakeStepStore(engine) as others:
-        waiting = counting(ah.hooks.GlobalStepWaiterHook(100), global_step=others)
-        works = await parked(outcome(waiting, lambda session: session.run("train")))
-        hooks = [ah.StopAtStepHook(last_step=3)]
-        assert (
-            await outcome(ah.AsyncMonitoredSession(chief(steps), hooks, name="chief"), train)
-            is None
-        )
-        assert await works is None  # the store is still open: that the session ended is enough
-    assert "chief finished at step 3, wanted 100" in str(waiting.stop_reason)
-
-
-@pytest.mark.parametrize(
-    ("name", "known_as"),
-    [("trainer", "trainer"), (None, "main of process {pid} on ")],
-    ids=["its name", "its task and process"],
-)
-async def test_name_of_a_session_in_other_processes(name: str | None, known_as: str) -> None:
-    """Other processes see a session by its name, or else by those of its task and its process: each
-    has a Task-1.
-    """
-    engine, task = FakeEngine(), asyncio.current_task()
-    assert task is not None
-    task.set_name("main")
-    here, there = FakeStepStore(engine), FakeStepStore(engine)
-    async with here, there, counting(global_step=here, name=name):
-        await here.flush()
-        await there.value()
-        assert str(there).partition("published by ")[2].startswith(known_as.format(pid=os.getpid()))
 
 
 # -- a stop ends the opening, whatever it waits for
@@ -201,32 +133,6 @@ async def test_a_stop_before_a_request_to_the_engine() -> None:
     assert await calls(ah.MemoryStepStore()) == ["begin", "end", "close(NoneType)"]
     async with FakeStepStore(FakeEngine()) as steps:
         assert await calls(steps) == ["begin", "close(StopRequestedError)"]
-
-
-@pytest.mark.parametrize("was_open", [False, True])
-@pytest.mark.parametrize("before", [False, True])
-async def test_a_stop_ends_the_wait_for_an_engine(
-    clock: ManualClock, before: bool, was_open: bool
-) -> None:
-    """A session that waits for an engine that does not answer ends at a stop, and makes no further
-    attempt to reach it.
-    """
-    engine, recorder = FakeEngine(), EndRecorder()
-    steps = FakeStepStore(engine)
-    if was_open:
-        await steps.value()
-    engine.stop()
-    session = ah.AsyncMonitoredSession(chief(steps), [recorder])
-    entering = asyncio.create_task(session.__aenter__())
-    if not before:
-        await ticks(40)  # into the pause after the first attempt
-    assert not entering.done()
-    await stopped(session, entering)
-    assert recorder.calls == ["begin", "close(StopRequestedError)"]
-    closing = asyncio.create_task(steps.aclose())
-    while not closing.done():  # it tries to announce that the session has ended
-        await ticks(5)
-        clock.advance(1)
 
 
 @contextlib.asynccontextmanager
@@ -301,133 +207,3 @@ async def test_a_stop_ends_the_wait_for_a_lock(tmp_path: Path, call: str) -> Non
     written = {"advance": (1, 1), "raise_to": (1, 5), "reset": (2, 5)}.get(call, (1, 0))
     assert await steps.value() in ((1, 0), written)
     await steps.aclose()
-
-
-# -- terms and epochs
-
-
-async def test_restarted_chief_takes_a_new_term_restores_and_resets(tmp_path: Path) -> None:
-    """The chief fails at step 7 with a checkpoint of step 5: the next one starts a new epoch at 5;
-    waiters keep waiting.
-    """
-    engine = FakeEngine()
-
-    async def lead(last: int) -> BaseException | None:
-        async def use(session: ah.AsyncMonitoredSession) -> None:
-            while not session.should_stop():
-                if steps.latest.step == last:
-                    raise ValueError("the chief is ill")
-                await session.run("train")
-
-        async with FakeStepStore(engine) as steps:
-            hooks = [
-                ah.StopAtStepHook(last_step=12),
-                ah.CheckpointSaverHook(every=ah.Every(steps=5), background=False),
-            ]
-            return await outcome(
-                ah.AsyncMonitoredSession(chief(steps, checkpoint_dir=tmp_path), hooks), use
-            )
-
-    async with FakeStepStore(engine, on_lost="keep") as steps:
-        peer = steps.publisher("a worker at work")
-        keeps = asyncio.ensure_future(steps.wait_for(11))
-        waiter = asyncio.ensure_future(steps.wait_for(11, on_reset="raise"))
-        assert isinstance(await lead(7), ValueError)
-        assert (await steps.value()) == (1, 7)
-        assert await lead(-1) is None
-        assert await keeps >= 11
-        with pytest.raises(ah.errors.StepResetError) as caught:
-            await waiter
-        assert (caught.value.old, caught.value.new) == ((1, 7), (2, 5))
-        assert engine.runs["default"].term == 2
-        assert (await steps.value()) == (2, 12)
-        peer.close()
-
-
-@pytest.mark.parametrize("saves", [True, False])
-async def test_a_successor_frees_the_places_of_lost_items(tmp_path: Path, saves: bool) -> None:
-    """The first chief leaves at the step that the store has, which is that of its checkpoint, if
-    there is one. Its successor begins an epoch, as what it had received is lost: a worker's wait
-    for room in a version gate ends. The first chief begins none.
-    """
-    engine = FakeEngine()
-
-    async def lead(steps: int) -> None:
-        hooks: list[Any] = []
-        if saves:
-            hooks.append(ah.CheckpointSaverHook(every=ah.Every(steps=1), background=False))
-        directory = tmp_path if saves else None
-        async with FakeStepStore(engine) as store:
-            creator = chief(store, checkpoint_dir=directory)
-            async with ah.AsyncMonitoredSession(creator, hooks) as session:
-                for _ in range(steps):
-                    await session.run("train")
-
-    async with FakeStepStore(engine, on_lost="keep") as versions:
-        peer = versions.publisher("a worker at work")
-        gate = ah.version_gate.VersionGate(versions, max_lag=0)
-        await lead(3)
-        assert await versions.value() == (1, 3)
-        async with gate.admit():
-            pass  # shipped to the chief, which is gone
-        waiting = await parked(admit_one(gate))
-        await lead(0)
-        assert (await waiting).position == (2, 3)
-        peer.close()
-
-
-async def test_a_recovery_at_the_same_step_frees_the_places_of_lost_items(tmp_path: Path) -> None:
-    """A run fails after it has received the only item: the session restores the step that the
-    store has, repeats the run, and gets another item.
-    """
-    engine, items = FakeEngine(), asyncio.Queue[ah.stores.Position]()
-    faults = [ah.UnavailableError("lost with its item")]
-
-    async def learn() -> None:
-        await items.get()
-        if faults:
-            raise faults.pop()
-
-    async def work() -> None:
-        while True:
-            async with gate.admit() as ticket:
-                items.put_nowait(ticket.position)
-
-    async with FakeStepStore(engine) as steps, FakeStepStore(engine) as versions:
-        gate = ah.version_gate.VersionGate(versions, max_lag=0)
-        working = asyncio.create_task(work())
-        creator = ah.ChiefSessionCreator(learn, checkpoint_dir=tmp_path, global_step=steps)
-        hooks = [
-            ah.StopAtStepHook(last_step=2),
-            ah.CheckpointSaverHook(every=ah.Every(steps=1), background=False),
-        ]
-        async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
-            async for _ in session.steps():
-                assert faults == []
-        assert steps.latest == (2, 2)
-        with pytest.raises(ah.errors.PublisherFinishedError):
-            await working
-
-
-async def test_chief_whose_lease_expired_is_refused(clock: ManualClock) -> None:
-    """Its lease expires while it does not run; another chief leads; its next step is refused and
-    changes nothing.
-    """
-    engine = FakeEngine()
-    async with FakeStepStore(engine) as old, FakeStepStore(engine) as new:
-
-        async def comes_back(session: ah.AsyncMonitoredSession) -> None:
-            await session.run("train")
-            await old.flush()
-            for member in tuple(
-                engine.runs["default"].members.values()
-            ):  # its process was stopped for a long time
-                engine.apply("default", Expire(member.id, member.heartbeat))
-            async with new.lead():
-                await new.advance()
-                await session.run("train")
-
-        raised = await outcome(ah.AsyncMonitoredSession(chief(old)), comes_back)
-        assert isinstance(raised, ah.errors.StaleTermError)
-        assert (raised.term, raised.newest) == (1, 2)
-        assert (await new.value()).step == 2

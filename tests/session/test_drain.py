@@ -23,11 +23,10 @@ from tests.support.sessions import (
     Loader,
     Source,
     failing_step,
-    outcome,
     same,
     use_up,
 )
-from tests.support.waiting import forever, parked, ticks, until_true
+from tests.support.waiting import forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -80,30 +79,6 @@ async def do_nothing_step() -> None:
     """Do nothing: a step without a parameter."""
 
 
-@pytest.mark.parametrize("waiting", [0, 1, 3])
-async def test_a_queue_is_used_up(waiting: int) -> None:
-    """With what producers are about to put in, who wait for room; none of these is known to the
-    loop.
-    """
-    queue, used, gate = asyncio.Queue[int](maxsize=2), list[Any](), asyncio.Event()
-
-    async def step(number: Any) -> Any:
-        await gate.wait()
-        return number
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        queue.put_nowait(0)
-        queue.put_nowait(1)
-        puts = [await parked(queue.put(2 + number)) for number in range(waiting)]
-        loop = await parked(use_up(session.steps("step", feeds=queue), used))
-        session.request_drain()
-        gate.set()
-        await loop
-        await asyncio.gather(*puts)
-    assert used == list(range(2 + waiting))
-    assert (queue.empty(), session.stop_reason) == (True, "a drain was requested")
-
-
 @pytest.mark.parametrize("thread", [False, True], ids=["by the loop", "by a thread"])
 @pytest.mark.parametrize("kind", ["queue", "generator", "generator, taken ahead"])
 async def test_an_idle_loop_ends(kind: str, thread: bool) -> None:
@@ -128,40 +103,6 @@ async def test_an_idle_loop_ends(kind: str, thread: bool) -> None:
             session.request_drain("idle")
         await loop
     assert session.stop_reason == "idle"
-
-
-async def test_producers_finish_what_they_have_taken() -> None:
-    """A loop that knows its producers waits for them; each of their elements is used, and none is
-    taken after the drain began.
-    """
-    queue, source, taken, used = (
-        asyncio.Queue[int](1),
-        asyncio.Queue[int](),
-        list[int](),
-        list[int](),
-    )
-    gate = asyncio.Event()
-
-    async def produce(coord: ah.Coordinator) -> None:
-        while True:
-            taken.append(await coord.until(source.get(), drain=True))
-            await gate.wait()  # what it does with the element
-            await coord.until(queue.put(len(taken)))
-
-    for number in range(5):
-        source.put_nowait(number)
-    async with ah.AsyncMonitoredSession(same) as session:
-        producers = [session.start_soon(produce, session.coord) for _ in range(2)]
-        loop = asyncio.ensure_future(
-            use_up(session.steps("same", feeds=queue, producer=producers), used)
-        )
-        await until_true(lambda: len(taken) == 2)
-        session.request_drain("enough")
-        await ticks(20)
-        assert not loop.done()
-        gate.set()
-        await loop
-    assert (len(used), taken, source.qsize(), session.stop_reason) == (2, [0, 1], 3, "enough")
 
 
 @pytest.mark.parametrize("kind", ["put", "idle", "until", "pipeline", "unnamed"])
@@ -201,29 +142,6 @@ async def test_a_drain_ends_producers_that_do_not_look_for_it(kind: str) -> None
     assert waiting <= used[-1] < 30
 
 
-async def test_a_generator_ends_where_it_waits_for_something_new() -> None:
-    """Where it does anything else with an element that it has taken, it is not cut off."""
-    messages, used = asyncio.Queue[int](), list[int]()
-
-    async def received() -> AsyncIterator[int]:
-        while True:
-            number = await session.until(messages.get(), drain=True)
-            await ticks(20)
-            yield number
-
-    for number in (1, 2):
-        messages.put_nowait(number)
-    async with ah.AsyncMonitoredSession(same) as session:
-        loop = asyncio.ensure_future(use_up(session.steps("same", feeds=received()), used))
-        await until_true(lambda: used == [1])
-        await ticks()
-        assert messages.empty(), "the second one was taken"
-        session.request_drain("enough")
-        await loop
-        assert used == [1, 2]
-        await use_up(session.steps("same", feeds=received()))
-
-
 async def test_every_loop_finishes_before_the_stop() -> None:
     """The last one that ends requests it; one that was left does not count."""
     queues, used, gate = (
@@ -256,24 +174,6 @@ async def test_every_loop_finishes_before_the_stop() -> None:
         assert session.should_stop()
         assert left.unused == []
     assert used == [[0], [1]]
-
-
-async def test_a_loop_of_ones_own() -> None:
-    """It looks at `should_drain`; runs are made as before, the status shows the drain, and its
-    reason is that of the end.
-    """
-    async with ah.AsyncMonitoredSession(same) as session:
-        assert (session.should_drain(), session.status().drain_reason) == (False, None)
-        session.request_drain("enough")
-        session.request_drain("later")
-        assert (session.should_drain(), session.should_stop(), session.status().drain_reason) == (
-            True,
-            False,
-            "enough",
-        )
-        assert "draining: enough" in session.status().summary
-        assert await session.run("same", {"batch": 7}) == 7
-    assert session.stop_reason == "enough"
 
 
 # -- with other events
@@ -319,62 +219,7 @@ async def test_a_drain_ends_a_pause() -> None:
             await run
 
 
-@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before"])
-async def test_a_drain_before_the_session_is_open(phase: str) -> None:
-    """It opens, makes no step and ends cleanly."""
-    ends = RecordingHook()
-
-    async def drain(*_: object) -> None:
-        session.request_drain("not now")
-
-    session = ah.AsyncMonitoredSession(same, [ends, PhaseHook(phase, drain)])
-    if phase == "before":
-        await drain()
-    assert await outcome(session, lambda _: use_up(session.steps("same", feeds=range(9)))) is None
-    assert (session.status().runs, session.stop_reason, ends.phases()[-2:]) == (
-        0,
-        "not now",
-        ["end", "close"],
-    )
-
-
-async def test_a_session_that_waits_for_others_is_not_opened() -> None:
-    """Nothing is under way in a worker that waits for its chief; so it is at a stop."""
-    session = ah.AsyncMonitoredSession(ah.WorkerSessionCreator(same, variables=ah.Variables()))
-    opening = await parked(session.__aenter__())
-    await ticks()
-    session.request_drain("not now")
-    with pytest.raises(ah.StopRequestedError, match="not now"):
-        await opening
-    assert session.stop_reason == "not now"
-
-
 # -- its end
-
-
-async def test_a_stop_wins() -> None:
-    """The loop ends as at any stop; a drain after it changes nothing."""
-    async with ah.AsyncMonitoredSession(same) as session:
-        steps = session.steps("same", feeds=range(9), prefetch=3)
-        async for number in steps:
-            if number == 1:
-                await until_true(lambda: session.status().feeds_unused == 3)
-                session.request_drain("drained")
-                session.request_stop("stopped")
-        assert steps.unused == [2, 3, 4]
-    assert (session.stop_reason, session.drain_reason) == ("stopped", "drained")
-    async with ah.AsyncMonitoredSession(same) as session:
-        session.request_stop("stopped")
-        session.request_drain("drained")
-    assert (session.stop_reason, session.drain_reason) == ("stopped", None)
-
-
-async def test_a_drain_after_the_end_changes_nothing() -> None:
-    """The session has ended without one: it keeps no reason of a drain that is requested later."""
-    async with ah.AsyncMonitoredSession(same) as session:
-        pass
-    session.request_drain("late")
-    assert (session.drain_reason, session.stop_reason) == (None, None)
 
 
 async def test_what_a_drain_makes_a_producer_lose_is_logged(

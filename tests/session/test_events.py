@@ -12,7 +12,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.session import Event, SessionEvents, session_events
-from tests.support.sessions import NO_BACKOFF, use_up
+from tests.support.sessions import use_up
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -82,26 +82,6 @@ async def test_hooks_are_notified_of_saves_restores_and_evaluations(tmp_path: Pa
     listens.seen.clear()
     await train(tmp_path, listens, steps=3)
     assert listens.seen == [("restored", 3, listens.seen[0][2])]
-
-
-async def test_a_recovery_restores_and_subscribes_nothing_again(tmp_path: Path) -> None:
-    """A recovery reports the checkpoint that it restores, once, to each callback."""
-    listens = Listens()
-    fails = iter([ah.AbortedError("lost")])
-
-    @ah.hook("after_run")
-    async def lose(context: ah.SessionRunContext, values: object) -> None:
-        if context.global_step == 3:
-            for error in fails:
-                raise error
-
-    saving = ah.CheckpointSaverHook(every=EVERY_TWO, save_on_begin=False, background=False)
-    await train(tmp_path, saving, lose, listens, steps=4, recovery=NO_BACKOFF)
-    assert [event[:2] for event in listens.seen if event[0] != "saving"] == [
-        ("saved", 2),
-        ("restored", 2),
-        ("saved", 4),
-    ]
 
 
 class Odd(BaseException):

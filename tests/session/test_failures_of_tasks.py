@@ -13,7 +13,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import doubling, outcome, recovery_policy
+from tests.support.sessions import doubling, outcome
 from tests.support.waiting import forever, raises_after, ticks
 
 pytestmark = pytest.mark.every_python
@@ -32,41 +32,13 @@ async def waits_in_session(session: ah.AsyncMonitoredSession) -> None:
     await session.until(forever())
 
 
-async def waits_in_coordinator(session: ah.AsyncMonitoredSession) -> None:
-    await session.coord.until(forever())
-
-
 async def gives_up(session: ah.AsyncMonitoredSession) -> None:
     """Handles the failure of the other task, which is not its business."""
     with pytest.raises(OSError, match="upload"):
         await session.until(forever())
 
 
-async def looks_for_failures(session: ah.AsyncMonitoredSession) -> None:
-    """Asks for the failure as soon as there is one."""
-    await session.coord.wait_for_stop()
-    session.coord.raise_requested_exception()
-
-
-async def runs(session: ah.AsyncMonitoredSession) -> None:
-    while True:
-        await session.run("loss")
-        await ticks()
-
-
-async def gives_up_in_its_own_task(session: ah.AsyncMonitoredSession) -> None:
-    """What a background task starts is part of it."""
-    await asyncio.gather(session.until(forever()), return_exceptions=True)
-
-
-OTHERS = [
-    waits_in_session,
-    waits_in_coordinator,
-    gives_up,
-    gives_up_in_its_own_task,
-    looks_for_failures,
-    runs,
-]
+OTHERS = [waits_in_session, gives_up]
 
 
 # -- what the block does meanwhile
@@ -77,24 +49,6 @@ async def works(session: ah.AsyncMonitoredSession) -> None:
     await ticks(30)
 
 
-async def gives_up_recoverable(session: ah.AsyncMonitoredSession) -> None:
-    """Handles the first of two failures."""
-    with pytest.raises(ah.AbortedError):
-        await session.until(forever())
-    await ticks(10)
-
-
-async def runs_once(session: ah.AsyncMonitoredSession) -> None:
-    """Runs when both have happened."""
-    await ticks(10)
-    await session.run("loss")
-
-
-async def stops(session: ah.AsyncMonitoredSession) -> None:
-    await ticks(30)
-    session.request_stop("enough")
-
-
 async def leaves(session: ah.AsyncMonitoredSession) -> None:
     """`end` of the hook takes longer than the task."""
 
@@ -103,7 +57,7 @@ async def closes(session: ah.AsyncMonitoredSession) -> None:
     await session.aclose()
 
 
-@pytest.mark.parametrize("body", [works, stops, leaves, closes])
+@pytest.mark.parametrize("body", [works, leaves, closes])
 @pytest.mark.parametrize("other", [None, *OTHERS])
 @pytest.mark.parametrize("owner", ["session", "coord"])
 async def test_a_failure_that_only_tasks_of_the_session_have_got_leaves_it(
@@ -222,108 +176,3 @@ async def test_a_clean_end_of_the_opening_hides_no_failure(failure: OSError) -> 
             raise ah.errors.OutOfRangeError("no input")
 
     assert await outcome(doubling(Worker())) is failure
-
-
-@pytest.mark.parametrize("body", [leaves, closes])
-async def test_a_clean_end_of_end_hides_no_error_of_close(
-    body: Callable[[Any], Awaitable[None]], caplog: pytest.LogCaptureFixture
-) -> None:
-    """A hook's `end` raises what the block would swallow, and another hook's `close` fails."""
-    end, error = ah.errors.OutOfRangeError("end of the input"), ValueError("of the hook")
-    hooks = [
-        PhaseHook("end", raises_after(0, end)),
-        PhaseHook("close", raises_after(0, error)),
-    ]
-    assert await outcome(doubling(*hooks), body) is error
-    assert error.__context__ is end
-    assert end in [record.exc_info[1] for record in caplog.records if record.exc_info]
-
-
-@pytest.mark.parametrize("phase", ["before_run", "end"])
-async def test_a_failure_that_a_hook_has_handled_leaves_the_session(
-    phase: str, failure: OSError
-) -> None:
-    """A hook is part of the session: it does not decide for the program."""
-
-    async def handle(argument: Any) -> None:
-        with pytest.raises(OSError, match="upload"):
-            await session.until(forever())
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        session.start_soon(raises_after(3, failure))
-        if phase == "before_run":
-            await session.run("loss")
-
-    session = doubling(PhaseHook(phase, handle))
-    assert await outcome(session, use) is failure
-
-
-async def test_a_raw_session_whose_task_fails_as_it_is_closed_is_replaced() -> None:
-    """The failure is of the session that the recovery leaves: it does not end the recovery."""
-    creations = 0
-
-    class Worker(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            nonlocal creations
-            creations += 1
-            if creations == 1:
-                coord.start_soon(raises_after(20, ah.AbortedError("of the worker")))
-
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            if creations == 1 and run_context.global_step == 2:
-                raise ah.AbortedError("lost")
-
-    class Slow(ah.SessionRunHook):
-        """Its calls in the background are finished before the tasks are cancelled."""
-
-        async def after_run(self, run_context: Any, run_values: Any) -> None:
-            await ticks(40)
-
-    hooks = [Worker(), ah.configure(Slow(), background=True)]
-    async with doubling(*hooks, recovery=recovery_policy(max_attempts=1)) as session:
-        await session.run("loss")
-        await session.run("loss")
-        assert (creations, session.status().recoveries) == (2, 1)
-
-
-@pytest.mark.parametrize("first", ["session", "coord"])
-async def test_the_earliest_of_two_failures_is_raised(first: str, failure: OSError) -> None:
-    """Whichever of the two coordinators of a session owns its task."""
-    later = ValueError("later")
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        owners: list[Any] = [session, session.coord]
-        if first == "coord":
-            owners.reverse()
-        owners[0].start_soon(raises_after(3, failure))
-        owners[1].start_soon(raises_after(6, later))
-        await ticks(20)
-
-    assert await outcome(doubling(), use) is failure
-
-
-@pytest.mark.parametrize("body", [works, gives_up_recoverable, runs_once])
-async def test_a_failure_that_can_be_recovered_from_hides_no_other(
-    body: Callable[[Any], Awaitable[None]], failure: OSError, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The session ends with the failure from which no recovery could help; both are logged."""
-    lost = ah.AbortedError("lost")
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        session.coord.start_soon(raises_after(3, lost))
-        session.coord.start_soon(raises_after(4, failure))
-        await body(session)
-
-    assert await outcome(doubling(), use) is failure
-    assert "after another failure" in caplog.text
-
-
-async def test_a_coordinator_starts_tasks_again_after_join() -> None:
-    """`join` has cancelled the tasks of before; those that come are not cancelled with them."""
-    coord = ah.Coordinator()
-    coord.start_soon(forever)
-    coord.request_stop("enough")
-    await coord.join(0.0)
-    task = coord.start_soon(ticks)
-    await task
-    assert not task.cancelled()

@@ -17,14 +17,13 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.clock import sleep
-from aiohooks.testing import ManualClock, RecordingHook, explore
+from aiohooks.testing import RecordingHook, explore
 from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
     Loader,
     Source,
     counting,
-    doubling,
     outcome,
     same,
     use_up,
@@ -39,25 +38,6 @@ KINDS = pytest.mark.parametrize("kind", Source.KINDS)
 # -- what a step is fed with
 
 
-async def test_steps_of_a_graph_are_fed_by_mappings() -> None:
-    """For a graph, and a step with several parameters, an element is a feed mapping."""
-
-    async def add(first: int, second: int = 100) -> dict[str, int]:
-        return {"sum": first + second}
-
-    async with counting() as session:
-        feeds = [{"x": 1}, None, {session.graph.nodes["x"]: 5}]
-        assert [loss async for loss in session.steps(["loss", "train"], feeds=feeds)] == [
-            [10, 1],
-            [10, 1],
-            [50, 5],
-        ]
-        assert not session.should_stop()
-    async with ah.AsyncMonitoredSession(add) as session:
-        feeds = [{"first": 1}, {"first": 1, "second": 2}]
-        assert [total async for total in session.steps("sum", feeds=feeds)] == [101, 3]
-
-
 async def test_the_global_step_does_not_change_how_a_step_is_fed() -> None:
     """One parameter, besides the global step, is fed with the element, whatever that is."""
 
@@ -68,16 +48,6 @@ async def test_the_global_step_does_not_change_how_a_step_is_fed() -> None:
         feeds = [7, {"batch": 8}, {"other": 9}, None]
         got = [one async for one in session.steps("got", feeds=feeds)]
     assert got == [(7, 0), ({"batch": 8}, 1), ({"other": 9}, 2), (None, 3)]
-
-
-async def test_steps_without_feeds_end_at_the_stop() -> None:
-    """Without `feeds`, steps continue until a stop; the step during which it came is yielded, and
-    none after it.
-    """
-    async with doubling(ah.StopAtStepHook(last_step=4)) as session:
-        assert [loss async for loss in session.steps("loss")] == [2, 2, 2, 2]
-        assert [loss async for loss in session.steps("loss")] == []
-    assert session.stop_reason == "step 4 reached the last step, 4"
 
 
 def queue_of(count: int) -> asyncio.Queue[int]:
@@ -142,20 +112,6 @@ async def test_a_message_is_short_however_large_the_feed(feed: Any) -> None:
 
 
 # -- taken ahead, or by a thread
-
-
-@KINDS
-@pytest.mark.parametrize("prefetch", [0, 1, 5])
-async def test_every_element_is_used_once_and_in_order(kind: str, prefetch: int) -> None:
-    """Whatever is taken ahead, the steps get what they would get without; the iterator is closed
-    behind the last one.
-    """
-    source, used = Source(12), list[int]()
-    async with ah.AsyncMonitoredSession(same) as session:
-        await use_up(session.steps("same", prefetch=prefetch, **source.feeds(kind)), used)
-        assert session.status().feeds_unused == 0
-        assert not session.should_stop()
-    assert (used, source.closed) == ([*range(12)], True)
 
 
 @KINDS
@@ -246,33 +202,6 @@ async def test_a_generator_is_closed_where_it_was_read() -> None:
     assert [one == threading.get_ident() for one in threads] == [True, False]
 
 
-async def test_a_thread_that_takes_an_element(clock: ManualClock) -> None:
-    """Other tasks run while it blocks. One that hangs is left behind, with its generator, at the
-    end of the grace period.
-    """
-    blocked, released = threading.Event(), threading.Event()
-
-    def hangs() -> Iterator[int]:
-        blocked.set()
-        released.wait(60)
-        yield 1
-
-    session = ah.AsyncMonitoredSession(same, stop_grace_period_secs=5)
-    try:
-        async with session:
-            running = asyncio.ensure_future(
-                anext(session.steps("same", feeds=hangs(), thread=True), None)
-            )
-            await until_true(blocked.is_set)
-            session.request_stop("enough")
-            assert await running is None
-            closing = asyncio.create_task(session.aclose())
-            await until_true(lambda: clock.advance(1) or closing.done())
-            await closing
-    finally:
-        released.set()
-
-
 @pytest.mark.parametrize("count", [2, 3], ids=["the last", "one before the end"])
 @pytest.mark.parametrize("phase", ["before_run", "step", "after_run"])
 async def test_an_element_is_used_by_the_commit(phase: str, count: int) -> None:
@@ -305,35 +234,6 @@ async def test_an_element_is_used_by_the_commit(phase: str, count: int) -> None:
         )
         again = True
         assert [batch async for batch in steps] == [*range(used, count)]
-
-
-# -- feeds with a state
-
-
-async def test_the_state_of_feeds_counts_what_was_used(tmp_path: Path) -> None:
-    """A checkpoint has the state behind the step's own element; at a stop the feeds are set back to
-    it. Nothing is repeated.
-    """
-    used: list[int] = []
-
-    async def step(batch: int) -> int:
-        used.append(batch)
-        await ticks(3)
-        return batch
-
-    for last in (3, 7, 12):
-        loader = Loader(12)
-        creator = ah.ChiefSessionCreator(
-            step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path
-        )
-        saver = ah.CheckpointSaverHook(every=ah.Every(steps=2))
-        async with ah.AsyncMonitoredSession(
-            creator, [saver, ah.StopAtStepHook(last_step=last)]
-        ) as session:
-            async for _ in session.steps("step", feeds=loader, prefetch=4):
-                assert loader.position > used[-1]
-        assert (loader.position, session.status().feeds_unused) == (last, 0)
-    assert used == list(range(12))
 
 
 # -- steps in a thread
@@ -622,46 +522,3 @@ async def test_a_state_that_counts_an_unused_element_is_reported(
     *_, warning = counting_warnings(caplog)
     assert "skips it" in warning
     assert "give the object itself as feeds=" in warning
-
-
-async def test_feeds_beside_a_tracked_buffer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A buffer that steps fill may be iterable: a generator of other elements feeds the steps, and
-    each save has the buffer as the step has left it.
-    """
-
-    class Buffer(Numbers):
-        def add(self, number: int) -> None:
-            self.position += number
-
-    async def step(number: int) -> None:
-        buffer.add(number)
-
-    for total in (6, 12):
-        buffer = Buffer()
-        creator = ah.ChiefSessionCreator(
-            step, scaffold=ah.Scaffold(tracked={"data": buffer}), checkpoint_dir=tmp_path
-        )
-        async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]) as session:
-            await use_up(session.steps(feeds=(number for number in (1, 2, 3))))
-        assert buffer.position == total
-    assert counting_warnings(caplog) == []
-
-
-@WRAPS
-async def test_a_tracked_loader_may_be_read_ahead_by_its_own_loop(
-    wrap: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A loader that is given as feeds itself counts the elements that steps have used: other feeds
-    may be prefetched in the same session.
-    """
-    loader = Numbers(5)
-    creator = ah.ChiefSessionCreator(same, scaffold=ah.Scaffold(tracked={"data": loader}))
-    async with ah.AsyncMonitoredSession(creator) as session:
-        used = list[int]()
-        await use_up(session.steps("same", feeds=loader, prefetch=2), used)
-        await use_up(session.steps("same", feeds=wrap(Numbers(2)), prefetch=2), used)
-        await use_up(session.steps("same", feeds=[8, 9], prefetch=2), used)
-    assert used == [1, 2, 3, 4, 5, 1, 2, 8, 9]
-    assert counting_warnings(caplog) == []

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import weakref
 from typing import Any
 
@@ -24,7 +23,6 @@ from tests.support.sessions import (
     failing_step,
     make_runs,
     outcome,
-    run_session,
     use_up,
 )
 
@@ -44,23 +42,6 @@ async def test_a_coroutine_function_is_a_session() -> None:
         assert await session.run("double", {"batch": 3}) == {"loss": 6, "batch": 3}
         assert session.global_step.latest.step == 3
         assert session.graph.step_operation is session.graph.nodes["double"]
-
-
-async def test_an_object_or_a_method_may_be_the_step() -> None:
-    """Anything called and awaited like a coroutine function is a step: a bound method, a callable
-    object.
-    """
-
-    class Model:
-        async def train(self, batch: int) -> dict[str, int]:
-            return {"loss": batch * 2}
-
-        async def __call__(self, batch: int) -> dict[str, int]:
-            return {"loss": -batch}
-
-    for source, loss in ((Model().train, 6), (Model(), -3)):
-        async with ah.AsyncMonitoredSession(source) as session:
-            assert await session.run("loss", {"batch": 3}) == loss
 
 
 @pytest.mark.parametrize(
@@ -231,29 +212,3 @@ async def test_hooks_add_to_the_metrics_of_a_run_in_order() -> None:
     assert first.seen == [{}, before[1], {}, {}, before[2]]
     steps = [{"first before": 1}, {**before[1], "first after": 1}, {"first before": 2}]
     assert last.seen == [*steps, {"first before": 2}, {**before[2], "first after": 2}]
-
-
-async def test_threads_add_to_the_same_metrics() -> None:
-    """Of hooks in several threads that are the first to ask for the metrics, at the same time, none
-    gets its own.
-    """
-    together, names, last = (
-        threading.Barrier(4),
-        [f"thread {number}" for number in range(4)],
-        MetricsHook("last"),
-    )
-
-    class BlockingMetrics:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def before_run(self, run_context: ah.SessionRunContext) -> None:
-            together.wait()
-            run_context.metrics[self.name] = 1
-
-    hooks: list[Any] = [
-        *(ah.hooks.BlockingHook(BlockingMetrics(name)) for name in names),
-        ah.configure(last, order=1),
-    ]
-    await run_session(doubling(*hooks), 1, "loss")
-    assert set(last.seen[0]) == set(names)

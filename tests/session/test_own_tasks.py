@@ -5,88 +5,16 @@ seen where, what is kept.
 from __future__ import annotations
 
 import asyncio
-import contextvars
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook
-from tests.support.checks import refused
-from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
-    NO_BACKOFF,
-    double,
     doubling,
 )
-from tests.support.waiting import forever, until_true
 
 pytestmark = pytest.mark.every_python
-variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="outside")
-
-
-@pytest.mark.parametrize("how", ["cancels itself", "is cancelled"])
-@pytest.mark.parametrize("what", ["until", "a step function", "feeds", "a recovery"])
-async def test_a_cancel_by_others_is_not_the_callers(what: str, how: str) -> None:
-    """What a session awaits is cancelled, and its caller is not: that is an error that says so."""
-
-    async def work(*_: object) -> None:
-        current = asyncio.current_task()
-        assert current is not None
-        asyncio.get_running_loop().call_soon(current.cancel)
-        if how == "cancels itself":
-            current.cancel()
-        await forever()
-
-    async def feeds() -> AsyncIterator[int]:
-        await work()
-        yield 1
-
-    lost = FaultInjectionHook(
-        {("before_run", 1): ah.AbortedError("lost"), ("after_create_session", 2): work}
-    )
-    async with ah.AsyncMonitoredSession(
-        double, [lost] if what == "a recovery" else [], recovery=NO_BACKOFF
-    ) as session:
-        calls: dict[str, Callable[[], Awaitable[object]]] = {
-            "until": lambda: session.until(work()),
-            "a step function": lambda: session.run_step_fn(work),
-            "feeds": lambda: anext(session.steps("loss", feeds=feeds())),
-            "a recovery": lambda: session.run("loss", {"batch": 1}),
-        }
-        with refused(ah.errors.HookCancelledError, "was cancelled, and not by its caller"):
-            await calls[what]()
-
-
-@pytest.mark.parametrize("where", ["hook", "step", "step function"])
-async def test_a_stop_ends_the_wait_for_a_step(where: str) -> None:
-    """A wait for the step of any store ends with a stop of the session in whose run it is; a wait
-    elsewhere does not.
-    """
-    other = ah.MemoryStepStore(run="other")
-
-    async def wait(*_: object) -> None:
-        await other.wait_for(5)
-
-    async def step() -> dict[str, int]:
-        if where == "step":
-            await wait()
-        return {"loss": 1}
-
-    elsewhere = asyncio.create_task(other.wait_for(5))
-    async with ah.AsyncMonitoredSession(
-        step, [PhaseHook("before_run", wait)] if where == "hook" else []
-    ) as session:
-        run = session.run_step_fn(wait) if where == "step function" else session.run("loss")
-        waiting = asyncio.create_task(run)
-        await until_true(lambda: other.statistics().waiting == 2)
-        session.request_stop("enough")
-        with pytest.raises(ah.StopRequestedError, match="enough"):
-            await waiting
-    assert other.statistics().waiting == 1
-    await other.advance(5)
-    assert await elsewhere == 5
 
 
 # -- what is kept of what a wait has taken

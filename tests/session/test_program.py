@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import traceback
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 import aiohooks as ah
 from aiohooks._core.clock import LoopClock, TimerHandle, set_current_clock, sleep
-from aiohooks.adapters.trackers import TrackerHook
-from aiohooks.adapters.trackers.tensorboard import TensorBoardTracker
 from aiohooks.errors import raise_unchanged
 from aiohooks.session import run as run_module
-from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
-from tests.support.sessions import counting_graph, do_nothing, doubling
-from tests.support.waiting import HANG_SECS, forever
+from tests.support.sessions import do_nothing, doubling
+from tests.support.waiting import forever
 
 T = TypeVar("T")
 
@@ -240,65 +235,6 @@ def test_an_interrupt_in_the_last_iteration_of_a_loop(
         asyncio.set_event_loop(None)
 
 
-@pytest.mark.parametrize(
-    "run", [ah.run, lambda main, last: asyncio.run(main(last))], ids=["aiohooks", "asyncio"]
-)
-def test_a_healthy_program_logs_no_warning(
-    run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What is logged as a warning is a fault of the program: a run with the usual hooks, and one
-    that continues it, have none.
-    """
-    delivered: list[Any] = []
-
-    class Publishes(ah.SessionRunHook):
-        async def after_run(
-            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-        ) -> None:
-            ah.effect("row", run_context.session.global_step.latest.step)
-
-    async def deliver(effect: ah.hooks.Effect) -> None:
-        delivered.append(effect.payload)
-
-    async def evaluate(_: ah.hooks.Evaluation) -> dict[str, float]:
-        return {"accuracy": 0.5}
-
-    async def main(last: int) -> None:
-        async with ah.open_step_store(f"local://{tmp_path}/steps", run="healthy") as store:
-            hooks = [
-                ah.StopAtStepHook(last_step=last),
-                ah.CheckpointSaverHook(tmp_path / "checkpoints", every=ah.Every(steps=2)),
-                ah.hooks.EffectsHook({"row": deliver}, run="r"),
-                ah.hooks.EvaluatorHook(evaluate, every=ah.Every(steps=2), mode="background"),
-                TrackerHook(
-                    TensorBoardTracker(tmp_path / "events"),
-                    {"total": "total"},
-                    every=ah.Every(steps=1),
-                ),
-                ah.hooks.JSONLinesHook(tmp_path / "values.jsonl", {"total": "total"}),
-                ah.LoggingHook({"total": "total"}, every=ah.Every(steps=2)),
-                ah.NanHook("total"),
-                ah.hooks.WatchdogHook(HANG_SECS),
-                ah.hooks.HookTimingHook(),
-                Publishes(),
-            ]
-            creator = ah.ChiefSessionCreator(
-                counting_graph(), checkpoint_dir=tmp_path / "checkpoints", global_step=store
-            )
-            async with ah.AsyncMonitoredSession(creator, hooks, handle_signals=True) as session:
-                async for _ in session.steps(["train", "total"], feeds=[{"x": 1}] * 9):
-                    pass
-
-    for last in (4, 8):
-        # The clock stands still: the disk of a busy machine may take long.
-        with ManualClock():
-            run(main, last)
-    assert delivered == [*range(1, 9)]
-    assert [
-        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
-    ] == []
-
-
 class _QuickClock(LoopClock):
     """A clock on which a second takes a millisecond."""
 
@@ -353,16 +289,3 @@ def test_the_end_does_not_wait_for_what_was_left_behind(caplog: pytest.LogCaptur
     assert "task 'ignores_cancels', at " in waits[0]
     assert "task 'cleaner', at " in waits[0]
     assert "aiohooks.run ends without task 'ignores_cancels', at " in caplog.messages[-1]
-
-
-def test_the_end_waits_for_other_tasks_as_long_as_they_need() -> None:
-    """A task that nothing has left behind is waited for, as by `asyncio.run`."""
-    ends: list[str] = []
-
-    async def main() -> None:
-        tasks.append(asyncio.create_task(clean_up(100, ends)))
-        await asyncio.sleep(0)
-
-    tasks: list[asyncio.Task[None]] = []
-    run_quickly(main)
-    assert ends == ["cleaned up"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from aiohooks.graph.plan import Plan
 from aiohooks.stores import open_step_store
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook, choose, explore
 from tests.support.checks import refused
-from tests.support.hooks import PhaseHook, SessionRecorder
+from tests.support.hooks import SessionRecorder
 from tests.support.sessions import (
     NO_BACKOFF,
     counting,
@@ -29,7 +28,7 @@ from tests.support.sessions import (
     recovery_policy,
     use_up,
 )
-from tests.support.waiting import advance_clock, parked, ticks
+from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -133,22 +132,6 @@ def test_which_groups_are_recovered(errors: list[Exception], recovers: bool) -> 
 # -- pauses
 
 
-async def test_pauses_grow_up_to_a_limit(clock: ManualClock) -> None:
-    """Each attempt in a row is preceded by a pause twice as long as the one before, up to
-    `max_secs`.
-    """
-    recovery = ah.RecoveryPolicy(backoff=ah.Backoff(1, 5, jitter=False))
-    async with ah.AsyncMonitoredSession(failing_step(*[LOST] * 5), recovery=recovery) as session:
-        running = asyncio.create_task(session.run("loss"))
-        for recoveries, secs in enumerate((1, 2, 4, 5, 5), 1):
-            await ticks(20)
-            await advance_clock(clock, secs - 0.001, 20)
-            assert (session.status().recoveries, running.done()) == (recoveries, False)
-            clock.advance(0.001)
-        assert await running == 1
-        assert (clock.now(), clock.pending) == (pytest.approx(17), 0)
-
-
 async def test_a_completed_run_ends_the_series(clock: ManualClock) -> None:
     """After a completed run the pauses, and the attempts, start from the beginning."""
     recovery = ah.RecoveryPolicy(max_attempts=1, backoff=ah.Backoff(1, jitter=False))
@@ -235,60 +218,7 @@ async def test_a_loop_continues_after_a_cancel_anywhere_in_a_recovery() -> None:
     await explore(train_with_time_limits, seeds=60, disturb=["order", "slow", "choice"])
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
-async def test_a_cancel_hides_no_error_that_recovery_gives_up_with(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Wherever it arrives while a session is opened in vain, each error is raised or logged."""
-
-    class Fails(ah.SessionRunHook):
-        async def after_create_session(self, *_: object) -> None:
-            await asyncio.sleep(0)
-            made.append(ah.AbortedError(f"attempt {len(made)}"))
-            raise made[-1]
-
-    async def opens() -> None:
-        made.clear()
-        caplog.clear()
-        logging.disable(logging.NOTSET)  # an exploration logs nothing
-        raised: list[BaseException] = []
-        try:
-            async with ah.AsyncMonitoredSession(
-                failing_step(), [Fails()], recovery=recovery_policy(max_attempts=1)
-            ):
-                pass
-        except ah.AbortedError as error:
-            raised.append(error)
-        finally:
-            for failure in made:
-                assert failure in raised or str(failure) in caplog.text, f"{failure!r} is lost"
-
-    made: list[ah.AbortedError] = []
-    explored = await explore(opens, disturb=["cancel"], exhaust=1)
-    assert explored.schedules > 5
-
-
 # -- giving up
-
-
-async def test_attempts_are_counted() -> None:
-    """After `max_attempts` recoveries in a row the last error is raised, the same object, with the
-    history.
-    """
-    errors, sessions = (
-        [ah.AbortedError(f"number {number}") for number in range(1, 5)],
-        SessionRecorder(),
-    )
-    policy = recovery_policy(max_attempts=3)
-    session = ah.AsyncMonitoredSession(failing_step(*errors), [sessions], recovery=policy)
-    assert await outcome(session, lambda session: session.run("loss")) is errors[3]
-    assert errors[3].__notes__ == [
-        "raised by operation 'step' at step 1",
-        "recovery gave up: 3 attempts are used up; what failed, oldest first:",
-        *(f"  the run of step 1: AbortedError('number {number}')" for number in range(1, 5)),
-    ]
-    assert sessions.attempts == [1, 2, 3, 4]
-    assert [one.closed for one in sessions.sessions] == [True] * 4
 
 
 async def test_a_session_that_gave_up_says_so() -> None:
@@ -340,18 +270,3 @@ async def test_a_step_that_fails_again_and_again_is_given_up(between: str) -> No
         "recovery gave up: 2 attempts are used up; what failed, oldest first:",
         *(f"  the run of step 3: AbortedError('failure {number}')" for number in (1, 2, 3)),
     ]
-
-
-async def test_a_clean_end_while_recovering_is_a_clean_end() -> None:
-    """A clean-end error out of `after_create_session` while recovering ends the block; `end` gets
-    the new, open session.
-    """
-    ended, sessions = list[tuple[int, bool]](), SessionRecorder()
-
-    async def end(session: ah.Session) -> None:
-        ended.append((sessions.sessions.index(session), session.closed))
-
-    faults = FaultInjectionHook({("before_run", 1): LOST, ("after_create_session", 2): END})
-    session = doubling(sessions, faults, PhaseHook("end", end), recovery=NO_BACKOFF)
-    assert await outcome(session, lambda session: use_up(session.steps("loss"))) is None
-    assert (ended, sessions.sessions[1].closed, session.status().runs) == ([(1, False)], True, 1)

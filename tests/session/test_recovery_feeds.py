@@ -303,24 +303,6 @@ async def test_a_loop_uses_each_element_once_beside_recoveries_of_other_tasks() 
     await explore(in_a_new_folder, seeds=50, disturb=["order", "choice"])
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-async def test_an_abandoned_run_leaves_its_element_in_the_state(
-    tmp_path: Path, prefetch: int
-) -> None:
-    """A program that is started again after a failure takes the element that had made no step."""
-    seen: list[Any] = []
-    for fail in (fails_once(("step", 3)), fails_once()):
-        feed = Feed()
-        with contextlib.suppress(ah.UnavailableError):
-            hooks = [saving(100, save_on_error=True)]
-            async with ah.session.AsyncSingularMonitoredSession(
-                training(fail, tmp_path, feed=feed), hooks
-            ) as session:
-                async for one in session.steps("train", feeds=feed, prefetch=prefetch):
-                    seen = [*one]
-    assert tuple(seen) == ALL
-
-
 # -- what cannot be set back
 
 

@@ -59,30 +59,6 @@ WAITS: dict[str, Use] = {**USES, "until": lambda session: session.until(do_nothi
 # -- turns
 
 
-async def test_runs_take_turns_in_order() -> None:
-    """Runs of several tasks do not overlap; they run in the order of the calls, without those that
-    were cancelled.
-    """
-    order: list[tuple[str, int]] = []
-
-    async def step(number: int) -> dict[str, int]:
-        order.append(("begins", number))
-        await ticks(9)
-        order.append(("ends", number))
-        return {"done": number}
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        runs = [await parked(session.run("done", {"number": number})) for number in range(4)]
-        assert session.status().queued == 3
-        runs[1].cancel()
-        await asyncio.sleep(0)
-        assert session.status().queued == 2
-        assert await asyncio.gather(*runs[:1], *runs[2:]) == [0, 2, 3]
-        assert runs[1].cancelled()
-        assert await session.run("done", {"number": 9}) == 9
-    assert order == [(what, number) for number in (0, 2, 3, 9) for what in ("begins", "ends")]
-
-
 async def test_a_queued_run_that_finds_a_stop_does_not_begin() -> None:
     """The lock passes to the next one; a run that begins after the stop does not wait for its
     turn.

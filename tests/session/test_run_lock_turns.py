@@ -10,9 +10,8 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import Source, make_runs
+from tests.support.sessions import make_runs
 from tests.support.waiting import result_without_suspending
 
 pytestmark = [pytest.mark.every_python, pytest.mark.turns]
@@ -133,32 +132,3 @@ async def test_a_cancellation_in_the_turn(clock: ManualClock) -> None:
         assert (returned, session.global_step.latest.step) == ([1], 1)
         await session.run("loss")
     assert session.global_step.latest.step == 2
-
-
-@pytest.mark.parametrize("kind", ["plain", "async", "none"])
-async def test_a_stop_in_the_turn(clock: ManualClock, kind: str) -> None:
-    """A stop that arrives in the turn ends the loop of steps before it takes another feed, and a
-    run before it begins.
-    """
-    source, count = Source(9), 0
-
-    async def step(batch: int | None = None) -> dict[str, int]:
-        clock.advance(COMPUTING_SECS)
-        return {"loss": 1}
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        steps = session.steps("loss", **({} if kind == "none" else source.feeds(kind)))
-        async for _ in steps:
-            count += 1
-            if count == 3:
-                asyncio.get_running_loop().call_soon(session.request_stop, "enough")
-            if count == 20:
-                break
-        assert (count, session.stop_reason) == (3, "enough")
-        assert (source.taken, steps.unused) == (0 if kind == "none" else 3, [])
-    async with computing(clock) as session:
-        await session.run("loss")
-        asyncio.get_running_loop().call_soon(session.request_stop, "enough")
-        with refused(ah.StopRequestedError, "enough"):
-            await session.run("loss")
-        assert session.global_step.latest.step == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 import aiohooks as ah
@@ -14,94 +12,6 @@ from tests.support.sessions import doubling, outcome
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
-
-
-class SlowEnd(ah.SessionRunHook):
-    """An `end` that saves until the test lets it finish, and a `close` after it."""
-
-    def __init__(self, phase: str = "end") -> None:
-        self.phase = phase
-        self.started = asyncio.Event()
-        self.released = asyncio.Event()
-        self.done: list[str] = []
-
-    async def end(self, session: ah.Session) -> None:
-        await self._save("end")
-
-    async def close(self, exc: BaseException | None) -> None:
-        await self._save("close")
-
-    async def _save(self, phase: str) -> None:
-        if phase == self.phase:
-            self.started.set()
-            await self.released.wait()
-        await ticks()
-        self.done.append(phase)
-
-
-# -- several closers
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_block_that_fails_while_another_task_closes(
-    cancelled: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It waits for that, and its error is raised then, the same object; of a cancel it is the
-    context, and logged.
-    """
-    hook, error, closing = SlowEnd(), OSError("late"), list[asyncio.Task[None]]()
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        closing.append(asyncio.create_task(session.aclose()))
-        closing[0].add_done_callback(lambda _: hook.done.append("closed"))
-        await hook.started.wait()
-
-    body = asyncio.create_task(outcome(doubling(hook), use, error))
-    await hook.started.wait()
-    await ticks(20)
-    assert not body.done()
-    if cancelled:
-        body.cancel()
-        await ticks()
-    hook.released.set()
-    raised = await body
-    if cancelled:
-        assert isinstance(raised, asyncio.CancelledError)
-        assert raised.__context__ is error
-        assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error]
-    else:
-        assert raised is error
-    await asyncio.wait(closing)
-    await ticks()
-    assert hook.done == ["end", "close", "closed"]
-
-
-async def test_a_task_of_a_nested_end_does_not_hold_up_the_outer_session(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """It keeps the context of the closing, which is over: its wait for a step is not one of the
-    outer session's own.
-    """
-    store, begun, waits = ah.MemoryStepStore(), asyncio.Event(), list[asyncio.Task[int]]()
-
-    async def wait() -> int:
-        await begun.wait()
-        return await store.wait_for(2)
-
-    async def start(*_: object) -> None:
-        waits.append(asyncio.create_task(wait()))
-
-    async def nest(run_context: ah.SessionRunContext) -> None:
-        if not waits:
-            await outcome(doubling(PhaseHook("end", start)))
-
-    async with doubling(PhaseHook("before_run", nest), global_step=store) as outer:
-        await outer.run("loss")
-        begun.set()
-        await ticks()
-        assert (store.statistics().waiting, caplog.messages) == (1, [])
-        await outer.run("loss")
-        assert await waits[0] == 2
 
 
 # -- calls that would wait for themselves

@@ -32,33 +32,6 @@ def closing(
     return outcome(doubling(*hooks, name="trainer"), use)
 
 
-async def test_background_tasks_that_are_waited_for_are_logged(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """After a second a warning names the session, the tasks and where they wait."""
-    queue: asyncio.Queue[int] = asyncio.Queue(1)
-
-    async def produce() -> None:
-        while True:
-            await queue.put(1)
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        session.start_soon(produce)
-        await ticks()
-
-    ending = await parked(closing(use=use), 20)
-    clock.advance(0.9)
-    assert messages(caplog) == []
-    clock.advance(0.1)
-    (first,) = messages(caplog)
-    assert first.startswith("a caller has waited 1 s for the end of session trainer: ")
-    assert "background task 'produce', at " in caplog.text
-    assert "Queue.put" in caplog.text
-    clock.advance(9)
-    assert await ending is None
-    assert clock.pending == 0
-
-
 @pytest.mark.parametrize("phase", ["end", "close"])
 async def test_a_hook_that_is_waited_for_is_logged(
     phase: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
@@ -77,37 +50,6 @@ async def test_a_hook_that_is_waited_for_is_logged(
     gate.set()
     assert await ending is None
     assert clock.pending == 0
-
-
-@pytest.mark.parametrize(
-    ("what", "waits_for"),
-    [("calls", "pending=2"), ("a run", "PhaseHook.before_run at step 1")],
-)
-async def test_other_calls_that_are_waited_for_are_logged(
-    what: str, waits_for: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Background calls of a hook, and what the last run of another task is doing."""
-    gate, runs = asyncio.Event(), list[asyncio.Task[Any]]()
-
-    async def wait(*_: object) -> None:
-        await gate.wait()
-
-    hook = PhaseHook("after_run" if what == "calls" else "before_run", wait)
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        if what == "calls":
-            await session.run("loss")
-            await session.run("loss")
-        else:
-            runs.append(await parked(session.run("loss")))
-
-    ending = await parked(closing([ah.configure(hook, background=what == "calls")], use), 20)
-    clock.advance(1)
-    (text,) = messages(caplog)
-    assert text.startswith("a caller has waited 1 s for the end of session trainer: ")
-    assert waits_for in text
-    gate.set()
-    await asyncio.wait([ending, *runs])
 
 
 async def test_a_recovery_that_waits_says_so(

@@ -11,12 +11,11 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import CreatorOf, counting_graph, doubling, outcome
+from tests.support.sessions import counting_graph, doubling, outcome
 from tests.support.waiting import (
     Uncancellable,
     advance_clock,
     cancel_and_wait,
-    forever,
     parked,
     raises_after,
     ticks,
@@ -104,46 +103,6 @@ async def test_a_closing_that_takes_too_long_after_a_cancel(
     await uncancellable.release()
     await until_true(lambda: hook.closed_with and "OSError: too late" in caplog.text)
     await ticks()
-
-
-@pytest.mark.parametrize("part", ["hook", "raw session", "store"])
-async def test_a_closing_that_others_cancel_continues(part: str) -> None:
-    """Whatever part of it: the rest is closed, and the caller was not cancelled; a hook's is
-    reported, a store asked again.
-    """
-    hook, flushes = RecordingHook(), list[float | None]()
-
-    class Cut(ah.Session):
-        async def aclose(self) -> None:
-            await super().aclose()
-            if part == "raw session":
-                raise asyncio.CancelledError
-
-    class Store(ah.MemoryStepStore):
-        async def flush(self, timeout: float | None = None) -> None:
-            flushes.append(timeout)
-            if part == "store" and len(flushes) == 1:
-                raise asyncio.CancelledError
-
-    async def cancels_itself(exc: BaseException | None) -> None:
-        if part == "hook":
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-            await forever()
-
-    creator = CreatorOf(Cut, counting_graph(), global_step=Store())
-    raised = await outcome(
-        ah.AsyncMonitoredSession(creator, [hook, PhaseHook("close", cancels_itself)])
-    )
-    assert hook.closed_with == [None]
-    assert len(flushes) == (1 if part == "hook" else 2)
-    if part == "hook":
-        assert isinstance(raised, ah.errors.HookCancelledError)
-        assert "PhaseHook.close was cancelled" in str(raised)
-        assert isinstance(raised.__cause__, asyncio.CancelledError)
-    else:
-        assert raised is None
 
 
 async def test_background_tasks_are_waited_for_after_others_have_cancelled_the_wait() -> None:

@@ -105,38 +105,6 @@ async def test_what_a_stopped_session_waits_for_is_logged(
     assert clock.pending == 0
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-async def test_a_signal_is_a_stop(number: signal.Signals, received: list[int]) -> None:
-    """SIGINT and SIGTERM request a stop, with a reason: the current run is finished, waits and the
-    session end cleanly.
-    """
-    hook, before, gate = RecordingHook(), handlers(), asyncio.Event()
-
-    async def step() -> dict[str, int]:
-        await gate.wait()
-        return {"loss": 1}
-
-    async with ah.AsyncMonitoredSession(step, [hook], handle_signals=True) as session:
-        running, waiting = await parked(session.run("loss")), await parked(session.until(forever()))
-        await send(number, waiting.done)
-        with pytest.raises(ah.StopRequestedError, match=f"{number.name} received"):
-            await waiting
-        assert (running.done(), session.should_stop()) == (False, True)
-        gate.set()
-        assert await running == 1
-        assert [one async for one in session.steps("loss")] == []
-    assert session.stop_reason == f"{number.name} received"
-    assert hook.phases() == [
-        "begin",
-        "after_create_session",
-        "before_run",
-        "after_run",
-        "end",
-        "close",
-    ]
-    assert (handlers(), received) == (before, [])
-
-
 async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
     """A session that is opened while others are cancelled by a second signal is cancelled too."""
     hook, ends = RecordingHook(), list[BaseException | None]()

@@ -174,33 +174,6 @@ async def test_sessions_of_one_loop() -> None:
             assert drains.should_stop()
 
 
-async def test_the_drain_of_one_that_is_opened_meanwhile_has_an_end(clock: ManualClock) -> None:
-    """Its own time begins when it is opened."""
-    async with handling() as first:
-        await drain_of(first)
-        clock.advance(1)
-        async with handling(drain_secs=5.0) as later:
-            await advance_clock(clock, 4.9)
-            assert not later.should_stop()
-            clock.advance(0.1)
-            await until_true(later.should_stop)
-
-
-async def test_a_stop_before_the_signal() -> None:
-    """A session that stops already has nothing to drain: the next signal cancels it, as without
-    `drain_secs`.
-    """
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        session.request_stop("over")
-        send()
-        await ticks(20)
-        send()
-        await forever()
-
-    assert isinstance(await asyncio.create_task(outcome(handling(), use)), asyncio.CancelledError)
-
-
 async def test_a_drain_before_the_signal(clock: ManualClock) -> None:
     """Its reason is kept; the signal limits its time."""
     async with handling() as session:

@@ -306,19 +306,6 @@ async def test_whether_nothing_but_sessions_handles_a_signal() -> None:
         assert not signals.may_handle(USER)
 
 
-async def test_a_forked_child_does_not_handle_the_signals_of_its_parent() -> None:
-    """There the signal has the system's handler, and wakes no loop."""
-    async with handling():
-        child = os.fork()
-        if child == 0:
-            os._exit(
-                (signal.getsignal(USER) is signal.SIG_DFL) + 2 * (signal.set_wakeup_fd(-1) == -1)
-            )
-        # It has ended by then.
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3  # noqa: ASYNC222
-        assert signal.getsignal(USER) is not signal.SIG_DFL
-
-
 def test_a_loop_that_was_closed_without_its_sessions() -> None:
     """The previous handler gets the signal and is restored, because the sessions cannot be
     stopped.

@@ -18,7 +18,7 @@ import aiohooks as ah
 from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, do_nothing, double, doubling, outcome
+from tests.support.sessions import NO_BACKOFF, double, doubling, outcome
 from tests.support.waiting import Gate, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -59,36 +59,6 @@ async def test_the_active_hook_is_named(phase: str, clock: ManualClock) -> None:
     gate.opened.set()
     assert await task is None
     assert session.status().doing == ()
-
-
-@pytest.mark.parametrize("hooked", [False, True])
-async def test_the_active_operation_is_named(clock: ManualClock, hooked: bool) -> None:
-    """The active operation is named, with hooks and without, with the line of the step at which it
-    waits, or the task.
-    """
-    gate = Gate()
-    other = asyncio.create_task(gate.pass_through(), name="the other")
-
-    async def step() -> None:
-        await gate.pass_through() if hooked else await other
-
-    async with ah.AsyncMonitoredSession(
-        step, [PhaseHook("after_run", do_nothing)] if hooked else []
-    ) as session:
-        run = await parked(session.run("step"))
-        await ticks()
-        clock.advance(0.25)
-        assert [one.secs for one in session.status().doing] == [0.25]
-        clock.advance(1.75)
-        doing = only(session.status().doing, "Gate.pass_through" if hooked else "step")
-        assert (doing.what, doing.secs, doing.awaits) == (
-            "operation 'step' at step 1",
-            2.0,
-            None if hooked else "task 'the other'",
-        )
-        assert session.status().summary == "step 0, in run 1 for 2 s"
-        gate.opened.set()
-        await asyncio.wait([run, other])
 
 
 async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:

@@ -8,7 +8,6 @@ same, and the steps per second are logged without any directory.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.checks import invalid
 from tests.support.sessions import counting_graph, make_runs
-from tests.support.waiting import parked
 
 COUNTS, SUMMARIES, SAVES = "StepCounterHook", "SummarySaverHook", "CheckpointSaverHook"
 DIRECTORY, LOSS = "its directory", {"summaries": ["loss"]}
@@ -96,37 +94,6 @@ async def test_a_job_continues_where_it_ended(tmp_path: Path) -> None:
     assert (
         len([name for name in os.listdir(tmp_path) if name.startswith("events.out.tfevents")]) == 2
     )
-
-
-async def test_a_worker_begins_when_the_chief_has_restored(tmp_path: Path) -> None:
-    """A worker waits for the shared variables, and finds what the chief has restored; it never
-    restores or saves.
-    """
-    async with ah.training.monitored_training_session(
-        counting_graph(), checkpoint_dir=tmp_path
-    ) as session:
-        await session.run("train")
-    variables, steps = ah.Variables(), ah.MemoryStepStore()
-    began = asyncio.Event()
-
-    async def worker() -> Any:
-        async with ah.training.monitored_training_session(
-            counting_graph(),
-            is_chief=False,
-            checkpoint_dir=tmp_path,
-            variables=variables,
-            global_step=steps,
-        ) as session:
-            began.set()
-            return await session.run(("total", "global_step"))
-
-    working = await parked(worker())
-    assert not began.is_set()
-    async with ah.training.monitored_training_session(
-        counting_graph(), checkpoint_dir=tmp_path, variables=variables, global_step=steps
-    ):
-        assert await working == (1, 1)
-    await steps.aclose()
 
 
 async def test_a_function_as_the_step(tmp_path: Path) -> None:

@@ -290,15 +290,6 @@ async def test_a_directory_of_others_is_refused(
         why.why_folder()
 
 
-async def test_a_forked_child_is_not_asked_for_its_parent(folder: Path) -> None:
-    """The child closes its copy of the socket, and leaves its parent's files."""
-    async with opened():
-        if (child := os.fork()) == 0:
-            os._exit(0 if why._server is None else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222
-        assert files(folder) == [f"{os.getpid()}.sock"]
-
-
 @pytest.mark.parametrize(
     ("target", "says"),
     [

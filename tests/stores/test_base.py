@@ -85,19 +85,6 @@ async def test_other_kinds_of_whole_numbers_are_steps() -> None:
 # --- waiting
 
 
-async def test_reached_steps_never_suspend() -> None:
-    """A wait for a step that is reached, or not above 0, returns what was seen without
-    suspending.
-    """
-    store = MemoryStepStore(10)
-    assert [result_without_suspending(store.wait_for(step)) for step in (10, 9, 1, 0, -5)] == [
-        10
-    ] * 5
-    assert result_without_suspending(store.wait_for(3, timeout=0, on_reset="raise")) == 10
-    assert store.statistics().waiting == 0
-    assert result_without_suspending(MemoryStepStore().wait_for(0)) == 0
-
-
 async def test_cancelled_thresholds_do_not_accumulate() -> None:
     """However many different steps were waited for and cancelled, the memory for them stays
     bounded.

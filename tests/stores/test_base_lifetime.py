@@ -5,7 +5,6 @@ subscriptions.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -13,13 +12,10 @@ from typing import Any
 import pytest
 
 from aiohooks.errors import WrongLoopError
-from aiohooks.stores import MemoryStepStore, Position, StoreStatistics
-from aiohooks.testing.clock import ManualClock
-from tests.support.waiting import cancel_and_wait, parked, result_without_suspending, ticks
+from aiohooks.stores import MemoryStepStore, Position
+from tests.support.waiting import parked, result_without_suspending
 
 pytestmark = pytest.mark.every_python
-
-MAX_STEP = 2**53 - 1
 
 
 def asynchronous_calls(store: MemoryStepStore) -> list[Coroutine[Any, Any, object]]:
@@ -42,24 +38,6 @@ async def enter(block: AbstractAsyncContextManager[object]) -> None:
 
 
 # --- changes
-
-
-async def test_iterations_of_changes_are_independent() -> None:
-    """Several iterations, also of one iterator by two tasks, see the newest position; a cancelled
-    one loses nothing.
-    """
-    store = MemoryStepStore()
-    first, second = store.changes(), store.changes()
-    assert [await anext(first), await anext(second)] == [Position(1, 0)] * 2
-    tasks = [await parked(anext(it)) for it in (first, first, second)]
-    cancelled = await parked(anext(second))
-    cancelled.cancel()
-    await store.advance()
-    assert await asyncio.gather(*tasks) == [Position(1, 1)] * 3
-    task = await parked(anext(second))
-    await store.advance()
-    await cancel_and_wait(task)
-    assert await anext(second) == Position(1, 2)
 
 
 # --- loops and threads
@@ -105,19 +83,6 @@ def test_without_a_loop_only_reading_is_allowed() -> None:
 # --- statistics, subscriptions
 
 
-async def test_a_wait_that_is_over_is_not_in_the_statistics() -> None:
-    """From the advance on that ends it, before the task of the waiter has run."""
-    with ManualClock() as clock:
-        store = MemoryStepStore()
-        clock.advance(100)
-        waiting = await parked(store.wait_for(1))
-        clock.advance(5)
-        assert store.statistics().waiting_secs == 5
-        store.advance_nowait(1)
-        assert store.statistics().waiting_secs is None
-        assert await waiting == 1
-
-
 async def test_statistics_can_be_read_in_any_thread() -> None:
     """Also while something waits, where the time of the wait is needed."""
     store = MemoryStepStore()
@@ -126,60 +91,3 @@ async def test_statistics_can_be_read_in_any_thread() -> None:
     assert statistics.waiting_secs is not None
     await store.advance()
     await waiting
-
-
-async def test_statistics_count() -> None:
-    """Statistics have the current state and the number of waits so far; the repr has it in a
-    line.
-    """
-    store = MemoryStepStore(run="digits")
-    assert store.statistics().waiting == 0
-    names = [f"worker {number}" for number in range(7)]
-    for name in names:
-        store.publisher(name)
-    tasks = [await parked(store.wait_for(step)) for step in (4, 4, 6)]
-    await store.advance(4)
-    await store.wait_for(2)
-    await ticks(3)
-    statistics = store.statistics()
-    assert statistics.waiting_secs is not None
-    assert dataclasses.replace(statistics, waiting_secs=None) == StoreStatistics(
-        latest=Position(1, 4),
-        term=0,
-        waiting=1,
-        wanted=6,
-        watching=0,
-        publishers=tuple(names),
-        waiting_secs=None,
-    )
-    assert (
-        repr(store) == "<MemoryStepStore 'digits' at step 4 of epoch 1,"
-        " published by"
-        " worker 0, worker 1, worker 2, worker 3, worker 4 and 2 more>"
-    )
-    await store.advance(2)
-    await asyncio.gather(*tasks)
-
-
-async def test_an_engine_is_notified_of_the_next_threshold() -> None:
-    """`subscribe` is called with each new lowest step with a waiter: 0 for any change, None without
-    a waiter.
-    """
-    subscribed: list[int | None] = []
-    store = MemoryStepStore()
-    store._waits._subscribe = subscribed.append
-    changes = store.changes()
-    await anext(changes)
-    tasks = [await parked(store.wait_for(step)) for step in (9, 5, 5, 7)]
-    change = await parked(anext(changes))
-    await store.advance(5)
-    tasks[3].cancel()
-    await ticks(3)
-    store._waits.observe(Position(1, 3))
-    store._waits.observe(Position(1, 9))
-    await asyncio.gather(*tasks, change, return_exceptions=True)
-    assert subscribed == [9, 5, 0, 7, 9, None]
-    await anext(changes)
-    change = await parked(anext(changes))
-    await cancel_and_wait(change)
-    assert subscribed[6:] == [0, None]

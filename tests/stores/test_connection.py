@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import pytest
 
@@ -74,45 +73,6 @@ async def test_a_cancelled_deletion_closes_the_store() -> None:
     assert await cancel_and_wait(forgetting)
     with pytest.raises(StoreClosedError):
         await wait
-
-
-async def test_closing_twice_waits_for_the_first() -> None:
-    """The engine is closed when either has returned."""
-    released = asyncio.Event()
-
-    class Slow(FakeConnection):
-        async def close(self) -> None:
-            await released.wait()
-
-    store = FakeStepStore(Slow(FakeEngine()))
-    await store.advance()
-    closings = [await parked(store.aclose(), 40) for _ in range(2)]
-    assert not any(closing.done() for closing in closings)
-    released.set()
-    await asyncio.gather(*closings)
-
-
-async def test_a_failing_caller_of_the_first_connection_starves_no_other(
-    clock: ManualClock,
-) -> None:
-    """Each gets the error of the attempts that it has waited for, although another tries again."""
-    engine = FakeEngine()
-    engine.stop()
-    store = FakeStepStore(engine, connect_timeout=1.0)
-
-    async def insist() -> None:
-        while True:
-            with contextlib.suppress(StoreUnavailableError):
-                await store.value()
-
-    insisting = asyncio.ensure_future(insist())
-    reading = asyncio.ensure_future(store.value())
-    for _ in range(10):
-        await advance_clock(clock, 0.5, 20)
-    with pytest.raises(StoreUnavailableError):
-        await reading
-    assert await cancel_and_wait(insisting)
-    await store.aclose()
 
 
 class OddOnce(FakeConnection):

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.waits import opening_until
 from aiohooks.stores import SharedStepStore, open_step_store
 from aiohooks.stores._protocol import Snapshot
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
@@ -76,18 +75,6 @@ async def test_an_advance_in_another_event_loop_is_rejected(tmp_path: Path) -> N
 
         await asyncio.to_thread(advance_in_another_loop)
         assert store.latest.step == 1
-
-
-async def test_forgetting_ends_the_waits_of_others(tmp_path: Path) -> None:
-    """Waits in other stores end when the run is deleted, and later calls say why."""
-    async with local_store(tmp_path) as store, local_store(tmp_path) as other:
-        wait = await parked(other.wait_for(5))
-        await store.forget()
-        with pytest.raises(ah.errors.StoreUnavailableError, match="was deleted"):
-            await wait
-        for call in (other.advance, other.value):
-            with pytest.raises(ah.errors.StoreUnavailableError, match="was deleted"):
-                await call()
 
 
 @contextlib.contextmanager
@@ -245,41 +232,6 @@ asyncio.run(main())
             assert (await asyncio.to_thread(run_python, "-c", program)).stdout == "trainer\n"
 
 
-async def test_more_processes_than_are_read_at_first(tmp_path: Path) -> None:
-    """However many have the run open, each is woken at its step; those that have left leave no
-    slot.
-    """
-    async with contextlib.AsyncExitStack() as stack:
-        stores = [await stack.enter_async_context(local_store(tmp_path)) for _ in range(20)]
-        waits = [await parked(store.wait_for(number)) for number, store in enumerate(stores, 1)]
-        for _ in stores:
-            await stores[0].advance()
-        assert [await wait >= number for number, wait in enumerate(waits, 1)] == [True] * 20
-        run = engine_of(stores[1])._database
-        assert run is not None
-        run.write_slot(99)  # as a process leaves it that is killed while it waits
-        await stores[1].aclose()
-    assert not any((tmp_path / "default" / "waiting").read_bytes())
-
-
-async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
-    """Nothing is polled or renewed: steps and the end of a publisher are notified although the
-    clock does not move.
-    """
-    with ManualClock():
-        async with local_store(tmp_path) as store, local_store(tmp_path) as other:
-            with other.publisher("one"):
-                async with other.lead():
-                    await other.flush()
-                    step = asyncio.ensure_future(store.wait_for(1))
-                    never = await parked(store.wait_for(2))
-                    await other.advance()
-                    assert await step == 1
-                    assert store._members._lease_task is other._members._lease_task is None
-            with pytest.raises(ah.errors.PublisherFinishedError, match="one finished at step 1"):
-                await never
-
-
 async def test_an_old_snapshot_is_ignored(tmp_path: Path) -> None:
     """A snapshot that a thread has read may arrive after a newer one."""
     async with local_store(tmp_path) as store, local_store(tmp_path) as other:
@@ -289,31 +241,6 @@ async def test_an_old_snapshot_is_ignored(tmp_path: Path) -> None:
             await store.value()
             store._members.observe(old)
             assert store.statistics().publishers == ("one",)
-
-
-async def test_a_stop_while_another_process_has_the_lock(tmp_path: Path) -> None:
-    """It ends the wait of a session that is being opened, whose request is not made later; it does
-    not end a closing.
-    """
-    with ManualClock():
-        async with (
-            local_store(tmp_path) as other,
-            local_store(tmp_path) as store,
-            local_store(tmp_path) as idle,
-        ):
-            coord = ah.Coordinator()
-            coord.request_stop("enough")
-            with locked(other):
-                with opening_until(coord.until):
-                    with pytest.raises(ah.StopRequestedError, match="enough"):
-                        await store.lead().__aenter__()
-                    closing = [await parked(closed.aclose()) for closed in (store, idle)]
-                await ticks(20)
-                assert not any(close.done() for close in closing)
-            await asyncio.gather(*closing)
-            assert len(os.listdir(directory_of(other) / "alive")) == 1
-            async with other.lead() as term:
-                assert term.number == 1
 
 
 async def test_an_advance_cancelled_too_late_still_wakes(tmp_path: Path) -> None:

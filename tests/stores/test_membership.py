@@ -8,9 +8,7 @@ import re
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.scope import begin_run
-from aiohooks.stores._protocol import _MAX_ERROR_TEXT, Answer, Request
-from aiohooks.stores.publishers import Publisher
+from aiohooks.stores._protocol import Answer, Request
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import (
@@ -25,12 +23,6 @@ from tests.support.waiting import (
 )
 
 # --- leases
-
-
-async def wait_as(publisher: Publisher, store: FakeStepStore, step: int) -> int:
-    """Wait on behalf of a publisher, as inside a session's run."""
-    begin_run(None, publisher)
-    return await store.wait_for(step)
 
 
 class DyingConnection(FakeConnection):
@@ -108,31 +100,6 @@ async def test_a_publisher_whose_loop_was_blocked(
         await asyncio.gather(wait, return_exceptions=True)
 
 
-async def test_a_dead_publisher_is_found_while_another_one_is_fast(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """A waiter for one step after the other finds it, too: else its death would be what ended the
-    run, long after.
-    """
-    dead = FakeStepStore(DyingConnection(engine))
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
-        dead.publisher("dead")
-        with a.publisher("trainer"):
-            await dead.flush()
-            await kill(dead)
-            for step in range(1, 41):
-                wait = await parked(b.wait_for(step))
-                await ticks(40)
-                await pass_time(clock, 0.5)
-                await a.advance()
-                assert await wait == step
-            assert b.statistics().publishers == ("trainer",)
-            wait = await parked(b.wait_for(99), 40)
-        with pytest.raises(ah.errors.PublisherFinishedError, match="trainer finished at step 40"):
-            await wait
-    await close_dead(dead, clock)
-
-
 async def test_waiters_stay_for_the_next_chief_if_asked(
     clock: ManualClock, engine: FakeEngine
 ) -> None:
@@ -196,9 +163,6 @@ async def test_a_local_failure_keeps_its_error(engine: FakeEngine) -> None:
         assert caught.value.__cause__ is error
 
 
-# --- exits from before the store was opened
-
-
 async def test_a_run_that_had_failed_may_begin_again(
     clock: ManualClock, engine: FakeEngine
 ) -> None:
@@ -218,6 +182,9 @@ async def test_a_run_that_had_failed_may_begin_again(
             await wait
 
 
+# --- exits from before the store was opened
+
+
 async def test_a_run_that_had_finished_has_no_successor(engine: FakeEngine) -> None:
     """A wait for a later step ends immediately, as it does in a process that has seen the end."""
     async with FakeStepStore(engine) as a:
@@ -227,39 +194,4 @@ async def test_a_run_that_had_finished_has_no_successor(engine: FakeEngine) -> N
             await b.wait_for(5)
 
 
-async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """Once a publisher has registered in time, only its own exit ends waits, also if all publishers
-    wait themselves.
-    """
-    async with FakeStepStore(engine) as a:
-        a.publisher("yesterday's chief").close(OSError("the disk is full"))
-    async with FakeStepStore(engine, lease_secs=20) as b, FakeStepStore(engine) as d:
-        chief = d.publisher("chief")
-        waiting = asyncio.ensure_future(wait_as(chief, d, 9))
-        wait = await parked_wait(b, 2)
-        await d.flush()
-        await b.value()
-        await pass_time(clock, 60)
-        await b.value()
-        await d.advance(2)
-        assert await wait == 2
-        await d.advance(7)
-        assert await waiting == 9
-
-
 # --- after a loss
-
-
-@pytest.mark.parametrize(("length", "cut"), [(-1, False), (0, False), (1, True)])
-async def test_a_text_that_fits_is_whole(engine: FakeEngine, length: int, cut: bool) -> None:
-    """The middle of a longer one is left out, and its length is shown."""
-    error = RuntimeError("x" * (_MAX_ERROR_TEXT - len("RuntimeError: ") + length))
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
-        waiting = await parked(b.wait_for(1))
-        await ticks(40)
-        a.publisher("trainer").close(error)
-        with pytest.raises(ah.errors.PublisherFailedError) as raised:
-            await waiting
-    assert (f"({_MAX_ERROR_TEXT + 1:,} characters)" in str(raised.value.__cause__)) is cut

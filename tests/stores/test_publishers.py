@@ -12,12 +12,10 @@ from aiohooks._core.scope import begin_run
 from aiohooks.errors import (
     PublisherFailedError,
     PublisherFinishedError,
-    StepTimeoutError,
     StopRequestedError,
     WrongLoopError,
 )
 from aiohooks.stores import MemoryStepStore, Publisher, current_publisher
-from aiohooks.testing.clock import ManualClock
 from tests.support.waiting import cancel_and_wait, parked, result_without_suspending, ticks
 
 pytestmark = pytest.mark.every_python
@@ -61,20 +59,6 @@ async def test_registered_until_closed() -> None:
         await store.wait_for(5)
     assert repr(twin) == "<Publisher 'chief', left>"
     assert repr(store.publisher("new")) == "<Publisher 'new', at work>"
-
-
-async def test_a_block_closes_with_its_error() -> None:
-    """`with store.publisher(...)` closes it with the block's error, or without one."""
-    store = MemoryStepStore(7)
-    with store.publisher("first") as publisher:
-        assert not publisher.closed
-    with pytest.raises(PublisherFinishedError, match="first finished at step 7, wanted 9"):
-        await store.wait_for(9)
-    with pytest.raises(KeyError), store.publisher("second"):
-        raise KeyError("lost")
-    with pytest.raises(PublisherFailedError, match="second failed at step 7, wanted 9") as error:
-        await store.wait_for(9)
-    assert isinstance(error.value.__cause__, KeyError)
 
 
 # --- no publisher is left
@@ -138,26 +122,6 @@ async def test_the_last_publisher_to_wait_gets_the_error_immediately() -> None:
     assert error.value.__cause__ is cause
     with pytest.raises(PublisherFailedError, match="wanted 500"):
         await first
-
-
-async def test_a_publisher_is_at_work_once_its_wait_is_cancelled_or_late() -> None:
-    """A publisher whose wait was cancelled, or ran out of time, is at work in the same tick."""
-    with ManualClock() as clock:
-        store = MemoryStepStore()
-        chief, one, two = (store.publisher(name) for name in ("chief", "one", "two"))
-        cancelled = await wait_as(one, store, 5)
-        late = await parked(run_as(two, lambda: store.wait_for(5, timeout=1)))
-        other = await parked(store.wait_for(5))
-        cancelled.cancel()
-        clock.advance(1)
-        assert (one.waiting, two.waiting) == (0, 0)
-        chief.close()
-        with pytest.raises(StepTimeoutError):
-            await late
-        await asyncio.wait([cancelled])
-        assert not other.done()
-        await store.advance(5)
-        assert await other == 5
 
 
 async def test_a_wait_that_outlives_its_run_does_not_hold_up_its_publisher() -> None:

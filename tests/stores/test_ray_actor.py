@@ -18,7 +18,6 @@ from aiohooks.stores.ray.store import RayEngine
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.fake_ray import FakeCluster
 from tests.support.losses import LOSSES, check_loss
-from tests.support.waiting import ticks
 
 
 def test_the_run_is_named_as_with_other_engines() -> None:
@@ -67,24 +66,6 @@ async def test_a_thousand_waiters_are_one_call() -> None:
             assert isinstance(store._engine, RayEngine)
             assert len(store._engine._replies) <= 2, "a poll, and what is being asked"
     assert not actor.instance.polls
-    actor.stop()
-
-
-async def test_a_wait_for_any_change_is_one_call() -> None:
-    """The actor answers its poll when something changes, and not again and again."""
-    cluster = FakeCluster()
-    actor = cluster.actor("fake")
-    async with cluster.store() as store:
-        await store.advance(3)
-        changes = store.changes()
-        assert (await anext(changes)).step == 3
-        change = asyncio.ensure_future(anext(changes))
-        await ticks(50)
-        (parked,) = actor.instance.polls.values()
-        await ticks(50)
-        assert [*actor.instance.polls.values()] == [parked]
-        await store.advance()
-        assert (await change).step == 4
     actor.stop()
 
 

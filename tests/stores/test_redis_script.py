@@ -85,35 +85,6 @@ def client(
         yield client
 
 
-def test_a_state_is_replaced_if_no_process_was_faster(client: redis.Redis) -> None:
-    """Of two processes that have read the same state one replaces it; the other reads again. A
-    write stays where it is.
-    """
-    scripted = Scripted(client)
-    found = scripted.read()
-    first, second = copy.deepcopy(found.state), copy.deepcopy(found.state)
-    first.apply(Join(Member("p/1", "one", 10.0)))
-    second.apply(Join(Member("q/1", "two", 10.0)))
-    scripted.apply(FIRST)
-    assert scripted.swap(found, first)
-    assert not scripted.swap(found, second)
-    state = scripted.read().state
-    assert (list(state.members), state.position) == (["p/1"], Position(1, 5))
-
-
-def test_a_state_is_not_replaced_after_a_reset(client: redis.Redis) -> None:
-    """What a process brings after a loss depends on whether a chief has reset the step meanwhile:
-    the process reads again.
-    """
-    scripted = Scripted(client)
-    found = scripted.read()
-    state = copy.deepcopy(found.state)
-    state.position = Position(3, 7)
-    scripted.apply(Write("reset", 4, Position(1, 0), 0, "chief", 1))
-    assert not scripted.swap(found, state)
-    assert scripted.read().state.position == Position(2, 4)
-
-
 @pytest.mark.parametrize("lost", [0, 2, 3])
 def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> None:
     """If a key was evicted, no write and no change is accepted until the run was made anew; a

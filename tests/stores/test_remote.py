@@ -14,7 +14,6 @@ from aiohooks.stores._protocol import (
     MAX_STEP,
     Answer,
     Expire,
-    Position,
     Request,
     Snapshot,
 )
@@ -75,39 +74,6 @@ async def test_a_connection_is_made_again_after_any_error(
         assert await wait == 1
 
 
-async def test_no_request_is_sent_before_a_connection_is_complete(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """Until then the engine may have lost what a process knows, and an answer would come from a run
-    of before.
-    """
-    connecting, complete = asyncio.Event(), asyncio.Event()
-
-    class Connecting(FakeConnection):
-        async def connect(self) -> Snapshot:
-            if self._run_id:
-                connecting.set()
-                await complete.wait()
-            return await super().connect()
-
-    async with FakeStepStore(Connecting(engine)) as a:
-        assert await a.advance(5) == 5
-        engine.cut()
-        engine.requests.clear()
-        await ticks()
-        clock.advance(6)
-        await connecting.wait()
-        engine.runs["default"].position = Position(1, 2)  # an older copy of its data
-        reading, writing = asyncio.ensure_future(a.value()), asyncio.ensure_future(a.advance())
-        await ticks(40)
-        assert not engine.requests
-        assert not reading.done()
-        engine.runs["default"].position = Position(1, 5)  # what connecting gives back
-        complete.set()
-        assert (await reading).step >= 5
-        assert await writing == 6
-
-
 async def test_first_connection_gives_up_in_time(clock: ManualClock, engine: FakeEngine) -> None:
     """The first call fails after `connect_timeout`, and the next one tries again."""
     engine.stop()
@@ -124,45 +90,7 @@ async def test_first_connection_gives_up_in_time(clock: ManualClock, engine: Fak
     await store.aclose()
 
 
-async def test_an_advance_cancelled_during_an_outage_is_not_sent(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """An advance that was cancelled before it was sent never takes effect."""
-    async with FakeStepStore(engine) as a:
-        await a.advance()
-        engine.stop()
-        first, second = (asyncio.ensure_future(a.advance()) for _ in range(2))
-        await ticks(40)
-        third = await parked(a.advance(10), 40)
-        third.cancel()
-        await ticks(40)
-        engine.restart()
-        await advance_clock(clock, 6, 40)
-        clock.advance(6)
-        assert [await first, await second] == [2, 3]
-        assert (await a.value()).step == 3
-
-
 # --- combining
-
-
-async def test_concurrent_advances_are_one_request(engine: FakeEngine) -> None:
-    """Concurrent advances of one process are one request, and each returns its own step."""
-    async with FakeStepStore(engine) as a:
-        await a.advance()
-        engine.requests.clear()
-        results = await asyncio.gather(*(a.advance(number) for number in range(1, 65)))
-        assert results == [1 + sum(range(1, number + 1)) for number in range(1, 65)]
-        assert len(engine.requests) <= 2
-
-
-async def test_order_of_different_writes_is_kept(engine: FakeEngine) -> None:
-    """Advances are not combined across a raise or a reset."""
-    async with FakeStepStore(engine) as a:
-        advance, raised, more, reset, last = await asyncio.gather(
-            a.advance(2), a.raise_to(10), a.advance(), a.reset(4), a.advance()
-        )
-        assert (advance, raised, more, reset, last) == (2, 10, 11, Position(2, 4), 5)
 
 
 async def test_each_caller_gets_an_error_of_its_own(engine: FakeEngine) -> None:

@@ -18,7 +18,7 @@ from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.redis_servers import KINDS
 from tests.support.store_servers import Server, first_stream, running
 from tests.support.stores import shared_store
-from tests.support.waiting import parked, parked_wait, ticks
+from tests.support.waiting import parked, parked_wait
 
 NUMBERS = itertools.count()
 
@@ -57,24 +57,6 @@ async def test_all_calls_and_waits_end_with_the_damage() -> None:
         a.publisher("late")
         await a.flush()
         assert engine.connections == connections
-        engine.damaged.clear()
-
-
-async def test_damage_that_a_call_finds_ends_the_waits() -> None:
-    """Waits do not last until the next heartbeat, and no connection is left."""
-    engine = FakeEngine()
-    async with FakeStepStore(engine) as a:
-        await a.advance()
-        waits = [asyncio.ensure_future(a.wait_for(step)) for step in (5, 9)]
-        await ticks(20)
-        engine.damaged.add("default")
-        with pytest.raises(StoreDamagedError):
-            await a.value()
-        for error in await asyncio.gather(*waits, return_exceptions=True):
-            assert isinstance(error, StoreDamagedError)
-        await ticks(20)
-        assert not engine.watchers
-        assert a._connection.lost_at is None
         engine.damaged.clear()
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-
 import pytest
 
 from aiohooks.stores._protocol import (
@@ -66,94 +63,7 @@ def test_state_refuses_an_older_term() -> None:
     assert state.apply(Write("advance", 1, Position(1, 0), 2, "2", 1)).position == Position(1, 1)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_repeated_request_changes_nothing(seed: int) -> None:
-    """Each process repeats its requests, with those of others in between: each takes effect
-    once.
-    """
-    draw = random.Random(seed)
-    once, often = RunState(), RunState()
-    last: dict[str, Request] = {}
-    for number in range(1, 200):
-        process = draw.choice("pqr")
-        member = Member(f"{process}/1", f"trainer {process}", 10.0, draw.randrange(5))
-        requests: list[Request] = [
-            Write(
-                draw.choice(["advance", "raise", "reset"]),
-                draw.randrange(1, 9),
-                once.position,
-                0,
-                process,
-                number,
-            ),
-            Join(member),
-            Leave(
-                member.id,
-                draw.choice(["", member.name]),
-                number,
-                f"{number}",
-                f"{process}/",
-                number,
-            ),
-        ]
-        request = draw.choice(requests)
-        last[process] = request
-        answer = once.apply(request)
-        assert often.apply(request) == answer
-        for _ in range(draw.randrange(4)):
-            again = draw.choice([*last.values()])
-            answer = often.apply(again)
-            assert (
-                answer.position == once.apply(again).position
-                if isinstance(again, Write)
-                else answer.status == "ok"
-            )
-        assert often.dump() == RunState.load(often.dump()).dump()
-        shown = [
-            state.snapshot()._replace(
-                members=tuple(
-                    sorted(member._replace(heartbeat=0) for member in state.members.values())
-                )
-            )
-            for state in (once, often)
-        ]
-        assert shown[0] == shown[1]
-
-
-def test_a_write_of_a_process_that_knows_more_is_not_applied() -> None:
-    """The run has lost data: nothing is counted on top of an older copy."""
-    state = RunState()
-    state.apply(Write("advance", 7, Position(1, 0), 0, "p", 1))
-    for kind in ("advance", "raise", "reset"):
-        answer = state.apply(Write(kind, 9, Position(1, 8), 0, "q", 1))
-        assert (answer.status, state.position) == ("lost", Position(1, 7))
-
-
 # --- after a loss
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_a_run_that_follows_a_lost_one_is_later_in_all_respects(order: tuple[int, ...]) -> None:
-    """Whatever the processes knew, and in whichever order they say it, also repeatedly."""
-    marks = [(Position(1, 7), 2), (Position(2, 3), 0), (Position(1, 9), 3)]
-    state = RunState()
-    for number in (*order, *order):
-        position, term = marks[number]
-        state.follow(Snapshot(position, term, "old"))
-    assert state.position.epoch > 2
-    assert state.position.step == marks[order[0]][0].step
-    assert state.apply(Lead(Member("p/1", "chief", 1.0))).term == 4
-
-
-def test_who_comes_late_does_not_move_a_run_that_continues() -> None:
-    """A chief has restored an earlier step since: only the epoch may become a later one."""
-    state = RunState()
-    state.follow(Snapshot(Position(1, 7), 0, ""))
-    state.apply(Write("reset", 4, state.position, 0, "p", 1))
-    state.follow(Snapshot(Position(2, 9), 0, ""))
-    assert state.position == Position(3, 4)
-    state.follow(Snapshot(Position(5, 9), 0, ""))
-    assert state.position == Position(6, 4)
 
 
 def test_who_knew_a_lost_run_does_not_move_one_that_has_a_chief() -> None:
@@ -162,54 +72,3 @@ def test_who_knew_a_lost_run_does_not_move_one_that_has_a_chief() -> None:
     state.apply(Lead(Member("new/1", "chief", 1.0)))
     state.follow(Snapshot(Position(1, 7), 1, "new"))
     assert state.position == Position(2, 0)
-
-
-@pytest.mark.parametrize("lost_term", [1, 2, 3])
-def test_a_chief_with_a_lower_term_than_that_of_a_lost_run_leads_no_more(lost_term: int) -> None:
-    """It was granted its term before anybody said that there had been later ones."""
-    state = RunState()
-    for number in (1, 2):
-        state.apply(Leave("new/1", seq=number))
-        state.apply(Lead(Member(f"new/{number}", "chief", 1.0)))
-    state.apply(Join(Member("new/0", "trainer", 1.0)))
-    state.follow(Snapshot(Position(1, 9), lost_term, "old"))
-    leads = lost_term <= 2
-    write = Write("advance", 1, state.position, 2, "new", 1)
-    assert state.apply(write).status == ("ok" if leads else "stale")
-    assert (state.snapshot().chief is not None) is leads
-    assert "new/0" in state.members
-
-
-def test_the_chief_of_a_lost_run_leads_on() -> None:
-    """Once it is back; it has to initialise the run again. No other process has its term."""
-    state = RunState()
-    state.follow(Snapshot(Position(1, 9), 1, "older"))
-    state.follow(Snapshot(Position(1, 9), 2, "old"))
-    state.apply(Join(Member("older/1", "chief", 1.0, term=1)))
-    assert not state.members
-    state.apply(Join(Member("old/1", "chief", 1.0, term=2)))
-    assert list(state.members) == ["old/1"]
-    assert not state.snapshot().ready
-    assert state.apply(Lead(Member("new/1", "standby", 1.0))).status == "busy"
-    for process, status in (("older", "stale"), ("old", "ok")):
-        write = Write("advance", 1, state.position, 2, process, 1)
-        assert state.apply(write).status == status
-    state.apply(Expire("old/1", 0))
-    assert state.apply(Lead(Member("new/1", "standby", 1.0))).term == 3
-
-
-def test_members_of_a_lost_run_have_a_lease_to_return() -> None:
-    """Whoever knew them: also the chief, where another process knew only an earlier one. Who has
-    left since does not come back.
-    """
-    trainer = Member("p/1", "trainer", 1.0)
-    old = Snapshot(Position(1, 7), 1, "p", members=(trainer, Member("p/2", "chief", 1.0, term=1)))
-    new = old._replace(term=3, members=(trainer, Member("p/5", "chief", 1.0, term=3)))
-    state = RunState()
-    for lost in (old, new, old):
-        state.follow(lost)
-    assert list(state.members) == ["p/1", "p/5"]
-    assert state.apply(Lead(Member("q/1", "standby", 1.0))).status == "busy"
-    state.apply(Leave("p/1", "trainer", 7, "", "p/", 1))
-    state.follow(new)
-    assert list(state.members) == ["p/5"]

@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
-from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
 from aiohooks.stores import SharedStepStore
-from aiohooks.stores._protocol import Answer, Join, Request, Snapshot
+from aiohooks.stores._protocol import Answer, Join, Request
 from aiohooks.testing import ManualClock
-from tests.stores.test_publishers import run_as
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import (
     advance_clock,
-    cancel_and_wait,
     parked,
     ticks,
-    until_true,
 )
 
 pytestmark = pytest.mark.every_python
@@ -56,61 +51,11 @@ async def test_a_store_cannot_be_copied_or_pickled() -> None:
         copy.deepcopy(store)
 
 
-class Counted(FakeConnection):
-    """Counts its reads of the run."""
-
-    reads = 0
-
-    async def read(self) -> Snapshot:
-        self.reads += 1
-        return await super().read()
-
-
 async def finish(store: SharedStepStore) -> None:
     """Let the only publisher finish, so that the step can advance no more."""
     with store.publisher("trainer"):
         await store.flush()
     await store.flush()
-
-
-async def test_a_wait_in_another_loop_is_refused_before_a_refresh() -> None:
-    """The engine is not read from another loop than the store's own, which would break its
-    connection.
-    """
-    async with FakeStepStore(counted := Counted(FakeEngine())) as store:
-        await finish(store)
-        before = counted.reads
-        with pytest.raises(ah.errors.WrongLoopError, match="another event loop"):
-            await asyncio.to_thread(lambda: asyncio.run(store.wait_for(5)))
-        assert counted.reads == before
-        with pytest.raises(ah.errors.PublisherFinishedError):
-            await store.wait_for(5)
-
-
-async def test_concurrent_waits_share_a_refresh() -> None:
-    """However many unreachable waits begin at the same time, the run is read once or twice."""
-    async with FakeStepStore(counted := Counted(FakeEngine())) as store:
-        await finish(store)
-        before = counted.reads
-        waits = [asyncio.ensure_future(store.wait_for(5)) for _ in range(500)]
-        ended = Counter(map(type, await asyncio.gather(*waits, return_exceptions=True)))
-        assert ended == {ah.errors.PublisherFinishedError: 500}
-        assert counted.reads - before <= 2
-
-
-async def test_what_is_known_already_is_not_read() -> None:
-    """When no publisher is left: the run is read before a wait fails, not for a step that is
-    reached or the first position.
-    """
-    async with FakeStepStore(counted := Counted(FakeEngine())) as store:
-        await store.advance(3)
-        await finish(store)
-        before = counted.reads
-        changes = store.changes()
-        assert [await store.wait_for(3), (await anext(changes)).step] == [3, 3]
-        assert counted.reads == before
-        assert await anext(changes, None) is None
-        assert counted.reads > before
 
 
 async def test_closing_ends_calls_that_wait_for_the_engine(clock: ManualClock) -> None:
@@ -138,38 +83,6 @@ async def test_closing_ends_calls_that_wait_for_the_engine(clock: ManualClock) -
     }
 
 
-async def test_a_publisher_is_announced_by_the_call_that_opens_the_store(
-    clock: ManualClock,
-) -> None:
-    """A store that could not be opened for its first publisher announces it when it is open."""
-    engine = FakeEngine()
-    engine.stop()
-    store = FakeStepStore(engine, connect_timeout=1.0)
-    publisher = store.publisher("trainer")
-    flushing = asyncio.ensure_future(store.flush())
-    while not flushing.done():
-        await ticks(10)
-        clock.advance(1.0)
-    assert store._connection.lost_at is None
-    engine.restart()
-    await store.advance()
-    await store.flush()
-    assert [member.name for member in engine.run("default").members.values()] == ["trainer"]
-    publisher.close()
-    await store.aclose()
-    engine.stop()
-    store = FakeStepStore(engine, connect_timeout=1.0)
-    store.publisher("gone").close()
-    flushing = asyncio.ensure_future(store.flush())
-    while not flushing.done():
-        await ticks(10)
-        clock.advance(1.0)
-    clock.advance(60.0)  # the pause before the next attempt, which is not made
-    await ticks(10)
-    assert len(asyncio.all_tasks()) == 1
-    await store.aclose()
-
-
 async def test_a_publisher_of_a_damaged_run_is_announced_no_more(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,55 +103,6 @@ async def test_a_publisher_of_a_damaged_run_is_announced_no_more(
         assert len(engine.requests) == asked
         for publisher in publishers:
             publisher.close()
-
-
-async def test_a_publisher_is_announced_no_more_where_access_is_refused(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One warning has what is wrong; the engine is not asked again by itself."""
-    connections = 0
-
-    class Refused(FakeConnection):
-        async def connect(self) -> Snapshot:
-            nonlocal connections
-            connections += 1
-            raise ah.errors.StoreRefusedError("wrong password")
-
-    store = FakeStepStore(Refused(FakeEngine()), run="digits")
-    with store.publisher("trainer"):
-        await store.flush()
-        assert caplog.messages == ["run digits: could not announce its publishers: wrong password"]
-        await advance_clock(clock, 100, 20)
-        assert connections == 1
-    await store.aclose()
-
-
-async def second_change(store: SharedStepStore) -> None:
-    changes = store.changes()
-    await anext(changes)
-    await anext(changes)
-
-
-@pytest.mark.parametrize(
-    ("wait", "step"), [(lambda store: store.wait_for(5), 5), (second_change, 1)]
-)
-async def test_the_engine_knows_for_which_step_a_publisher_waits(
-    wait: Callable[[SharedStepStore], Awaitable[object]], step: int
-) -> None:
-    """For as long as it waits: other processes then know whether the step can still advance."""
-    engine = FakeEngine()
-    async with FakeStepStore(engine) as store:
-        with store.publisher("worker") as publisher:
-            waiting = asyncio.create_task(run_as(publisher, lambda: wait(store)))
-            await until_true(
-                lambda: (
-                    [member.waits_for for member in engine.run("default").members.values()]
-                    == [step]
-                )
-            )
-            await cancel_and_wait(waiting)
-            await store.flush()
-            assert [member.waits_for for member in engine.run("default").members.values()] == [0]
 
 
 async def test_what_an_engine_refuses_is_announced_less_often(
@@ -306,18 +170,3 @@ async def test_closing_ends_waits_before_publishers_leave() -> None:
         wait = await parked(store.wait_for(3))
     with pytest.raises(ah.errors.StoreClosedError, match="was closed, wanted 3"):
         await wait
-
-
-async def test_an_engine_that_fails_for_good_is_asked_no_more(clock: ManualClock) -> None:
-    """All waits and calls get the error, also later ones, and nothing connects again."""
-    engine = FakeEngine()
-    async with FakeStepStore(engine) as store:
-        wait = await parked(store.wait_for(3))
-        store.connection.link.observe(ah.errors.StoreRefusedError("the run is elsewhere"))
-        calls = (store.advance(), store.value(), store.wait_for(1), store.lead().__aenter__())
-        for call in (wait, *calls):
-            with pytest.raises(ah.errors.StoreRefusedError, match="the run is elsewhere"):
-                await call
-        connections = engine.connections
-        await advance_clock(clock, 60, 40)
-        assert engine.connections == connections

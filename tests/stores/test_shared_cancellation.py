@@ -4,15 +4,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 import aiohooks as ah
-from aiohooks.stores._protocol import Answer, Request
-from aiohooks.testing import ManualClock
 from aiohooks.testing.leaks import no_leaks
-from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
+from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.waiting import cancel_and_wait, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -36,37 +32,3 @@ async def test_a_block_that_is_cancelled_at_its_beginning_leaves_no_connection(
         assert not engine.watchers
         with pytest.raises(ah.errors.StoreClosedError):
             await store.value()
-
-
-async def test_a_failed_opening_whose_caller_was_cancelled_is_retried(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """The call that began it was cancelled; the next call does not get its failure, but opens the
-    store again.
-    """
-    engine.stop()
-    store = FakeStepStore(engine, connect_timeout=1.0)
-    first = await parked(store.value())
-    first.cancel()
-    for _ in range(20):
-        await ticks(10)
-        clock.advance(1.0)
-    engine.restart()
-    assert (await store.value()).step == 0
-    await store.aclose()
-
-
-class _Broken(FakeConnection):
-    async def request(self, request: Request) -> Answer:
-        raise LookupError("no engine should raise this")
-
-
-async def test_an_unexpected_error_ends_every_write_of_the_batch(engine: FakeEngine) -> None:
-    """Each caller whose write was in the request gets the error; later writes are tried."""
-    async with FakeStepStore(_Broken(engine)) as store:
-        ends = await asyncio.gather(
-            store.advance(), store.advance(2), store.reset(0), return_exceptions=True
-        )
-        assert [repr(end) for end in ends] == [repr(LookupError("no engine should raise this"))] * 3
-        with pytest.raises(LookupError, match="no engine"):
-            await store.advance()

@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.scope import begin_run
 from aiohooks.stores import SharedStepStore
-from aiohooks.stores._protocol import Lead, Position, Snapshot
 from aiohooks.stores.local._database import RunDatabase
 from aiohooks.stores.local.store import Inotify, LocalEngine
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.stores import local_store
-from tests.support.waiting import cancel_and_wait, forever, parked, ticks
+from tests.support.waiting import forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -85,23 +83,6 @@ WAITS = [wait_for_step, wait_for_change, wait_initialised]
 
 
 @pytest.mark.parametrize("wait", WAITS)
-async def test_an_exit_does_not_end_a_wait_whose_step_was_reached(two: Two, wait: Wait) -> None:
-    """A publisher leaves here after another process has reached the step waited for: the wait
-    succeeds.
-    """
-    async with two() as (a, b):
-        publisher = a.publisher("trainer")
-        await a.flush()
-        waits = await parked(wait(a), 20)
-        async with b.lead():
-            await b.mark_initialised()
-            await b.advance(5)
-            assert not waits.done()
-            publisher.close()
-            assert await waits == 5
-
-
-@pytest.mark.parametrize("wait", WAITS)
 async def test_a_new_wait_reads_the_run_first(two: Two, wait: Wait) -> None:
     """No publisher is left as far as is known here, but another process has registered one since:
     the wait continues.
@@ -121,30 +102,6 @@ async def test_a_new_wait_reads_the_run_first(two: Two, wait: Wait) -> None:
             assert await waits in (0, 5)
 
 
-async def test_a_waiting_publisher_reads_the_run_first(two: Two) -> None:
-    """The last publisher at work here begins to wait, while one that is not known here yet is at
-    work in another process.
-    """
-    async with two() as (a, b):
-        with a.publisher("early"):
-            await a.flush()
-        await a.flush()
-        publisher = a.publisher("late")
-        await a.flush()
-        b.publisher("another")
-        await b.flush()
-
-        async def wait() -> int:
-            begin_run(None, publisher)
-            return await a.wait_for(5)
-
-        waits = await parked(wait(), 20)
-        assert not waits.done()
-        await b.advance(5)
-        await a.value()
-        assert await waits == 5
-
-
 async def test_unreachable_waits_fail(two: Two) -> None:
     """When the engine confirms it, they fail, each with an error of its own; later ones
     immediately.
@@ -162,74 +119,6 @@ async def test_unreachable_waits_fail(two: Two) -> None:
                 await each
 
 
-async def test_waits_continue_while_the_engine_is_unavailable() -> None:
-    """While the run cannot be read the waits continue; when the engine is back they fail or
-    succeed.
-    """
-    engine = FakeEngine()
-    async with FakeStepStore(engine) as store:
-        publisher = store.publisher("trainer")
-        await store.flush()
-        waits = await parked(store.wait_for(5), 20)
-        engine.stop()
-        publisher.close()
-        await ticks(50)
-        assert not waits.done()
-        engine.runs["default"].position = Position(1, 5)  # by another process
-        engine.restart()
-        assert await waits == 5
-
-
-class Slow(FakeConnection):
-    """Its reads last until they are released, and it gets no notifications."""
-
-    reads = 0
-
-    def __init__(self, engine: FakeEngine) -> None:
-        super().__init__(engine)
-        self.release = asyncio.Event()
-
-    async def watch(self) -> None:
-        await forever()
-
-    async def read(self) -> Snapshot:
-        snapshot = await super().read()
-        self.reads += 1
-        await self.release.wait()
-        return snapshot
-
-
-async def test_a_read_from_before_the_exit_does_not_count() -> None:
-    """A read that began before the last publisher left proves nothing: the run is read again."""
-    engine = FakeEngine()
-    async with FakeStepStore(slow := Slow(engine)) as a, FakeStepStore(engine) as b:
-        first = a.publisher("first")
-        waits = await parked(a.wait_for(5), 20)
-        first.close()
-        await ticks(20)
-        second = a.publisher("second")
-        second.close()  # while the first read is pending
-        await b.advance(5)
-        slow.release.set()
-        assert await waits == 5
-        assert slow.reads == 2
-
-
-async def test_a_wait_for_the_lead_reads_who_has_it() -> None:
-    """It does not ask for the lead while there is a chief, and waits until it is notified of its
-    end.
-    """
-    engine = FakeEngine()
-    async with (
-        FakeStepStore(Unnotified(engine)) as store,
-        FakeStepStore(engine) as other,
-        other.lead(),
-    ):
-        waits = await parked(store.lead().__aenter__(), 20)
-        assert sum(isinstance(one, Lead) for one in engine.requests) == 1
-        await cancel_and_wait(waits)
-
-
 async def test_a_wait_ends_where_the_run_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
     """No one can say whether it would succeed; a warning names the error."""
     engine = FakeEngine()
@@ -243,15 +132,3 @@ async def test_a_wait_ends_where_the_run_cannot_be_read(caplog: pytest.LogCaptur
             await waits
         assert "run default: could not read the publishers: default is damaged" in caplog.messages
         engine.damaged.clear()
-
-
-async def test_a_wait_learns_what_has_changed_before_it(two: Two) -> None:
-    """What was changed while nothing waited was not reported: it is read when a wait begins."""
-    async with two() as (a, b):
-        b.publisher("late")
-        await b.flush()
-        waits = await parked(a.wait_for(5), 20)
-        if isinstance(a, FakeStepStore):  # which reads it before a wait fails
-            await a.value()
-        assert a.statistics().publishers == ("late",)
-        await cancel_and_wait(waits)

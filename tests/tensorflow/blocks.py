@@ -41,11 +41,6 @@ def lost() -> ah.AbortedError:
     return ah.AbortedError("lost")
 
 
-async def boom() -> None:
-    """Fail, as a background task does."""
-    raise OSError("boom")
-
-
 class DyingCreator:
     """Makes sessions that die with an AbortedError: after `lives[0]` runs the first one, and so on;
     then no more.

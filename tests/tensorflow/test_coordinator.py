@@ -5,14 +5,11 @@ tests/session/test_coordinator.py does not have.
 from __future__ import annotations
 
 import asyncio
-import functools
-from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock
-from tests.support.waiting import advance_clock, fail, parked, ticks, until_true
+from tests.support.waiting import fail
 
 pytestmark = pytest.mark.every_python
 
@@ -21,39 +18,6 @@ async def fail_when_stopped(coord: ah.Coordinator, error: BaseException) -> None
     """Wait for the stop, then fail."""
     await coord.wait_for_stop()
     raise error
-
-
-# -- joining
-
-
-async def test_join_waits_for_some_that_need_the_stop() -> None:
-    """Tasks that wait for the stop, and tasks that do not, are joined together."""
-    coord = ah.Coordinator()
-    tasks = [coord.start_soon(coord.wait_for_stop), coord.start_soon(ticks)]
-    joining = await parked(coord.join(), 20)
-    assert [task.done() for task in tasks] == [False, True]
-    assert not joining.done()
-    coord.request_stop()
-    await joining
-    assert all(task.done() for task in tasks)
-
-
-@pytest.mark.parametrize("grace", [1e-10, 0.002, 1.0])
-async def test_join_cancels_when_the_grace_period_is_over(grace: float) -> None:
-    """Where TensorFlow gives up on a thread, a task that does not end within the grace period is
-    cancelled, exactly then.
-    """
-    with ManualClock() as clock:
-        coord = ah.Coordinator()
-        task = coord.start_soon(asyncio.Event().wait)
-        coord.request_stop()
-        joining = await parked(coord.join(stop_grace_period_secs=grace), 5)
-        await advance_clock(clock, grace / 2)
-        assert not task.done()
-        clock.advance(grace / 2)
-        await joining
-        assert task.cancelled()
-        assert coord.joined
 
 
 # -- errors
@@ -84,35 +48,6 @@ async def test_join_raises_the_first_error(how: str) -> None:
     assert "second" in first.__notes__[-1]
 
 
-async def test_the_error_that_is_kept_is_the_one_that_was_given() -> None:
-    """`request_stop(error)` keeps this error, also while another one is handled."""
-    coord, given = ah.Coordinator(), OSError("given")
-    try:
-        raise KeyError("handled")
-    except KeyError:
-        coord.request_stop(given)
-    with pytest.raises(OSError, match="given") as caught:
-        await coord.join()
-    assert caught.value is given
-    assert coord.stop_reason == "reported: OSError('given')"
-
-
-@pytest.mark.parametrize(
-    "error", [ah.OutOfRangeError, StopAsyncIteration], ids=lambda kind: kind.__name__
-)
-async def test_the_end_of_the_input_is_no_error(error: type[Exception]) -> None:
-    """A clean end out of a task is a plain stop: `join` raises nothing."""
-    coord = ah.Coordinator()
-    task = coord.start_soon(fail, error())
-    other = coord.start_soon(coord.wait_for_stop)
-    await coord.join()
-    assert coord.should_stop()
-    assert error.__name__ in (coord.stop_reason or "")
-    assert coord.errors == []
-    assert other.done()
-    assert isinstance(task.exception(), error)
-
-
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_an_error_reported_after_the_join_is_raised_immediately(stopped: bool) -> None:
     """It would not be seen otherwise: it is raised where it is reported."""
@@ -140,33 +75,3 @@ async def test_stop_on_exception_swallows_errors_only(kind: type[BaseException])
     with pytest.raises(kind), coord.stop_on_exception():
         raise kind
     assert not coord.should_stop()
-
-
-# -- tasks
-
-
-async def test_a_task_gets_its_arguments() -> None:
-    """`start_soon` passes positional arguments, a partial the others; a task may run until the
-    stop.
-    """
-    coord = ah.Coordinator()
-    seen: list[tuple[Any, ...]] = []
-
-    async def loop(*args: int, **kwargs: int) -> str:
-        while not coord.should_stop():
-            seen.append((args, kwargs))
-            await asyncio.sleep(0)
-        return "ended"
-
-    tasks = [
-        coord.start_soon(loop, 1, 2, name="by place"),
-        coord.start_soon(functools.partial(loop, a=3)),
-        coord.start_soon(functools.partial(loop, b=5), 4),
-    ]
-    await until_true(lambda: len(seen) >= 9)
-    coord.request_stop()
-    await coord.join()
-    assert seen[:3] == [((1, 2), {}), ((), {"a": 3}), ((4,), {"b": 5})]
-    assert seen.count(((4,), {"b": 5})) >= 3
-    assert [task.result() for task in tasks] == ["ended"] * 3
-    assert tasks[0].get_name() == "by place"

@@ -13,7 +13,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.hooks import NotedRates
-from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs, run_session
+from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs
 from tests.tensorflow.blocks import train
 
 pytestmark = pytest.mark.every_python
@@ -36,53 +36,14 @@ def log_at_info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
 
 
-def training_graph(steps_per_run: int = 1) -> ah.Graph:
-    """Make a graph whose `train` advances the step by so many; `look` does not."""
+def training_graph() -> ah.Graph:
+    """Make a graph whose `train` advances the step; `look` does not."""
     graph = counting_graph()
-    graph.train_op(steps=steps_per_run, name="leap")(lambda: None)
     graph.operation(name="look")(lambda: 42)
     return graph
 
 
 # -- stopping at a step
-
-
-@pytest.mark.parametrize(
-    ("hook", "starts"),
-    [({"last_step": 10}, 0), ({"num_steps": 10}, 5)],
-    ids=["last_step", "num_steps"],
-)
-@pytest.mark.parametrize("beyond", [0, 1, 7])
-async def test_stop_when_the_step_is_reached(
-    hook: dict[str, int], starts: int, beyond: int
-) -> None:
-    """It stops at the last step, or when others have advanced beyond it, and not before."""
-    steps = ah.MemoryStepStore(starts)
-    last = 10 if "last_step" in hook else 15
-    stopper = ah.StopAtStepHook(**hook)
-    async with ah.AsyncMonitoredSession(training_graph(), [stopper], global_step=steps) as session:
-        assert stopper.last_step == last
-        for step in (last - 5, last - 1):
-            await steps.raise_to(step - 1)
-            await session.run("train")
-            assert steps.latest.step == step
-            assert not session.should_stop()
-        await steps.raise_to(last - 1 + beyond)
-        await session.run("train")
-        assert session.should_stop()
-        step = last + beyond
-        assert session.stop_reason == f"step {step} reached the last step, {last}"
-
-
-@pytest.mark.parametrize("leap", [10, 100])
-async def test_stop_after_a_leap(leap: int) -> None:
-    """A run that advances by several steps, and passes the last one, stops."""
-    steps = ah.MemoryStepStore(5)
-    async with ah.AsyncMonitoredSession(
-        training_graph(leap), [ah.StopAtStepHook(num_steps=10)], global_step=steps
-    ) as session:
-        await session.run("leap")
-        assert session.should_stop()
 
 
 async def test_stop_at_a_step_over_a_restart() -> None:
@@ -105,31 +66,6 @@ async def test_stop_at_a_step_over_a_restart() -> None:
                 runs[-1] += 1
     assert runs == [3, 2, 4]
     assert variables.snapshot() == {"total": 9}
-
-
-async def test_one_hook_object_counts_anew_in_each_session() -> None:
-    """`num_steps` is worked out again when the object is used in another session."""
-    hook, steps = ah.StopAtStepHook(num_steps=2), ah.MemoryStepStore()
-    for last in (2, 4, 6):
-        async with ah.AsyncMonitoredSession(training_graph(), [hook], global_step=steps) as session:
-            while not session.should_stop():
-                await session.run("train")
-        assert (hook.last_step, steps.latest.step) == (last, last)
-
-
-@pytest.mark.parametrize("start", [10, 12])
-async def test_no_run_behind_the_last_step(start: int) -> None:
-    """If the last step is reached already the session stops before the first run; TensorFlow makes
-    one more run.
-    """
-    steps = ah.MemoryStepStore(start)
-    async with ah.AsyncMonitoredSession(
-        training_graph(), [ah.StopAtStepHook(last_step=10)], global_step=steps
-    ) as session:
-        assert session.should_stop()
-        await session.run("train")
-        raise AssertionError("that run must not be made")
-    assert steps.latest.step == start
 
 
 async def test_a_recovery_does_not_move_the_last_step() -> None:
@@ -194,13 +130,6 @@ async def test_log_every_so_many_steps(caplog: pytest.LogCaptureFixture, at_end:
         assert found[5:] == (["step 32: t = 1 (0.000 sec)"] if at_end else [])
 
 
-async def test_the_first_line_has_no_time(caplog: pytest.LogCaptureFixture) -> None:
-    """A line says how long ago the one before it was; the first one has none before it."""
-    hook = ah.LoggingHook(["x"], every=ah.Every(steps=1))
-    found = await log_of(caplog, hook, ["train", 1.5, "train", 2, "train"])
-    assert found == ["step 1: x = 1", "step 2: x = 1 (1.500 sec)", "step 3: x = 1 (2.000 sec)", "|"]
-
-
 @pytest.mark.parametrize("at_end", [False, True])
 async def test_log_every_so_many_seconds(caplog: pytest.LogCaptureFixture, at_end: bool) -> None:
     """The first run is logged, then the first one after each period; runs at the same time are
@@ -222,51 +151,18 @@ async def test_log_what_the_formatter_makes(caplog: pytest.LogCaptureFixture) ->
     assert await log_of(caplog, hook, ["train"]) == ["100 % {'b': 1, 'a': 10}", "|"]
 
 
-async def test_values_are_logged_in_the_given_order(caplog: pytest.LogCaptureFixture) -> None:
-    """A mapping, a list of nodes and names, or a generator of such: each is taken once, in its
-    order.
-    """
-    graph = training_graph()
-    names = ["loss", "x", "total"]
-    wanted = ["step 1: loss = 10, x = 1, total = 0", "|"]
-    for values in (
-        {name: name for name in names},
-        names,
-        [graph.nodes[name] for name in names],
-        (name for name in names),
-    ):
-        hook = ah.LoggingHook(values, every=ah.Every(steps=5))
-        with ManualClock():
-            await run_session(ah.AsyncMonitoredSession(graph, [hook]), 1, "train")
-        assert [*lines(caplog), "|"] == wanted
-
-
-async def test_logging_counts_steps_and_not_runs(caplog: pytest.LogCaptureFixture) -> None:
-    """Unlike TensorFlow's it follows the global step: runs that do not train are logged once,
-    others' steps count.
-    """
-    hook = ah.LoggingHook(["x"], every=ah.Every(steps=10))
-    assert await log_of(caplog, hook, ["look"] * 25) == ["step 0: x = 1", "|"]
-    steps = ah.MemoryStepStore(93)
-    async with ah.AsyncMonitoredSession(training_graph(), [hook], global_step=steps) as session:
-        await session.run("train")
-        await steps.raise_to(104)
-        await train(2)(session)
-    assert [line.split(":")[0] for line in lines(caplog)] == ["step 94", "step 105"]
-
-
 # -- steps per second
 
 
-async def rates(every: ah.Every, runs: int, steps_per_run: int = 1) -> list[tuple[int, float]]:
+async def rates(every: ah.Every, runs: int) -> list[tuple[int, float]]:
     """Return the steps and rates that a counter reports, at two runs a second."""
     found: list[tuple[int, float]] = []
     with ManualClock() as clock:
         hook = NotedRates(every, lambda step, rate: found.append((step, rate)))
-        async with ah.AsyncMonitoredSession(training_graph(steps_per_run), [hook]) as session:
+        async with ah.AsyncMonitoredSession(training_graph(), [hook]) as session:
             for _ in range(runs):
                 clock.advance(0.5)
-                await session.run("leap")
+                await session.run("train")
         assert hook.steps_per_sec == (found[-1][1] if found else None)
     return found
 
@@ -281,25 +177,6 @@ async def test_count_every_so_many_steps(caplog: pytest.LogCaptureFixture) -> No
 async def test_count_every_so_many_seconds() -> None:
     """It reports at the first run when the seconds are over."""
     assert await rates(ah.Every(secs=0.9), 6) == [(2, 2), (4, 2), (6, 2)]
-
-
-@pytest.mark.parametrize(
-    ("steps_per_run", "every", "reported"),
-    [
-        (5, 10, [10, 20, 30]),
-        (5, 5, [5, 10, 15, 20, 25, 30]),
-        (10, 5, [10, 20, 30, 40, 50, 60]),
-        (10, 15, [20, 30, 50, 60]),
-    ],
-)
-async def test_count_with_several_steps_a_run(
-    steps_per_run: int, every: int, reported: list[int]
-) -> None:
-    """A run that reaches or passes a multiple is reported, with the step that was reached and the
-    true rate.
-    """
-    found = await rates(ah.Every(steps=every), 6, steps_per_run)
-    assert found == [(step, 2 * steps_per_run) for step in reported]
 
 
 async def test_a_step_that_does_not_move_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.sessions import NO_BACKOFF, counting, counting_graph
-from tests.support.waiting import advance_clock, parked, ticks
+from tests.support.waiting import parked, ticks
 from tests.tensorflow.blocks import run_block, train
 
 pytestmark = pytest.mark.every_python
@@ -67,35 +67,6 @@ async def test_wait_for_a_step(caplog: pytest.LogCaptureFixture) -> None:
     assert said == ["waiting for global step 1000 before starting, now at 0"]
 
 
-async def test_one_waiter_waits_again_in_another_session() -> None:
-    """The release belongs to the session: the same object waits again in the next one."""
-    hook = ah.hooks.GlobalStepWaiterHook(10)
-    for _ in range(2):
-        steps = ah.MemoryStepStore()
-        with steps.publisher("chief"):
-            async with counting(hook, global_step=steps) as session:
-                running = await parked(session.run("loss"), 5)
-                assert not running.done()
-                await steps.raise_to(10)
-                assert await running == 10
-
-
-async def test_a_wait_may_have_a_limit() -> None:
-    """With a timeout it gives up exactly then, saying what it wanted and what it saw."""
-    with ManualClock() as clock:
-        steps = ah.MemoryStepStore(3)
-        chief = steps.publisher("chief")
-        session = counting(ah.hooks.GlobalStepWaiterHook(10, timeout=60), global_step=steps)
-        running = await parked(run_block(session, train()), 5)
-        await advance_clock(clock, 59.5)
-        assert not running.done()
-        clock.advance(0.5)
-        with pytest.raises(ah.errors.StepTimeoutError) as caught:
-            await running
-        assert (caught.value.wanted, caught.value.seen, caught.value.waited_secs) == (10, 3, 60)
-        chief.close(None)
-
-
 @pytest.mark.parametrize("error", [None, OSError("out of memory")], ids=["finished", "failed"])
 async def test_a_wait_without_a_publisher(error: BaseException | None) -> None:
     """When the last publisher has finished, the worker stops cleanly; when it failed, the worker
@@ -118,20 +89,6 @@ async def test_a_wait_without_a_publisher(error: BaseException | None) -> None:
 
 
 # -- operations at the end
-
-
-@pytest.mark.parametrize(
-    "value", [42.0, np.arange(3), {"a": [1]}], ids=["scalar", "array", "structure"]
-)
-async def test_final_ops_are_run_at_the_end(value: Any) -> None:
-    """Their value is kept as it is; there is none before the end."""
-    graph = counting_graph()
-    graph.operation(name="final")(lambda: value)
-    hook = ah.hooks.FinalOpsHook("final")
-    async with ah.AsyncMonitoredSession(graph, [hook]) as session:
-        await session.run("train")
-        assert hook.final_ops_values is None
-    assert hook.final_ops_values is value
 
 
 async def test_final_ops_have_a_shape_and_feeds() -> None:

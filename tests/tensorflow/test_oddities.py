@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,9 +17,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting, counting_graph, use_up
-from tests.support.waiting import forever, parked, ticks
-from tests.tensorflow.blocks import DyingCreator, MakeSession, boom, both_kinds, lost, run_block
+from tests.support.sessions import counting, counting_graph, forever_step, use_up
+from tests.support.waiting import ticks
+from tests.tensorflow.blocks import MakeSession, both_kinds, run_block
 
 pytestmark = pytest.mark.every_python
 
@@ -27,88 +27,62 @@ pytestmark = pytest.mark.every_python
 # -- clean ends
 
 
-PLACES = """
-body / step function / operation / plain operation / plain operation beside another /
-thread / hook / plain hook / until /
-feeds / async feeds / feeds taken ahead / feeds of a thread / task / producer / nested session
-"""
+PLACES = [
+    "step function",
+    "plain operation",
+    "plain operation beside another",
+    "thread",
+    "plain hook",
+    "feeds",
+    "feeds taken ahead",
+    "feeds of a thread",
+]
 
 
-@pytest.mark.parametrize("raised_in", [one.strip() for one in PLACES.split("/")])
+@pytest.mark.parametrize("raised_in", PLACES)
 async def test_a_next_that_finds_nothing_is_a_failure(raised_in: str) -> None:
     """O1: what Python makes of a StopIteration inside a coroutine or a generator is no end of the
-    work, anywhere.
+    work, and what the library calls plainly is no other.
     """
 
-    def take() -> Any:
+    def take(*_: object) -> Any:
         return next(iter(()))
 
     async def take_async(*_: object) -> Any:
-        await asyncio.sleep(0)
         return take()
-
-    async def take_in_operation() -> Any:
-        return await take_async()
-
-    async def waiting() -> None:
-        await forever()
 
     def feeds() -> Iterator[Any]:
         yield {"x": 1}
         yield take()
-
-    async def async_feeds() -> AsyncIterator[Any]:
-        for one in feeds():
-            yield one
 
     class Plain:
         def after_run(self, *_: object) -> None:
             take()
 
     graph, recorder = counting_graph(), RecordingHook()
-    graph.operation(name="async")(take_in_operation)
-    graph.operation(name="plain")(lambda: next(iter(())))
-    graph.operation(name="waiting")(waiting)
-    graph.operation(name="thread")(ah.in_thread(lambda: next(iter(()))))
+    graph.operation(name="plain")(lambda: take())
+    graph.operation(name="waiting")(forever_step)
+    graph.operation(name="thread")(ah.in_thread(lambda: take()))
 
     async def loop(**options: Any) -> None:
-        await use_up(session.steps("train", **options))
-
-    async def produce() -> None:
-        queue = asyncio.Queue[Any]()
-        await loop(feeds=queue, producer=session.start_soon(take_async))
-
-    async def nested() -> None:
-        async with counting():
-            await take_async()
+        await use_up(session.steps("train", feeds=feeds(), **options))
 
     uses: dict[str, Callable[[], Awaitable[Any]]] = {
-        "body": take_async,
         "step function": lambda: session.run_step_fn(take_async),
-        "operation": lambda: session.run("async"),
         "plain operation": lambda: session.run("plain"),
         "plain operation beside another": lambda: session.run(["waiting", "plain"]),
         "thread": lambda: session.run("thread"),
-        "until": lambda: session.until(take_async()),
-        "feeds": lambda: loop(feeds=feeds()),
-        "async feeds": lambda: loop(feeds=async_feeds()),
-        "feeds taken ahead": lambda: loop(feeds=async_feeds(), prefetch=2),
-        "feeds of a thread": lambda: loop(feeds=feeds(), thread=True),
-        "task": lambda: session.until(session.start_soon(take_async)),
-        "producer": produce,
-        "nested session": nested,
+        "plain hook": lambda: session.run("train"),
+        "feeds": loop,
+        "feeds taken ahead": lambda: loop(prefetch=2),
+        "feeds of a thread": lambda: loop(thread=True),
     }
-    more = {
-        "hook": PhaseHook("before_run", take_async),
-        "plain hook": ah.hooks.BlockingHook(Plain()),
-    }
-    session = ah.AsyncMonitoredSession(
-        graph, [recorder, *(one for name, one in more.items() if name == raised_in)]
-    )
+    hooks = [ah.hooks.BlockingHook(Plain())] if raised_in == "plain hook" else []
+    session = ah.AsyncMonitoredSession(graph, [recorder, *hooks])
 
     async def use() -> None:
         async with session:
-            await uses.get(raised_in, lambda: session.run("train"))()
+            await uses[raised_in]()
             raise AssertionError("the block must be left")
 
     with pytest.raises(RuntimeError, match="raised StopIteration"):
@@ -182,102 +156,7 @@ async def test_subclasses_are_clean_ends_too(make: MakeSession, error: Exception
     assert hook.phases()[-2:] == ["end", "close"]
 
 
-async def test_a_run_after_the_stop_is_a_clean_end() -> None:
-    """O10: forgetting `should_stop` does no harm: `run` ends the block, `end` is called, hooks get
-    no run.
-    """
-    hook = RecordingHook()
-    async with counting(hook, ah.StopAtStepHook(last_step=2)) as session:
-        while True:
-            await session.run("train")
-    assert session.global_step.latest.step == 2
-    assert hook.phases().count("before_run") == 2
-    assert hook.phases()[-2:] == ["end", "close"]
-
-
-# -- a stop is never lost
-
-
-@pytest.mark.parametrize("recovers", [False, True], ids=["fails", "is recovered"])
-@pytest.mark.parametrize("asks", ["before_run", "after_run"])
-async def test_a_stop_outlives_the_run_in_which_it_was_requested(asks: str, recovers: bool) -> None:
-    """O11, O12: a stop is recorded when it is requested, also if this run fails afterwards, or
-    recovers and is repeated.
-    """
-
-    async def ask(run_context: ah.SessionRunContext, *_: object) -> None:
-        run_context.request_stop("enough")
-        assert session.should_stop()
-
-    hooks = [
-        PhaseHook(asks, ask),
-        FaultInjectionHook({("after_run", 1): lost() if recovers else OSError("broken")}),
-    ]
-    async with counting(*hooks, recovery=NO_BACKOFF) as session:
-        if recovers:
-            assert await session.run("train") == 1
-        else:
-            with pytest.raises(OSError, match="broken"):
-                await session.run("train")
-        assert session.should_stop()
-        assert session.stop_reason == "enough"
-
-
-@both_kinds
-@pytest.mark.parametrize(
-    "kind", [ah.AbortedError, OSError, ah.OutOfRangeError], ids=lambda kind: kind.__name__
-)
-async def test_should_stop_changes_nothing(make: MakeSession, kind: type[Exception]) -> None:
-    """O13, O14, O67: whatever a background task has raised, `should_stop` raises nothing and makes
-    no session.
-
-    A loss that the next run will recover from is no stop; anything else is.
-    """
-    creator, hook, error = DyingCreator([9, 9]), RecordingHook(), kind("of a task")
-    recovers = kind is ah.AbortedError and make is ah.AsyncMonitoredSession
-    fails = not recovers and kind is not ah.OutOfRangeError
-    session = make(creator, [hook])
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        session.coord.request_stop(error)
-        assert [session.should_stop() for _ in range(3)] == [not recovers] * 3
-        assert len(creator.made) == 1
-        assert hook.phases() == ["begin", "after_create_session"]
-
-    if fails:
-        with pytest.raises(kind) as caught:
-            await run_block(session, body)
-        assert caught.value is error
-    else:
-        await run_block(session, body)
-    assert ("end" in hook.phases()) is not fails
-
-
 # -- background work
-
-
-@both_kinds
-async def test_a_failed_task_ends_the_current_run(make: MakeSession) -> None:
-    """O15: a run does not continue after a background failure: it is cancelled and raises the
-    task's error.
-    """
-    ended: list[str] = []
-    graph = ah.Graph()
-
-    @graph.train_op
-    async def wait() -> None:
-        try:
-            await forever()
-        finally:
-            ended.append("run")
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        asyncio.get_running_loop().call_soon(session.start_soon, boom)
-        await session.run("wait")
-
-    with pytest.raises(OSError, match="boom"):
-        await run_block(make(graph), body)
-    assert ended == ["run"]
 
 
 @both_kinds
@@ -304,45 +183,6 @@ async def test_the_end_of_the_input_in_a_task_is_a_stop(
         session.stop_reason or ""
     )
     assert hook.phases() == ["begin", "after_create_session", "end", "close"]
-
-
-async def test_the_bodys_error_stays_the_first(caplog: pytest.LogCaptureFixture) -> None:
-    """O43: a task's failure does not hide the error of the body: it is noted on it, and logged."""
-    error = ValueError("body")
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        session.start_soon(boom)
-        await ticks()
-        raise error
-
-    with pytest.raises(ValueError, match="body") as caught:
-        await run_block(counting(), body)
-    assert caught.value is error
-    assert error.__notes__ == ["a background task had failed: OSError('boom')"]
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]
-
-
-async def test_a_cancelled_session_ends_immediately() -> None:
-    """O65: a cancellation is passed on; no grace period passes, hooks are closed, `end` is not
-    called.
-    """
-    hook = RecordingHook(suspend=True)
-    tasks: list[asyncio.Task[Any]] = []
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        tasks.append(session.start_soon(asyncio.Event().wait))
-        await session.run("train")
-        await forever()
-
-    with ManualClock() as clock:
-        running = await parked(run_block(counting(hook), body), 20)
-        running.cancel("enough")
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert clock.now() == clock.pending == 0
-    assert tasks[0].cancelled()
-    assert hook.phases()[2:] == ["before_run", "after_run", "close"]
-    assert isinstance(hook.closed_with[0], asyncio.CancelledError)
 
 
 async def test_a_keyboard_interrupt_ends_immediately() -> None:

@@ -17,31 +17,6 @@ pytestmark = pytest.mark.every_python
 # -- ends that fail
 
 
-async def test_every_end_is_called_whatever_the_others_do() -> None:
-    """O6: hooks behind one whose `end` fails get theirs; one failure is raised as it is, several as
-    one group.
-    """
-    record: list[tuple[str, str]] = []
-    errors = {name: OSError(name) for name in "ac"}
-
-    def hooks(failing: str) -> list[ah.SessionRunHook]:
-        return [
-            FaultInjectionHook(
-                {("end", 1): errors[name]} if name in failing else {}, name, record=record
-            )
-            for name in "abc"
-        ]
-
-    with pytest.raises(OSError, match="a") as caught:
-        await run_block(counting(*hooks("a")), train())
-    assert caught.value is errors["a"]
-    with pytest.raises(ExceptionGroup, match="2 failures in end") as several:
-        await run_block(counting(*hooks("ac")), train())
-    assert several.value.exceptions == (errors["a"], errors["c"])
-    ends = [(name, phase) for name, phase in record if phase in ("end", "close")]
-    assert ends == [*[(name, "end") for name in "abc"], *[(name, "close") for name in "cba"]] * 2
-
-
 @pytest.mark.parametrize(
     "kind",
     [ah.OutOfRangeError, StopAsyncIteration, ah.AbortedError],
@@ -118,24 +93,6 @@ async def test_an_error_of_closing_is_not_hidden(caplog: pytest.LogCaptureFixtur
 
     with pytest.raises(OSError, match="cannot close"):
         await run_block(ah.AsyncMonitoredSession(BadlyClosed([1, 9]), recovery=NO_BACKOFF), recover)
-
-
-@pytest.mark.parametrize("fails_in", ["creation", "after_create_session"])
-async def test_no_end_after_a_recovery_that_failed(fails_in: str) -> None:
-    """O19: if no new session was made, or not every hook got it, `end` is not called; `close` is,
-    and gets the error.
-    """
-    hook = RecordingHook()
-    faulty = FaultInjectionHook({("after_create_session", 2): ValueError("no more sessions")})
-    creator = DyingCreator([1]) if fails_in == "creation" else DyingCreator([1, 9])
-    async with ah.AsyncMonitoredSession(creator, [hook, faulty], recovery=NO_BACKOFF) as session:
-        await session.run("train")
-        with pytest.raises(ValueError, match="no more sessions") as caught:
-            await session.run("train")
-        assert session.should_stop()
-    assert "end" not in hook.phases()
-    assert hook.closed_with == [caught.value]
-    assert all(one.closed for one in creator.made)
 
 
 # -- what hooks may be

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from aiohooks.testing import FaultInjectionHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting, counting_graph
-from tests.support.waiting import forever, ticks, until_true
-from tests.tensorflow.blocks import DyingCreator, run_block
+from tests.support.sessions import NO_BACKOFF, counting
+from tests.support.waiting import ticks
+from tests.tensorflow.blocks import DyingCreator
 
 pytestmark = pytest.mark.every_python
 
@@ -50,28 +49,6 @@ async def fail(error: BaseException) -> None:
 # -- what is recovered from
 
 
-async def test_sessions_are_replaced_one_by_one() -> None:
-    """A lost session is replaced and the run repeated, until there is no other: then that error
-    leaves the run.
-    """
-    creator, hook = DyingCreator([1, 2, 3]), RecordingHook()
-    seen: list[int] = []
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        for number in range(1, 7):
-            assert await session.run("train", {"x": number}) == number
-            seen.append(len(creator.made))
-        with pytest.raises(ValueError, match="no more sessions"):
-            await session.run("train")
-        assert session.should_stop()
-
-    await run_block(ah.AsyncMonitoredSession(creator, [hook], recovery=NO_BACKOFF), body)
-    assert seen == [1, 2, 2, 3, 3, 3]
-    assert [session.closed for session in creator.made] == [True, True, True]
-    assert hook.phases().count("begin") == 1
-    assert hook.phases().count("after_create_session") == 3
-
-
 async def test_recovery_keeps_variables_and_step() -> None:
     """Unlike TensorFlow's without a checkpoint, a recovered session continues from the values and
     the step that were reached.
@@ -86,29 +63,6 @@ async def test_recovery_keeps_variables_and_step() -> None:
         seen = [(await session.run(["total", "train"], {"x": 10}))[0] for _ in range(4)]
         assert seen == [0, 10, 20, 40]
         assert session.global_step.latest.step == 5
-
-
-@pytest.mark.parametrize(
-    "error", [ah.AbortedError, ah.UnavailableError], ids=lambda kind: kind.__name__
-)
-async def test_initialisation_is_tried_again(error: type[Exception]) -> None:
-    """A recoverable error of `init_fn` is retried while the block is entered; hooks get the session
-    that succeeded.
-    """
-    calls: list[str] = []
-
-    async def init(session: ah.Session) -> None:
-        calls.append("init")
-        if len(calls) < 3:
-            raise error("not yet")
-        session.variables.assign({"total": 5})
-
-    creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(init_fn=init))
-    hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(creator, [hook], recovery=NO_BACKOFF) as session:
-        assert await session.run("total") == 5
-    assert len(calls) == 3
-    assert hook.phases()[:3] == ["begin", "after_create_session", "before_run"]
 
 
 # -- background tasks
@@ -131,65 +85,6 @@ async def test_a_lost_background_task_is_recovered_from(use: Use) -> None:
     assert len(creator.made) == 2
 
 
-@each_use
-async def test_a_failed_background_task_is_not_recovered_from(use: Use) -> None:
-    """Any other failure is a stop: the next run raises it, no session is made, and it leaves the
-    block.
-    """
-    creator, error = DyingCreator([9, 9]), OSError("broken")
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        session.coord.start_soon(fail, error)
-        await ticks()
-        assert session.should_stop()
-        await use(session)
-
-    with pytest.raises(OSError, match="broken") as caught:
-        await run_block(ah.AsyncMonitoredSession(creator, recovery=NO_BACKOFF), body)
-    assert caught.value is error
-    assert len(creator.made) == 1
-
-
-@each_use
-@pytest.mark.parametrize("stuck_in", ["before_run", "run", "after_run"])
-async def test_a_run_that_is_stuck_is_recovered(stuck_in: str, use: Use) -> None:
-    """A run that would wait indefinitely is ended by the loss of its background task, and repeated
-    in a new session.
-    """
-    waits: list[str] = []
-    lost: list[str] = []
-    graph = ah.Graph()
-
-    async def stick(*_: object) -> None:
-        waits.append("begins")
-        if len(waits) == 1:
-            await forever()
-
-    @graph.operation
-    async def loss() -> int:
-        if stuck_in == "run" or use is run_raw:
-            await stick()
-        return 10
-
-    async def watch(coord: ah.Coordinator) -> None:
-        await until_true(lambda: waits)
-        if not lost:
-            lost.append("once")
-            raise ah.AbortedError("the other side is gone")
-
-    async def start(session: ah.Session, coord: ah.Coordinator) -> None:
-        coord.start_soon(watch, coord)
-
-    hooks = [PhaseHook("after_create_session", start)] + (
-        [PhaseHook(stuck_in, stick)] if stuck_in != "run" else []
-    )
-    async with ah.AsyncMonitoredSession(graph, hooks, recovery=NO_BACKOFF) as session:
-        assert await use(session) == 10
-        assert session.status().recoveries == 1
-        assert not session.should_stop()
-    assert len(waits) == 2
-
-
 async def test_what_a_run_raises_beside_a_lost_task_is_recovered_too() -> None:
     """If a task is lost and the run fails because of it with another error, both are recovered
     from.
@@ -203,37 +98,3 @@ async def test_what_a_run_raises_beside_a_lost_task_is_recovered_too() -> None:
     async with counting(PhaseHook("before_run", lose), recovery=NO_BACKOFF) as session:
         assert await session.run("train") == 1
         assert session.status().recoveries == 1
-
-
-async def test_tasks_end_with_the_session_they_belong_to() -> None:
-    """A recovery cancels the lost session's tasks, waits for them before it makes another one, and
-    leaves others alone.
-
-    There is no grace period for them: no time has to pass.
-    """
-    record: list[str] = []
-
-    async def work(coord: ah.Coordinator) -> None:
-        record.append("starts")
-        try:
-            await coord.until(forever())
-        finally:
-            await asyncio.sleep(0)
-            record.append("ends")
-
-    async def start(session: ah.Session, coord: ah.Coordinator) -> None:
-        record.append("created")
-        coord.start_soon(work, coord)
-        await ticks()
-
-    hooks = [
-        PhaseHook("after_create_session", start),
-        FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")}),
-    ]
-    with ManualClock():
-        async with counting(*hooks, recovery=NO_BACKOFF) as session:
-            other = session.start_soon(asyncio.Event().wait)
-            await session.run("train")
-            assert record == ["created", "starts", "ends", "created", "starts"]
-            assert not other.done()
-            other.cancel()

@@ -29,26 +29,6 @@ def noting(record: list[str], name: str) -> Any:
     return note
 
 
-async def test_a_scaffold_has_what_it_was_given() -> None:
-    """A scaffold adds nothing: parts that were left out are None, the others are kept as they
-    are.
-    """
-
-    async def ready(session: ah.Session) -> None: ...
-
-    empty = ah.Scaffold()
-    assert (
-        empty.init_fn
-        is empty.ready_for_local_init_fn
-        is empty.local_init_fn
-        is empty.ready_fn
-        is None
-    )
-    assert ah.Scaffold(ready_fn=ready).ready_fn is ready
-    with pytest.raises(AttributeError):
-        ah.Scaffold().ready_fn = ready  # type: ignore[misc]
-
-
 async def test_a_chief_needs_no_scaffold() -> None:
     """Without one the variables are initialised and ready; before, none had a value. A graph may
     have none, or nothing at all.
@@ -63,41 +43,6 @@ async def test_a_chief_needs_no_scaffold() -> None:
     graph.operation(name="one")(lambda: 1)
     assert await (await ah.ChiefSessionCreator(graph).create_session()).run("one") == 1
     assert await (await ah.ChiefSessionCreator(ah.Graph()).create_session()).run([]) == []
-
-
-async def test_init_may_feed_the_graph() -> None:
-    """`init_fn` may run operations with feeds: what they change is there when the block is
-    entered.
-    """
-
-    async def init(session: ah.Session) -> None:
-        assert await session.run("train", {"x": 37}) == 37
-
-    creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(init_fn=init))
-    async with ah.AsyncMonitoredSession(creator) as session:
-        assert await session.run(["total", "global_step"]) == [37, 1]
-
-
-async def test_local_init_alone_is_enough() -> None:
-    """A scaffold may have any part without the others: only `local_init_fn`, or only a check before
-    it.
-    """
-    calls: list[str] = []
-
-    async def not_ready(session: ah.Session) -> str:
-        return "a table"
-
-    scaffold = ah.Scaffold(local_init_fn=noting(calls, "local_init"))
-    await ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold).create_session()
-    assert calls == ["local_init"]
-    creator = ah.ChiefSessionCreator(
-        counting_graph(), scaffold=ah.Scaffold(ready_for_local_init_fn=not_ready)
-    )
-    with refused(
-        ah.errors.NotReadyError, "did not make the model ready for local_init", "a table"
-    ) as caught:
-        await creator.create_session()
-    assert isinstance(caught.value, RuntimeError)
 
 
 async def test_a_ready_function_may_raise_what_is_missing() -> None:
@@ -183,22 +128,6 @@ async def test_a_later_chief_still_initialises_what_is_local() -> None:
 
 
 # -- the global step
-
-
-async def test_every_graph_has_its_global_step() -> None:
-    """There is one in each graph, always the same node, found by name; its value is a plain whole
-    number.
-    """
-    graph, other = ah.Graph(), ah.Graph()
-    assert graph.global_step is graph.global_step is graph.nodes["global_step"]
-    assert graph.global_step is not other.global_step
-    step = await ah.Session(graph, global_step=ah.MemoryStepStore(7)).run(graph.global_step)
-    assert step == 7
-    assert type(step) is int
-    for add in (graph.placeholder, lambda name: graph.variable(name, 0)):
-        with refused(ah.errors.GraphError, "'global_step' is already the name of") as caught:
-            add("global_step")
-        assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize(

@@ -8,49 +8,13 @@ import sys
 
 import pytest
 
-from aiohooks.errors import (
-    PublisherFailedError,
-    PublisherFinishedError,
-    StepTimeoutError,
-)
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing.clock import ManualClock
-from aiohooks.version_gate import Ticket, VersionGate
-from tests.support.version_gates import admit_items, admit_one, cancel_tasks, start_waiting
+from aiohooks.version_gate import VersionGate
+from tests.support.version_gates import admit_items, cancel_tasks, start_waiting
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [(RuntimeError("out of memory"), PublisherFailedError), (None, PublisherFinishedError)],
-)
-async def test_a_dead_publisher_ends_all_waits(
-    error: Exception | None, kind: type[Exception]
-) -> None:
-    """When no publisher is left all waits end, each with an error of its own, and so do later
-    ones.
-    """
-    versions = MemoryStepStore()
-    publisher = versions.publisher("trainer")
-    gate = VersionGate(versions, max_lag=0)
-    (open_one,) = await admit_items(gate, 1)
-    late = start_waiting(gate, 3)
-    await ticks(10)
-    publisher.close(error)
-    raised = await asyncio.gather(*late, return_exceptions=True)
-    assert [type(one) for one in raised] == [kind] * 3
-    assert len({id(one) for one in raised}) == 3
-    notes = raised[0].__notes__  # type: ignore[union-attr]
-    assert "3 waited for room in the version gate of " in notes[0]
-    assert all(
-        isinstance(one, kind) and one.__cause__ is error and "trainer" in str(one) for one in raised
-    )
-    with pytest.raises(kind):
-        await admit_one(gate)
-    assert gate.statistics().waiting == 0
-    assert open_one.use(), "an admitted item may still be used"
 
 
 async def test_ending_all_waits_is_linear() -> None:
@@ -76,40 +40,6 @@ async def test_ending_all_waits_is_linear() -> None:
         return len(seen)
 
     assert await calls(500) < 15 * await calls(50)
-
-
-async def test_a_timeout_is_for_each_wait() -> None:
-    """Each wait ends at its own time limit while the others continue, and the message says what is
-    missing.
-    """
-    with ManualClock() as clock:
-        versions = MemoryStepStore(run="weights")
-        gate = VersionGate(versions, max_lag=0)
-        _held = await admit_items(gate, 1)
-        first, second, third = [
-            *start_waiting(gate, timeout=5),
-            *start_waiting(gate, timeout=2),
-            *start_waiting(gate),
-        ]
-        await ticks(10)
-        clock.advance(2)
-        message = (
-            r"<version gate of 'weights' at version 0, .*> has no room until version 1 .* in 2 s:"
-            r" seen step 0, no publisher"
-        )
-        with pytest.raises(StepTimeoutError, match=message):
-            await second
-        clock.advance(3)
-        with pytest.raises(StepTimeoutError) as caught:
-            await first
-        assert (caught.value.wanted, caught.value.seen, caught.value.waited_secs) == (1, 0, 5)
-        await versions.advance()
-        await ticks(10)
-        assert not third.done(), "the item of version 0 is still open"
-        clock.advance(1)
-        await cancel_tasks([third])
-        statistics = gate.statistics()
-        assert (statistics.waits, statistics.waited_secs) == (3, 2 + 5 + 6)
 
 
 async def test_a_wait_that_lasts_says_who_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -143,20 +73,3 @@ async def test_a_wait_that_lasts_says_who_is_waited_for(caplog: pytest.LogCaptur
         for count, secs in ((2, 60), (1, 60), (1, 120), (1, 180))
     ]
     assert clock.pending == 0
-
-
-async def test_a_log_line_is_about_a_wait_of_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """Waits that follow each other without a gap are no long wait."""
-    caplog.set_level(logging.INFO, logger="aiohooks.version_gate")
-    with ManualClock() as clock:
-        gate = VersionGate(MemoryStepStore(), max_lag=0)
-        _held = await admit_items(gate, 1)
-        late: list[asyncio.Task[Ticket]] = []
-        for _ in range(6):
-            late.append(start_waiting(gate, 1)[0])
-            await ticks(10)
-            clock.advance(25)
-            if len(late) > 1:
-                await cancel_tasks([late.pop(0)])
-        await cancel_tasks(late)
-    assert not [record for record in caplog.records if record.name == "aiohooks.version_gate"]

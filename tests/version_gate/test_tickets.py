@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import pytest
 
@@ -45,35 +44,6 @@ async def test_lag_of_a_position_from_elsewhere() -> None:
     await versions.reset(5)
     assert gate.lag_of(Position(1, 5)) == MAX_STEP
     assert gate.lag_of(Position(2, 5)) == 0
-
-
-async def test_a_block_that_fails_abandons_its_item() -> None:
-    """An error or a cancellation in the block frees the place, also when the ticket was handed
-    off.
-    """
-    gate = VersionGate(MemoryStepStore(), max_lag=0)
-    with contextlib.suppress(ZeroDivisionError):
-        async with gate.admit() as one:
-            one.hand_off()
-            raise ZeroDivisionError
-    assert (one.state, one.use()) == ("abandoned", False)
-
-    async def sleep() -> None:
-        async with gate.admit():
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(sleep())
-    await ticks(10)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    statistics = gate.statistics()
-    assert (statistics.abandoned, statistics.dropped, statistics.open, statistics.room) == (
-        2,
-        2,
-        0,
-        1,
-    )
 
 
 @pytest.mark.parametrize("how", ["cancelled", "failed", "block never left"])

@@ -101,7 +101,6 @@ TESTS = {
         "tests/session/test_training.py",
         "tests/tensorflow/test_hooks_values.py",
         "tests/tensorflow/test_hooks_periodic.py",
-        "tests/tensorflow/test_checkpoint_saver.py",
         "tests/tensorflow/test_evaluation.py",
         "tests/tensorflow/test_early_stopping.py",
     ),
