@@ -89,7 +89,7 @@ OTHER = ah.Graph().placeholder("x")
 
 def operation(fn: Any = lambda a, b: None, **options: Any) -> Callable[[ah.Graph], Any]:
     """Return what adds an operation "op" to a graph."""
-    return lambda graph: graph.operation(name="op", **options)(fn)
+    return lambda graph: graph.operation(**{"name": "op", **options})(fn)
 
 
 @pytest.mark.parametrize(
