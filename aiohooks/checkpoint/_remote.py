@@ -277,7 +277,7 @@ class RemoteDirectory:
         self._opened: tuple[Any, str] | None = None
         """The file system, and the path of the directory in it."""
         self._checkpoints: dict[Name, Checkpoint] = {}
-        """The checkpoints whose manifest has been read or written: a read takes a request."""
+        """The checkpoints whose manifest has been read or written, so that it is read only once."""
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Call a blocking function.

@@ -322,20 +322,23 @@ class _Annotations:
         function: types.FunctionType,
         names: Iterable[str],
     ) -> None:
-        bases = {base.__name__: base for base in kind.__mro__}
-        annotations = annotations_of(function, bases)
+        """Evaluate the annotations of `function`, a method of `kind` with these parameters."""
+        # An annotation in quotes may name the class itself, which its module lacks if it was
+        # defined in a function.
+        classes_by_name = {base.__name__: base for base in kind.__mro__}
+        annotations = annotations_of(function, classes_by_name)
         self.arguments: dict[str, Any] = {}
         for name in names:
             self.arguments[name] = annotations.get(name, Any)
         self.nexts: list[str] = [
             name for name, annotation in self.arguments.items() if calls_next(annotation)
         ]
+        """The parameters whose argument is a function that calls the next hook."""
         plain, awaited = split_awaitables(annotations.get("return", Any))
         self.returns_awaitable: bool = bool(awaited)
         """Whether the result is an awaitable, always or sometimes."""
-        more = [part for part in awaited if part not in plain]
-        self.results: list[Any] = plain + more
-        """The members of the union that is the result, or that is awaited."""
+        self.results: list[Any] = [*dict.fromkeys([*plain, *awaited])]
+        """The types that a result may have, awaited or not."""
 
     def candidates(self, way: Combination) -> list[str]:
         """Return the arguments that a result may replace, or that may call the next hook."""

@@ -395,13 +395,13 @@ class ChiefSessionCreator(_Creator):
             await self._scaffold.init_fn(session)
 
     async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Release the checkpoint directory and the lead, called by the monitored session at its
-        end, with its grace period.
+        """Close the saver, and then give up the lead of the run.
 
-        A given `Saver` is not closed. The session waits for the copies to its mirror that are not
-        made yet, at most `grace_secs`.
+        The monitored session calls this at its end. A `Saver` that you have given stays open: only
+        its pending copies to the mirror are awaited, at most `grace_secs`.
         """
-        self._term = None
+        self._term = None  # the term of a chief ends with its lead
+        # Leaving the block gives up the lead, after the last write to the checkpoint directory.
         async with self._lead:
             if self._saver is None:
                 return
@@ -411,8 +411,9 @@ class ChiefSessionCreator(_Creator):
                 await self._saver.flush_mirror(grace_secs)
 
     def fail_waiters(self, error: BaseException) -> None:
-        """End the waits of the workers for the variables, called by the monitored session when it
-        ends with `error`.
+        """End the waits of the workers for the variables.
+
+        The monitored session calls this when it ends with `error`.
         """
         values_of(self._variables).fail(error)
 

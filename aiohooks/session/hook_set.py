@@ -86,42 +86,48 @@ class HookSet:
     ) -> None:
         """Check the hooks and sort their methods. `coordinator` is that of the whole session."""
         self._coordinator = coordinator
+        self._graph = graph
         self._grace_secs = coordinator.owner.grace_secs
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(_checked_hooks(hooks))
-        self._by_key = {(os.getpid(), id(entry.hook)): entry for entry in self.registered}
+        """The hooks in the order of the list."""
         for registered in self.registered:
             LIFECYCLE.check(registered)
-
-        def enter() -> None:
-            make_default(graph)
-            coordinator.enter_raw_session()
-
+        # The keys for `_users`. A forked child may use the same objects in a session of its own.
+        self._by_key = {(os.getpid(), id(entry.hook)): entry for entry in self.registered}
         self.background: BackgroundCalls = BackgroundCalls(
-            self._grace_secs, enter, coordinator.observers, _step_of
+            self._grace_secs, self._enter_background, coordinator.observers, _step_of
         )
         """The calls of `after_run` that run alongside the next steps."""
         self.has_background: bool = any(
             registered.registration.background for registered in self.registered
         )
-        in_order = sorted(self.registered, key=operator.attrgetter("registration.order"))
-        # A hook that saves the session saves what all other hooks have kept.
-        last = [*filter(_ends_last, in_order)]
-        others = [*itertools.filterfalse(_ends_last, in_order)]
+        self.begun: list[RegisteredHook] = []
+        """The hooks whose `begin` was started and whose `close` was not."""
+        # Methods that are called one after another, for each hook. `begin` and `close` follow the
+        # list, as a hook may use what an earlier one has opened.
+        by_order = sorted(self.registered, key=operator.attrgetter("registration.order"))
+        savers = [*filter(_ends_last, by_order)]
+        others = [*itertools.filterfalse(_ends_last, by_order)]
         self._begin = self._calls("begin", self.registered)
-        self._end = self._calls("end", [*others, *last])
-        # Unlike the other methods, this one always has a time limit.
-        self._close = self._calls("close", self.registered, limit=max(self._grace_secs, 1e-9))
-        self._after_create_session = self._groups("after_create_session", in_order)
-        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run", in_order)
+        self._end = self._calls("end", [*others, *savers])
+        # Unlike the other methods, `close` always has a time limit.
+        self._close = self._calls("close", self.registered, limit=self._grace_secs)
+        # Methods that are called together, for each order. Hooks that save the session come last,
+        # so that they save what all other hooks have kept.
+        self._after_create_session = self._groups("after_create_session", by_order)
+        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run", by_order)
         self.after_run: tuple[OrderGroup, ...] = (
             *self._groups("after_run", others, self.background.bind),
-            *self._groups("after_run", last, self.background.bind),
+            *self._groups("after_run", savers, self.background.bind),
         )
         self.in_runs: bool = bool(self.before_run or self.after_run)
         """Whether a hook takes part in runs."""
         self.merger: Merger = Merger(graph, self.before_run, self.after_run)
-        self.begun: list[RegisteredHook] = []
-        """The hooks whose `begin` was started and whose `close` was not."""
+
+    def _enter_background(self) -> None:
+        """Make the context of a background call that of a call in a run."""
+        make_default(self._graph)
+        self._coordinator.enter_raw_session()
 
     def hold(self) -> None:
         """Reserve the hooks for this session until `release`.

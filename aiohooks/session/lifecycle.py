@@ -564,14 +564,16 @@ class Lifecycle(TasksOwner):
         self._has_hurried = self.requests.stopped
 
     async def _close_raw_session(self, reason: str) -> None:
-        """Cancel the raw session's tasks and close it. Errors are only logged: another one is being
-        reported.
+        """Close the raw session, if there is one, after its tasks and background calls.
+
+        Errors are only logged, because the session reports the error that has led here.
         """
         session = self.session
         if session is None:
             return
-        # The store may have lost steps that the session has made.
+        # The step that the session has reached. A store that has lost its data shows less.
         reached = max(session.global_step.latest.step, session.committed_step)
+        # Feeds without a state cannot give the elements of steps after the checkpoint again.
         self.feeds.note_loss(session, reached)
         self.session = None
         await shielded(

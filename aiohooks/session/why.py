@@ -128,6 +128,11 @@ class _Server:
     """Answers questions of other processes, in a thread."""
 
     def __init__(self) -> None:
+        """Listen on the socket that `aiohooks why PID` connects to, and start the thread.
+
+        Raises:
+            OSError: the socket cannot be made.
+        """
         self._path = why_folder(make=True) / f"{os.getpid()}.sock"
         # A process that was killed and had the same ID has left its socket.
         self._path.unlink(missing_ok=True)

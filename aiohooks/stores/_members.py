@@ -280,21 +280,29 @@ class Members:
         """
         waits = self._waits
         waits.observe(snapshot.position)
-        before = waits.snapshot
-        is_another_run = snapshot.run_id != before.run_id
-        if snapshot.revision < before.revision and not is_another_run:
+        previous = waits.snapshot
+        is_new_run = snapshot.run_id != previous.run_id
+        if not is_new_run and snapshot.revision < previous.revision:
             return
         waits.observe_run(snapshot)
         waits.other_publishers = self._other_publishers
-        last_exit = snapshot.last_exit
-        if last_exit is not None and (is_another_run or last_exit != before.last_exit):
-            has_failed = last_exit.error or last_exit.lost
-            # At the first snapshot a failure is ignored: a successor may register.
-            if not (has_failed and before.revision < 0):
-                waits.last_exit = self._publisher_exit(last_exit)
+        if is_new_run or snapshot.last_exit != previous.last_exit:
+            self._observe_exit(snapshot.last_exit, is_first_snapshot=previous.revision < 0)
         waits.check_reachable()
         if snapshot.chief is None:
             waits.vacancies.wake()
+
+    def _observe_exit(self, last_exit: LastExit | None, *, is_first_snapshot: bool) -> None:
+        """Record the exit of the publisher that left last: it decides how waits end.
+
+        A failure from before this process has connected is ignored: this process may be the
+        successor, or wait for it.
+        """
+        if last_exit is None:
+            return
+        has_failed = last_exit.error or last_exit.lost
+        if not (has_failed and is_first_snapshot):
+            self._waits.last_exit = self._publisher_exit(last_exit)
 
     def reserve_lead(self) -> None:
         """Leave the lead of a lost run to its chief for the time of a lease.

@@ -126,17 +126,19 @@ class SessionRunner:
             await self._session.coord.until(self.opened.wait())
 
     def request_end(self, reason: str) -> None:
-        """Drain the session if there is a time for that, otherwise stop it. Wait for nothing.
+        """Begin to end the session, and return: drain it if the service has a drain time, or else
+        stop it.
 
-        A second request stops it. A signal handler in the thread of the event loop may call this.
+        A second call stops a session that drains. A signal handler in the thread of the event loop
+        may call this.
         """
         assert self._task is not None
         if self.is_ending:
             self._session.request_stop(reason)
         else:
             self._begin_end(reason)
-        # The grace period begins now, and not when the server calls `stop`: it may wait for its
-        # clients before that, and they may wait for the end of the session.
+        # The grace period begins now, and not when the server calls `stop`: before that, a server
+        # waits for its clients, and these may wait for the end of the session.
         self._task.get_loop().call_soon_threadsafe(self._limited_end)
 
     async def stop(self, reason: str) -> None:
