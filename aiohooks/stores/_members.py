@@ -286,23 +286,17 @@ class Members:
             return
         waits.observe_run(snapshot)
         waits.other_publishers = self._other_publishers
-        if is_new_run or snapshot.last_exit != previous.last_exit:
-            self._observe_exit(snapshot.last_exit, is_first_snapshot=previous.revision < 0)
+        last_exit = snapshot.last_exit
+        if last_exit is not None and (is_new_run or last_exit != previous.last_exit):
+            has_failed = last_exit.error or last_exit.lost
+            is_first_snapshot = previous.revision < 0
+            # A failure from before this process has connected is ignored: this process may be the
+            # successor, or wait for it.
+            if not (is_first_snapshot and has_failed):
+                waits.last_exit = self._publisher_exit(last_exit)
         waits.check_reachable()
         if snapshot.chief is None:
             waits.vacancies.wake()
-
-    def _observe_exit(self, last_exit: LastExit | None, *, is_first_snapshot: bool) -> None:
-        """Record the exit of the publisher that left last: it decides how waits end.
-
-        A failure from before this process has connected is ignored: this process may be the
-        successor, or wait for it.
-        """
-        if last_exit is None:
-            return
-        has_failed = last_exit.error or last_exit.lost
-        if not (has_failed and is_first_snapshot):
-            self._waits.last_exit = self._publisher_exit(last_exit)
 
     def reserve_lead(self) -> None:
         """Leave the lead of a lost run to its chief for the time of a lease.
