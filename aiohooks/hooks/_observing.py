@@ -232,7 +232,7 @@ def scalar(value: Any) -> int | float | None:
         return None
     number = value
     try:
-        if callable(getattr(value, "item", None)):
+        if hasattr(value, "item"):
             number = value.item()
         elif not isinstance(value, int):
             number = float(value)

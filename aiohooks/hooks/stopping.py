@@ -84,21 +84,18 @@ class StopAtStepHook(SessionRunHook):
         if self._num_steps is not None and self.last_step is None:
             self.last_step = step + self._num_steps
         if self.last_step is not None and step >= self.last_step:
-            coord.request_stop(_reached(step, self.last_step))
+            coord.request_stop(f"step {step} reached the last step, {self.last_step}")
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Request a stop if the run reached or passed the last step."""
         last = self.last_step
         if last is not None and run_context.global_step >= last:
-            run_context.request_stop(_reached(run_context.global_step, last))
+            run_context.request_stop(
+                f"step {run_context.global_step} reached the last step, {last}"
+            )
 
     def __repr__(self) -> str:
         return f"StopAtStepHook(num_steps={self._num_steps}, last_step={self.last_step})"
-
-
-def _reached(step: int, last: int) -> str:
-    """Return the reason of a stop at `step`, which other sessions may have moved beyond `last`."""
-    return f"step {step} reached the last step, {last}"
 
 
 class StopAtTimeHook(SessionRunHook):
