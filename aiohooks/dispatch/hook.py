@@ -166,10 +166,11 @@ def _check_options(registration: HookRegistration) -> None:
 
 def hook_name(hook: Any) -> str:
     """Return the name of a hook in messages: of its class, or of its function."""
+    named = hook
     if isinstance(hook, FunctionHook):
-        function = hook.__aiohooks_function__
-        return getattr(function, "__name__", type(function).__name__)
-    return type(hook).__name__
+        named = hook.__aiohooks_function__
+    # An object has no name of its own.
+    return getattr(named, "__name__", type(named).__name__)
 
 
 class FunctionHook:

@@ -301,7 +301,7 @@ ARGUMENTS: list[Any] = [
     (given(grace_secs=-1), "grace_secs is -1"),
     (lambda: ah.point("last"), "the argument of @point is 'last'"),  # type: ignore[arg-type]
     (lambda: ah.compose_functions([5]), "the function of a hook is 5; give a function"),
-    (lambda: ah.configure(do_nothing, timeout=0), "timeout of function is 0"),
+    (lambda: ah.configure(do_nothing, timeout=0), "timeout of do_nothing is 0"),
     (
         lambda: ah.compose_functions(do_nothing),  # type: ignore[call-overload]
         "functions is <function",
