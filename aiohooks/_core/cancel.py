@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
+from aiohooks._core.activity import logger
 from aiohooks._core.clock import current_clock, wait_woken, wake
-from aiohooks._core.reports import logger
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from aiohooks._core.activity import RunScope, assigned
 from aiohooks._core.clock import Clock, wait_woken, wake
-from aiohooks._core.scope import RunScope, assigned
 from aiohooks._core.validate import check_secs
 
 T = TypeVar("T")

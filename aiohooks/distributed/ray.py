@@ -29,7 +29,7 @@ try:
 except ImportError as _missing:
     raise missing_extra("aiohooks.distributed.ray", "ray") from _missing
 
-from aiohooks.stores.ray.store import check_membership
+from aiohooks.stores.ray import check_membership
 
 __all__ = ["run"]
 

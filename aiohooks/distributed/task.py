@@ -14,9 +14,9 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from aiohooks._core.activity import logger
 from aiohooks._core.cancel import current_task, shielded, wait_done
 from aiohooks._core.clock import sleep
-from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
     call_error,
     check_callable,

@@ -21,7 +21,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
-from aiohooks._core.scope import current_run
+from aiohooks._core.activity import current_run
 from aiohooks.dispatch.hook import Hook
 from aiohooks.errors import EffectError
 from aiohooks.graph.graph import T_co

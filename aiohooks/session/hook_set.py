@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from aiohooks._core.activity import current_scope
 from aiohooks._core.calls import RunWaits
 from aiohooks._core.clock import current_clock
-from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import check_mapping
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.dispatch.background import BackgroundCalls
@@ -45,8 +45,16 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.graph.graph import Graph, Node, make_default
-from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
-from aiohooks.graph.session import RunRequest, Session
+from aiohooks.graph.session import (
+    LEAF_TYPES,
+    Build,
+    Leaves,
+    RunRequest,
+    Session,
+    Take,
+    canonical_feeds,
+    taking,
+)
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import (
     SessionRunArgs,

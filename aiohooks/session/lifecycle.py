@@ -28,7 +28,19 @@ from threading import get_ident
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from aiohooks._core.activity import ENTRIES, Awaited, active, enter
+from aiohooks._core.activity import (
+    ENTRIES,
+    Awaited,
+    RunScope,
+    active,
+    assigned,
+    begin_run,
+    current_run,
+    current_scope,
+    enter,
+    logger,
+    wait_log,
+)
 from aiohooks._core.calls import RunWaits, Wait, limited
 from aiohooks._core.cancel import current_task, shielded, shielded_task
 from aiohooks._core.clock import (
@@ -41,8 +53,6 @@ from aiohooks._core.clock import (
     secs_text,
     sleep,
 )
-from aiohooks._core.reports import logger, wait_log
-from aiohooks._core.scope import RunScope, assigned, begin_run, current_run, current_scope
 from aiohooks._core.waits import opening_until
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (

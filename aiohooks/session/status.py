@@ -12,10 +12,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
-from aiohooks._core.activity import entries
+from aiohooks._core.activity import entries, logger
 from aiohooks._core.cancel import current_task
 from aiohooks._core.clock import secs_text
-from aiohooks._core.reports import logger
 from aiohooks._why.tasks import task_wait
 from aiohooks.dispatch.calls import HookStatus
 from aiohooks.dispatch.hook import Hook

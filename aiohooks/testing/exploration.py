@@ -35,8 +35,7 @@ from aiohooks._core.validate import (
 )
 from aiohooks.errors import InvalidArgumentError, flattened, safe_repr
 from aiohooks.testing._schedule import DELAYS, Place, Priorities, Schedule
-from aiohooks.testing._schedule_loop import NumberedTask
-from aiohooks.testing._schedule_run import Call, Program, ScheduleRun, current_run
+from aiohooks.testing._schedule_run import Call, NumberedTask, Program, ScheduleRun, current_run
 from aiohooks.testing.leaks import collected_from_finalizers
 
 P = ParamSpec("P")

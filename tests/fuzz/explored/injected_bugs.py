@@ -14,7 +14,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks._core.queue import Queue
 from aiohooks.dispatch.background import CallQueue
-from aiohooks.graph.variables import values_of
+from aiohooks.graph.graph import values_of
 from aiohooks.session import lifecycle
 from aiohooks.session.hook_set import HookSet
 from aiohooks.stores._protocol import Answer, Leave, Request, Write
