@@ -33,9 +33,9 @@ from typing import Any, Literal, NamedTuple
 
 from aiohooks._core.activity import Awaited, WaitLog, active
 from aiohooks._core.calls import Wait
-from aiohooks._core.cancel import current_task, running_loop
 from aiohooks._core.clock import call_later, current_clock
 from aiohooks._core.validate import check_callable, check_instance, check_secs
+from aiohooks._core.waits import current_task, running_loop
 from aiohooks.errors import (
     AiohooksError,
     InvalidArgumentError,

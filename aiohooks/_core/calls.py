@@ -33,10 +33,10 @@ from weakref import ref
 
 import anyio
 
-from aiohooks._core import cancel
+from aiohooks._core import waits
 from aiohooks._core.activity import ENTRIES, Awaited, RunScope, as_coroutine, current_scope, logger
-from aiohooks._core.cancel import leave_behind, retrieve_exception, running_loop, wait_done
 from aiohooks._core.clock import TimerHandle, call_later, current_clock, monotonic_now
+from aiohooks._core.waits import leave_behind, retrieve_exception, running_loop, wait_done
 from aiohooks.errors import (
     add_origin,
     failure_of,
@@ -211,7 +211,7 @@ class Calls(abc.ABC):
             self.contexts.append(context)
             context = context.update(self._caller)
         self.pending += 1
-        make_task: Any = cancel.make_task or asyncio.Task
+        make_task: Any = waits.make_task or asyncio.Task
         task: asyncio.Task[None]
         if _HAS_EAGER_TASKS and (depth := _eager_starts.depth) < _MAX_NESTED_STARTS:
             coro = self._report(number, call, args)

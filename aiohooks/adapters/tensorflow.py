@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiohooks import errors
-from aiohooks._core.cancel import to_thread
+from aiohooks._core.waits import to_thread
 from aiohooks.errors import (
     FeedConflictError,
     FetchError,

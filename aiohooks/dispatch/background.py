@@ -15,8 +15,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from aiohooks._core.activity import Observer, leave_run, logger
-from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.queue import Queue
+from aiohooks._core.waits import new_task, wait_done
 from aiohooks.dispatch.calls import (
     CONDITION,
     QUEUE,

@@ -33,8 +33,8 @@ from typing import (
 
 from aiohooks._core.activity import logger
 from aiohooks._core.calls import OwnContext
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, shielded, wait_done
 from aiohooks._core.validate import InitRequired, check_secs
+from aiohooks._core.waits import DEFAULT_GRACE_SECS, new_task, shielded, wait_done
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import Composite, is_context
 from aiohooks.dispatch.hook import (

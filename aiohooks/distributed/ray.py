@@ -9,8 +9,8 @@ import signal
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from aiohooks._core.cancel import retrieve_exception, shielded, wait_done
 from aiohooks._core.validate import check_mapping
+from aiohooks._core.waits import retrieve_exception, shielded, wait_done
 from aiohooks.distributed.task import (
     TaskResult,
     TaskSpec,

@@ -25,7 +25,6 @@ from typing import (
 )
 
 from aiohooks._core.activity import RunScope, assigned, current_scope
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._core.validate import (
     InitRequired,
     check_callable,
@@ -35,7 +34,7 @@ from aiohooks._core.validate import (
     checked_int,
     is_coroutine_function,
 )
-from aiohooks._core.waits import Waiters, wait_for_others
+from aiohooks._core.waits import DEFAULT_GRACE_SECS, Waiters, to_thread, wait_for_others
 from aiohooks.errors import (
     FetchError,
     GraphError,

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, overload
 
 from aiohooks._core.activity import Observer, active, current_scope, observed_call
 from aiohooks._core.calls import Calls, RunWaits, Wait, can_wait, changes, copy_back, result_now
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._core.validate import check_instance, is_coroutine_function
+from aiohooks._core.waits import DEFAULT_GRACE_SECS, shielded
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, snapshot
 from aiohooks.errors import (
     FetchError,
@@ -550,7 +550,6 @@ class Session:
         self.restored = None
         self.finished = None
         self._monitor: Monitor | None = None
-        self._snapshot_memory = HostMemory()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         # The plans by fetches, keys of the feeds, and whether the run is raw.
@@ -563,6 +562,10 @@ class Session:
         self._variable_names = tuple(initial)
         self._values = values_of(self.variables)
         self._values.initialize(initial)
+
+    @functools.cached_property
+    def _snapshot_memory(self) -> HostMemory:
+        return HostMemory()
 
     @property
     def closed(self) -> bool:

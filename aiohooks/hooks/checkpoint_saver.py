@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from aiohooks._core.activity import active, wait_log
-from aiohooks._core.cancel import new_task, to_thread
 from aiohooks._core.validate import check_instance
+from aiohooks._core.waits import new_task, to_thread
 from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
 from aiohooks.checkpoint.saver import check_tracked, is_same

@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 
 from aiohooks._core.activity import RunScope, begin_run, current_run, wait_log
 from aiohooks._core.calls import Wait
-from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import Clock, current_clock
 from aiohooks._core.queue import Queue
 from aiohooks._core.validate import (
@@ -24,7 +23,7 @@ from aiohooks._core.validate import (
     check_mapping,
     checked_int,
 )
-from aiohooks._core.waits import Waiters, until_stop
+from aiohooks._core.waits import Waiters, until_stop, wait_done
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     AiohooksError,

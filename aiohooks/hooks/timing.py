@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from aiohooks._core.activity import Kind, Observer, current_run
-from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import LoopClock, current_clock
 from aiohooks._core.validate import check_secs
+from aiohooks._core.waits import to_thread
 from aiohooks._why.tasks import BlockedLoopWatch, Frames, user_location
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger

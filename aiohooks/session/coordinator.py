@@ -31,13 +31,6 @@ from aiohooks._core.activity import (
     wait_log,
 )
 from aiohooks._core.calls import Wait, close_unawaited
-from aiohooks._core.cancel import (
-    DEFAULT_GRACE_SECS,
-    current_task,
-    leave_behind,
-    new_task,
-    running_loop,
-)
 from aiohooks._core.clock import (
     NO_TIMER,
     TimerHandle,
@@ -46,6 +39,13 @@ from aiohooks._core.clock import (
     wake,
 )
 from aiohooks._core.validate import InitRequired, check_callable, check_instance, check_secs
+from aiohooks._core.waits import (
+    DEFAULT_GRACE_SECS,
+    current_task,
+    leave_behind,
+    new_task,
+    running_loop,
+)
 from aiohooks._why.tasks import Task, describe_awaitable, is_task, links_of, task_wait
 from aiohooks.errors import (
     InvalidArgumentError,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from aiohooks import checkpoint
 from aiohooks._core.activity import logger
 from aiohooks._core.calls import close_unawaited
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS
 from aiohooks._core.validate import (
     InitRequired,
     check_choice,
@@ -25,7 +24,7 @@ from aiohooks._core.validate import (
     checked_int,
     is_coroutine_function,
 )
-from aiohooks._core.waits import Backoff
+from aiohooks._core.waits import DEFAULT_GRACE_SECS, Backoff
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.errors import (
     AbortedError,

@@ -42,7 +42,6 @@ from aiohooks._core.activity import (
     wait_log,
 )
 from aiohooks._core.calls import RunWaits, Wait, limited
-from aiohooks._core.cancel import current_task, shielded, shielded_task
 from aiohooks._core.clock import (
     NO_TIMER,
     TimerHandle,
@@ -53,7 +52,7 @@ from aiohooks._core.clock import (
     secs_text,
     sleep,
 )
-from aiohooks._core.waits import opening_until
+from aiohooks._core.waits import current_task, opening_until, shielded, shielded_task
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
     NestedRunError,
@@ -85,8 +84,7 @@ from aiohooks.session.creators import (
     warn_if_not_saved,
 )
 from aiohooks.session.feeds import FeedsWentBack, SessionFeeds
-from aiohooks.session.hook import SessionRunHook
-from aiohooks.session.hook_set import HookSet
+from aiohooks.session.hook import HookSet, SessionRunHook
 from aiohooks.session.signals import StopOnSignal
 from aiohooks.session.status import (
     SessionStatus,

@@ -31,12 +31,12 @@ from typing import (
 
 from aiohooks._core.activity import RunScope, active, logger
 from aiohooks._core.calls import Wait, close_unawaited
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._core.validate import (
     check_instance,
     check_mapping,
     check_secs,
 )
+from aiohooks._core.waits import DEFAULT_GRACE_SECS, current_task
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (

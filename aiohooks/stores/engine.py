@@ -15,8 +15,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
-from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import Clock
+from aiohooks._core.waits import new_task, wait_done
 from aiohooks.stores._protocol import (
     MAX_STEP,
     Answer,

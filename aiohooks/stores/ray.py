@@ -7,9 +7,8 @@ import os
 import secrets
 from typing import Any, ClassVar, NamedTuple
 
-from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
 from aiohooks._core.clock import wait_woken, wake
-from aiohooks._core.waits import ANY_CHANGE
+from aiohooks._core.waits import ANY_CHANGE, retrieve_exception, to_thread, wait_done
 from aiohooks.errors import (
     StoreDamagedError,
     StoreRefusedError,

@@ -196,12 +196,13 @@ def test_hooks_never_import_the_session() -> None:
     session package.
     """
     allowed = {f"{PACKAGE}.{name}" for name in KNOWN_TO_HOOKS}
+    for_the_session = {"HookSet", "Merger"}
     wrong = [
         one
         for one in inside("top", "inner", "types")
         if package(one.importer) == "hooks"
         and package(one.module) == "session"
-        and one.module not in allowed
+        and (one.module not in allowed or one.name in for_the_session)
     ]
     assert not wrong, lines(wrong)
 

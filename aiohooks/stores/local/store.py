@@ -24,11 +24,10 @@ from typing import ClassVar, TypeVar
 from urllib.parse import quote
 
 from aiohooks._core.activity import wait_log
-from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
 from aiohooks._core.clock import sleep
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.validate import check_directory
-from aiohooks._core.waits import wait_for_others
+from aiohooks._core.waits import retrieve_exception, to_thread, wait_done, wait_for_others
 from aiohooks.errors import (
     InvalidArgumentError,
     StoreDamagedError,

@@ -56,7 +56,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_ON_DEVICE.format(0)}  =>  {_ON_DEVICE.format(1)}",
     ): "`set_` replaces its memory",
     (
-        "aiohooks/session/hook_set.py",
+        "aiohooks/session/hook.py",
         "Merger._merge_fetches",
         "if len(self._merges) >= _MOST_MERGES:  =>  if (len(self._merges) > _MOST_MERGES):",
     ): "one more is kept in memory",
