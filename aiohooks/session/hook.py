@@ -38,7 +38,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 from aiohooks._core.activity import current_run, current_scope
@@ -383,6 +383,7 @@ class HookSet:
         for key in self._by_key:
             _users.pop(key, None)
 
+    @cached_property
     def stateful(self) -> dict[str, Stateful]:
         """Return the hooks that are kept in checkpoints, by their unique names: hooks that only
         keep time are numbered.
@@ -404,13 +405,10 @@ class HookSet:
 
     async def drain_stateful(self) -> None:
         """Wait for the background calls of the hooks that are kept in checkpoints."""
-        hooks = [
-            registered
-            for registered in self.registered
-            if registered.registration.background and is_stateful(registered.hook)
-        ]
-        if hooks:
-            await self.background.drain(hooks)
+        if self.has_background:
+            await self.background.drain(
+                registered for registered in self.registered if is_stateful(registered.hook)
+            )
 
     async def begin(self) -> None:
         """Call `begin` of the hooks one by one. Each counts as begun from the moment it is

@@ -168,7 +168,7 @@ class Lifecycle(TasksOwner):
         self.history: RecoveryHistory = RecoveryHistory(policy)
         self._creator = creator
         self._monitor = Monitor(
-            grace_secs, self.hooks.stateful, self.feeds.state_of, self.hooks.drain_stateful
+            grace_secs, lambda: self.hooks.stateful, self.feeds.state_of, self.hooks.drain_stateful
         )
         self._publisher: Publisher | None = None
         """The session's registration as a publisher of steps."""
