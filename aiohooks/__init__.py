@@ -68,9 +68,8 @@ if TYPE_CHECKING:
     from aiohooks.dispatch.group import HookGroup, compose, compose_functions
     from aiohooks.dispatch.hook import configure, in_order
     from aiohooks.dispatch.ways import chain, point, wrap
-    from aiohooks.graph.graph import Graph, in_thread
+    from aiohooks.graph.graph import Graph, Variables, in_thread
     from aiohooks.graph.session import Session
-    from aiohooks.graph.variables import Variables
     from aiohooks.hooks import (
         CheckpointSaverHook,
         LoggingHook,
@@ -154,9 +153,8 @@ if not TYPE_CHECKING:
             "aiohooks.dispatch.group": ("HookGroup", "compose", "compose_functions"),
             "aiohooks.dispatch.hook": ("configure", "in_order"),
             "aiohooks.dispatch.ways": ("chain", "point", "wrap"),
-            "aiohooks.graph.graph": ("Graph", "in_thread"),
+            "aiohooks.graph.graph": ("Graph", "Variables", "in_thread"),
             "aiohooks.graph.session": ("Session",),
-            "aiohooks.graph.variables": ("Variables",),
             "aiohooks.hooks.every": ("Every",),
             "aiohooks.session.coordinator": ("Coordinator",),
             "aiohooks.session.creators": (

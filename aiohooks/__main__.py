@@ -119,7 +119,7 @@ def _add_command(commands: Any, name: str, execute: str, text: str) -> Callable[
 
 
 def _add_run_command(commands: Any) -> None:
-    add = _add_command(commands, "run", "_command_line.run:run_function", _RUN)
+    add = _add_command(commands, "run", "_command_line:run_function", _RUN)
     add("function", metavar="MODULE:FUNCTION", help="a coroutine function that takes the task")
     add(
         "--workers",
@@ -172,11 +172,11 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_run_command(commands)
 
-    list_checkpoints = "_command_line.checkpoints:list_checkpoints"
+    list_checkpoints = "_command_line:list_checkpoints"
     add = _add_command(commands, "checkpoints", list_checkpoints, _CHECKPOINTS)
     add("directory", help="the directory; a session may write to it meanwhile")
 
-    add = _add_command(commands, "why", "_command_line.why:print_why", _WHY)
+    add = _add_command(commands, "why", "_command_line:print_why", _WHY)
     add("pid", metavar="PID", type=_parse_pid, help="the ID of the process")
     return parser
 

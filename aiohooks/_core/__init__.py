@@ -2,15 +2,14 @@
 
 None of them knows of hooks.
 
-    calls          calls and waits that end together, each in a task and a context of its own
+    calls          calls and waits that end together, each in a task and a context of its own;
+                   whether a call may wait, and results without a task
     queue          bounded queues, whose items are worked off in order, by tasks or by a thread
-    waits          waits for others, for the next event, and for a number that grows; pauses
-    activity       the registry of activities and waits of tasks, for reports, and their observers
-    scope          the run that the current code is part of
-    coroutines     whether a call may wait; results without a task
-    cancel         cleanup that must finish, worker threads, new tasks
+    waits          waits for tasks, for others, for the next event, and for a number that grows;
+                   cleanup that must finish, worker threads, new tasks; pauses
+    activity       the registry of activities and waits of tasks, for reports, and their observers;
+                   the run that the current code is part of; the logger and reports of long waits
     clock          the clock, which tests can replace; timers and pauses
-    reports        the logger, and how often repeated failures and long waits are logged
     validate       checks of arguments
     fork           locks, threads and connections when the process forks
     lazy           packages that import a public name when it is first used

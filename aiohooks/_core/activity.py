@@ -18,6 +18,22 @@ whether there are any before it begins. The observers of a run are in its scope
     active          notifies the observers of a block
     observed_call   notifies the observers of a call that is awaited
 
+The run that code is part of is here as well. A hook that calls `run` of its own session gets an
+error instead of a deadlock, and a wait for a step knows the publisher that it blocks.
+
+    begin_run       makes the current context part of a new run
+    current_run     returns the innermost active run of the current context
+    leave_run       removes the current context from its run
+    RunScope        a run in progress
+    assigned        a block in which a context variable has a value
+
+What is logged of it:
+
+    logger          the logger of the library
+    is_logged       whether a repeated failure is logged
+    WaitLog         reports of waits that take long
+    wait_log        a log of the waits inside of the library that take long
+
 The registry has weak references, and an entry holds names and functions that return names: no
 value of a run lives longer because of it.
 """
@@ -25,13 +41,18 @@ value of a run lives longer because of it.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import types
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from contextvars import ContextVar
 from time import monotonic
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 from weakref import ref
 
-from aiohooks._core.coroutines import as_coroutine
+from aiohooks._core.clock import NO_TIMER, current_clock, secs_text
+
+T = TypeVar("T")
 
 Needs = Literal["all", "any", "perhaps"]
 Kind = Literal["hook", "operation", "background", "feed", "prefetch", "save", "wait", "recovery"]
@@ -300,3 +321,195 @@ def _resumed_by_hand(coro: Any, observations: list[Observation]) -> Generator[An
         notified = [observation for observation in notified if hasattr(observation, "resumed")]
         for observation in notified:
             observation.resumed()
+
+
+async def as_coroutine(awaitable: Awaitable[T]) -> T:
+    """Await an awaitable, for code that needs a coroutine."""
+    return await awaitable
+
+
+class RunOwner(Protocol):
+    """A session, as the code of its runs sees it.
+
+    Attributes:
+        grace_secs: how long a cancelled run waits for calls that do not end immediately.
+    """
+
+    grace_secs: float
+
+    def until(self, awaitable: Awaitable[T], /) -> Awaitable[T]:
+        """Return a wait for an awaitable, which a stop of the session ends."""
+        ...
+
+
+class RunScope:
+    """A run in progress, stored in its context.
+
+    It has the session, the publisher, and the enclosing run.
+    """
+
+    # Defaults that few runs change are attributes of the class, as each run makes an object.
+    active: bool = True
+    runner: int = 0
+    """The id of the caller's task."""
+    committed: bool = False
+    """Whether an attempt of the run has been committed."""
+    result: Any = None
+    """The result of an attempt that failed after its commit."""
+    observers: tuple[RunObserver, ...] = ()
+    """The observers of the current attempt. A hook adds its own in `before_run`."""
+    attempt: Any = None
+    """The run context of the current attempt (`SessionRunContext`), if the session has hooks."""
+
+    def __init__(
+        self,
+        session: RunOwner | None,
+        publisher: object,
+        outer: RunScope | None,
+    ) -> None:
+        """Make the scope of a run of `session`, or of no session, nested in the run `outer`."""
+        self.session = session
+        self.publisher = publisher
+        self.outer = outer
+
+    def end_attempt(self, error: BaseException | None = None) -> None:
+        """End an attempt: it accepts no more effects, and its observers are notified."""
+        if self.attempt is not None:
+            self.attempt.accepts_effects = False
+            self.attempt = None
+        observers = self.observers
+        self.observers = ()
+        for observer in observers:
+            observer.attempt_ended(error)
+
+
+current_scope: ContextVar[RunScope | None] = ContextVar("aiohooks_run", default=None)
+"""The run of the current context.
+
+The run may have ended: a task keeps the context in which it was started.
+"""
+
+
+class assigned(Generic[T]):
+    """A block in which a context variable has a value: `with assigned(variable, value): ...`.
+
+    It is a class because `contextlib.contextmanager` sets the traceback of an error that the block
+    raises, which fails if the error is frozen.
+    """
+
+    def __init__(self, variable: ContextVar[T], value: T) -> None:
+        self._variable = variable
+        self._value = value
+
+    def __enter__(self) -> None:
+        self._token = self._variable.set(self._value)
+
+    def __exit__(self, *_: object) -> None:
+        self._variable.reset(self._token)
+
+
+def current_run() -> RunScope | None:
+    """Return the innermost active run that this code is part of."""
+    scope = current_scope.get()
+    while scope is not None and not scope.active:
+        scope = scope.outer
+    return scope
+
+
+def leave_run() -> None:
+    """Remove the current context from its run, for a task in the background."""
+    current_scope.set(None)
+
+
+def begin_run(session: RunOwner | None, publisher: object) -> RunScope:
+    """Make the current context part of a new run.
+
+    The scope stays in the context after the run, and is inactive then.
+    """
+    outer = current_scope.get()
+    if outer is not None and not outer.active:
+        outer = current_run()
+    scope = RunScope(session, publisher, outer)
+    current_scope.set(scope)
+    return scope
+
+
+logger = logging.getLogger("aiohooks")
+
+
+def is_logged(count: int, more: int = 1) -> bool:
+    """Return whether to log that there are `count` failures, of which `more` are new.
+
+    The log has the first failure, the 10th, the 100th, ...
+    """
+    return count == more or len(str(count - more)) < len(str(count))
+
+
+class WaitLog:
+    """Reports when the oldest of several waits has lasted `secs`, but only every `pause_secs`.
+
+    As a block, it is itself the only wait.
+    """
+
+    def __init__(
+        self,
+        secs: float,
+        report: Callable[[float], object],
+        pause_secs: float | None = None,
+    ) -> None:
+        """Start with no waits.
+
+        Args:
+            secs: after how many seconds a wait is reported.
+            report: gets the seconds that the oldest wait has lasted.
+            pause_secs: the pause between reports, of the same or other waits; by default `secs`.
+        """
+        self._secs = secs
+        self._report = report
+        self._pause_secs = secs if pause_secs is None else pause_secs
+        self._clock = current_clock()
+        self._since: dict[object, float] = {}  # by wait, the oldest first
+        self._reported_at = -math.inf
+        self._timer = NO_TIMER
+
+    def begin(self, wait: object) -> None:
+        """Note that a wait begins."""
+        if not self._since:
+            self._timer = self._clock.call_later(self._secs, self._check)
+        self._since[wait] = self._clock.now()
+
+    def end(self, wait: object) -> None:
+        """Note that a wait has ended. A wait that has not begun is ignored."""
+        self._since.pop(wait, None)
+        if not self._since:
+            self._timer.cancel()
+
+    # `contextlib.contextmanager` would set the traceback of an error that the block raises, which
+    # fails for a frozen dataclass.
+    def __enter__(self) -> None:
+        self.begin(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.end(self)
+
+    def _check(self) -> None:
+        now = self._clock.now()
+        oldest = next(iter(self._since.values()))
+        secs_left = max(oldest + self._secs, self._reported_at + self._pause_secs) - now
+        if secs_left <= 0:
+            secs_left = self._pause_secs
+            self._reported_at = now
+            self._report(now - oldest)
+        self._timer = self._clock.call_later(secs_left, self._check)
+
+
+def wait_log(describe: Callable[[], str]) -> WaitLog:
+    """Return a log of waits that may not end: after a second, and then once a minute.
+
+    `describe` returns what the oldest wait is for, at the time of the report.
+    """
+
+    def report(secs: float) -> None:
+        logger.warning("a caller has waited %s for %s", secs_text(secs), describe())
+
+    return WaitLog(1.0, report, pause_secs=60.0)

@@ -8,6 +8,8 @@ the caller waits for a future of this module, so a `CancelledError` that reaches
     RunWaits    the calls that a run waits for, and the error that ends the run
     OwnContext  a context that consecutive calls share
     copy_back   applies the changes of the contexts of calls to the caller's
+    can_wait    whether a call of a function may wait
+    result_now  the result of a coroutine that cannot wait
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import dis
 import functools
+import inspect
 import sys
 import threading
+import types
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import Context, ContextVar, Token, copy_context
@@ -28,13 +33,10 @@ from weakref import ref
 
 import anyio
 
-from aiohooks._core import cancel
-from aiohooks._core.activity import ENTRIES, Awaited
-from aiohooks._core.cancel import leave_behind, retrieve_exception, running_loop, wait_done
+from aiohooks._core import waits
+from aiohooks._core.activity import ENTRIES, Awaited, RunScope, as_coroutine, current_scope, logger
 from aiohooks._core.clock import TimerHandle, call_later, current_clock, monotonic_now
-from aiohooks._core.coroutines import as_coroutine, close_unawaited
-from aiohooks._core.reports import logger
-from aiohooks._core.scope import RunScope, current_scope
+from aiohooks._core.waits import leave_behind, retrieve_exception, running_loop, wait_done
 from aiohooks.errors import (
     add_origin,
     failure_of,
@@ -209,7 +211,7 @@ class Calls(abc.ABC):
             self.contexts.append(context)
             context = context.update(self._caller)
         self.pending += 1
-        make_task: Any = cancel.make_task or asyncio.Task
+        make_task: Any = waits.make_task or asyncio.Task
         task: asyncio.Task[None]
         if _HAS_EAGER_TASKS and (depth := _eager_starts.depth) < _MAX_NESTED_STARTS:
             coro = self._report(number, call, args)
@@ -841,3 +843,47 @@ def copy_back(call_contexts: Iterable[CallContext]) -> None:
             if not _is_set_later(variable, before, merged):
                 variable.set(value)
                 merged[variable] = value
+
+
+_WAITING_OPCODES = frozenset(
+    {"GET_AWAITABLE", "GET_ANEXT", "BEFORE_ASYNC_WITH", "SEND", "YIELD_VALUE"},
+)
+
+
+def can_wait(function: object) -> bool:
+    """Return whether a call of a function may wait.
+
+    A coroutine function without `await`, `async for` and `async with` cannot wait. Everything else
+    may, such as a callable object or a compiled function, which has no bytecode.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    # Not by `isinstance`: an object of `create_autospec` claims the class of a function.
+    if type(function) is not types.FunctionType:
+        return True
+    return _code_can_wait(function.__code__)
+
+
+@functools.lru_cache(maxsize=4096)
+def _code_can_wait(code: types.CodeType) -> bool:
+    if not code.co_flags & inspect.CO_COROUTINE:
+        return True
+    return any(step.opname in _WAITING_OPCODES for step in dis.get_instructions(code))
+
+
+def result_now(coro: Any) -> Any:
+    """Return the result of a coroutine that cannot wait."""
+    try:
+        coro.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError(f"{coro!r} has waited")
+
+
+def close_unawaited(awaitable: object) -> None:
+    """Close a coroutine that will not be awaited. Python would warn about it."""
+    if not inspect.iscoroutine(awaitable):
+        return
+    if inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
+        awaitable.close()

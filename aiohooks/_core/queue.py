@@ -16,11 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from aiohooks._core.cancel import wait_done
+from aiohooks._core.activity import WaitLog, current_run, wait_log
 from aiohooks._core.clock import wake
-from aiohooks._core.reports import WaitLog, wait_log
-from aiohooks._core.scope import current_run
-from aiohooks._core.waits import until_stop
+from aiohooks._core.waits import until_stop, wait_done
 from aiohooks.errors import StopRequestedError, WrongLoopError, raise_failures
 
 T = TypeVar("T")

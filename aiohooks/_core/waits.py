@@ -1,27 +1,232 @@
-"""Waits for others, for events and for numbers; pauses.
+"""Waits for tasks, others, events and numbers; cleanup that must finish; tasks and pauses.
 
-wait_for_others    a wait for another session or for an engine; a stop ends it while a session opens
-until_stop         a wait in a run, which a stop of its session ends
-Waiters            waits for the next event
-ThresholdWaiters   waits for a number that grows
-Backoff            pauses between attempts
+    shielded           runs cleanup to its end, in spite of cancels
+    to_thread          calls a function in a thread, and waits for it
+    wait_done          waits for tasks, and cancels none of them
+    leave_behind       keeps tasks that ignore their cancellation, for which nothing waits any more
+    new_task           makes a task that begins later
+    current_task       the running task
+    wait_for_others    a wait for another session or for an engine; a stop ends it while a session
+                       opens
+    until_stop         a wait in a run, which a stop of its session ends
+    Event              something that happens, and callbacks
+    Waiters            waits for the next event
+    ThresholdWaiters   waits for a number that grows
+    Backoff            pauses between attempts
+
+`asyncio.TaskGroup`, `wait_for` and `Condition` lose cancels or wake-ups on supported Python
+versions, so nothing here uses them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
+import contextvars
+import functools
+import inspect
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
-from aiohooks._core.clock import Clock, wait_woken, wake
-from aiohooks._core.scope import RunScope, assigned
+import anyio
+import anyio.to_thread
+
+from aiohooks._core.activity import RunScope, assigned, logger
+from aiohooks._core.clock import Clock, current_clock, wait_woken, wake
 from aiohooks._core.validate import check_secs
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+make_task: Callable[..., asyncio.Task[Any]] | None = None
+"""Makes all tasks of the library, by default `asyncio.Task`.
+
+An exploration sets a class of its own, and the check for leaks notes where tasks start. The default
+is looked up for each task, as others replace it after the import (nest_asyncio).
+"""
+DEFAULT_GRACE_SECS = 10.0
+"""How long background tasks and cleanup may take at the end of a session, by default."""
+# A thread that writes files is left behind only if it hangs. The caller may have a shorter limit.
+_THREAD_GRACE_SECS = 120.0
+
+
+def current_task() -> asyncio.Task[Any]:
+    """Return the running task."""
+    task = asyncio.current_task()
+    assert task is not None, "coroutines of this library run inside a task"
+    return task
+
+
+def new_task(
+    coro: Coroutine[Any, Any, T],
+    name: str | None,
+    context: contextvars.Context | None = None,
+) -> asyncio.Task[T]:
+    """Make a task that begins later, also if the loop has an eager task factory."""
+    make: Any = make_task or asyncio.Task
+    task: asyncio.Task[T] = make(
+        coro,
+        loop=asyncio.get_running_loop(),
+        name=name,
+        context=context,
+    )
+    return task
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the running event loop, if there is one."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+async def shielded(
+    coro: Coroutine[Any, Any, T],
+    *,
+    grace_secs: float,
+    what: str,
+    on_cancel: Callable[[], object] | None = None,
+) -> T:
+    """Run `coro` to its end in a task of its own, in a copy of the caller's context.
+
+    A cancel of the caller is raised afterwards. The first cancel calls `on_cancel`, and `coro` then
+    has `grace_secs` to end. After this time it is cancelled, and after the same time again it is
+    left running, with a warning.
+    """
+    task = await shielded_task(
+        coro,
+        grace_secs=grace_secs,
+        what=what,
+        on_cancel=on_cancel,
+    )
+    return task.result()
+
+
+async def shielded_task(
+    coro: Coroutine[Any, Any, T],
+    *,
+    grace_secs: float,
+    what: str,
+    on_cancel: Callable[[], object] | None = None,
+) -> asyncio.Task[T]:
+    """Run `coro` like `shielded`, and return its task, which has ended.
+
+    If the task was cancelled, other code has cancelled it.
+
+    Raises:
+        CancelledError: the caller was cancelled.
+    """
+    task = asyncio.get_running_loop().create_task(coro, name=what)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError as cancelled:
+        if on_cancel is not None:
+            on_cancel()
+        # An anyio scope cancels again at each iteration of the loop until the task has left it.
+        with anyio.CancelScope(shield=True):
+            await _end_within(task, grace_secs, what)
+        if not task.done():
+            task.add_done_callback(retrieve_exception)
+        elif not task.cancelled():
+            error = task.exception()
+            if error is not None:
+                cancelled.__context__ = error
+        raise
+    return task
+
+
+async def _end_within(
+    task: asyncio.Task[Any],
+    grace_secs: float,
+    what: str,
+) -> None:
+    """Give a task `grace_secs` to end, cancel it, and give it the same time again.
+
+    A task that still runs then is left alone, with a warning.
+    """
+    clock = current_clock()
+    deadline = clock.now() + 2 * grace_secs
+    cancel_timer = clock.call_later(grace_secs, task.cancel)
+    while not task.done():
+        # Further cancels are ignored: the caller has noted one already.
+        with contextlib.suppress(asyncio.CancelledError):
+            await wait_done([task], deadline - clock.now())
+        if clock.now() >= deadline:
+            break
+    cancel_timer.cancel()
+    if not task.done():
+        message = "%s still runs %s s after its cancellation; continuing without it"
+        logger.warning(message, what, grace_secs)
+        leave_behind([task])
+
+
+LEFT_BEHIND: set[asyncio.Task[Any]] = set()
+"""The tasks that were left behind. The event loop itself has only weak references to tasks."""
+
+
+def leave_behind(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Keep tasks that still run after their grace period; `aiohooks.run` ends without them."""
+    for task in tasks:
+        LEFT_BEHIND.add(task)
+        task.add_done_callback(LEFT_BEHIND.discard)
+
+
+async def wait_done(tasks: Iterable[asyncio.Future[Any]], secs: float | None) -> bool:
+    """Wait until all tasks are done, or `secs` have passed, and return whether they are done.
+
+    No task is cancelled.
+    """
+    pending = {task for task in tasks if not task.done()}
+    if not pending:
+        return True
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def ended(task: asyncio.Future[Any]) -> None:
+        pending.discard(task)
+        if not pending:
+            wake(waiter)
+
+    watched = tuple(pending)
+    for task in watched:
+        task.add_done_callback(ended)
+    try:
+        await wait_woken(waiter, secs)
+    finally:
+        for task in watched:
+            task.remove_done_callback(ended)
+    return not pending
+
+
+async def to_thread(
+    fn: Callable[..., T],
+    *args: Any,
+    grace_secs: float = _THREAD_GRACE_SECS,
+    on_cancel: Callable[[], object] | None = None,
+    what: str | None = None,
+) -> T:
+    """Call a blocking function in a worker thread.
+
+    A thread cannot be stopped. A cancel calls `on_cancel`, which may make the function end, and
+    waits for the thread, `what` in messages, for at most `grace_secs`.
+    """
+    return await shielded(
+        anyio.to_thread.run_sync(functools.partial(fn, *args)),
+        grace_secs=grace_secs,
+        what=what or f"thread of {fn!r}",
+        on_cancel=on_cancel,
+    )
+
+
+def retrieve_exception(task: asyncio.Future[Any]) -> None:
+    """Retrieve the error of a task or future without a waiter, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
+
 
 ANY_CHANGE = 0
 """The threshold of waits that end with the next number, whatever it is."""
@@ -52,6 +257,41 @@ def until_stop(waiter: Awaitable[T], run: RunScope | None) -> Awaitable[T]:
     if run is None or run.session is None:
         return waiter
     return run.session.until(waiter)
+
+
+class Event(Generic[P]):
+    """Something that happens in a session, and the callbacks that are notified of it."""
+
+    def __init__(self, name: str) -> None:
+        """Start without callbacks. `name` is for messages."""
+        self._name = name
+        self._callbacks: list[Callable[P, object]] = []
+
+    def subscribe(self, callback: Callable[P, object]) -> None:
+        """Call a plain function or a coroutine function at each event.
+
+        Callbacks are called in the order of their subscriptions. An error of a callback is logged,
+        and affects neither the other callbacks nor the session.
+        """
+        self._callbacks.append(callback)
+
+    async def emit(self, *args: P.args, **keywords: P.kwargs) -> None:
+        """Call the callbacks, and await them one after another."""
+        for callback in self._callbacks:
+            try:
+                answer = callback(*args, **keywords)
+                if inspect.isawaitable(answer):
+                    await answer
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                is_cancellation = isinstance(error, asyncio.CancelledError)
+                if is_cancellation and current_task().cancelling():
+                    raise
+                logger.error("%r failed, a callback of %r", callback, self._name, exc_info=error)
+
+    def __repr__(self) -> str:
+        return f"<Event {self._name}: {len(self._callbacks)} callbacks>"
 
 
 class Waiters:

@@ -2,8 +2,7 @@
 
 graph        WaitGraph: plain data, as text and as JSON, with its deadlocks
 builder      makes the graph of event loops, of a task, or of another object
-sources      the end of a chain of awaits: groups, futures, functions, and the holders of locks
-tasks        the chain of awaits of a task, and the stack of a thread
-processes    the state of another process
-blocked_loop what blocks the event loop
+sources      the end of a chain of awaits: groups, futures, functions, the holders of locks, and the
+             state of another process
+tasks        the chain of awaits of a task, the stack of a thread, and what blocks the event loop
 """

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import inspect
 import itertools
+import os
 import threading
 import types
 from asyncio.subprocess import Process
@@ -23,7 +24,6 @@ from collections.abc import (
 from typing import Any
 
 from aiohooks._core.activity import Awaited, Needs
-from aiohooks._why.processes import process_state
 from aiohooks._why.tasks import (
     PACKAGE,
     Frame,
@@ -257,3 +257,24 @@ def _entered_by(suspended: object) -> list[Any]:
             # From Python 3.14 on, the object is behind its function.
             owners.append(getattr(referent, "__self__", following))
     return owners
+
+
+_STATES = {
+    "T": "stopped by a signal; SIGCONT continues it",
+    "t": "stopped by a debugger",
+    "Z": "ended, and not waited for",
+}
+
+
+def process_state(pid: int) -> str | None:
+    """Return why the system does not let a process run, or None if the process can run."""
+    if not os.path.isdir("/proc/self"):
+        return None
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "does not exist any more"
+    except (OSError, IndexError):
+        return None
+    return _STATES.get(state)

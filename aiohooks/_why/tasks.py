@@ -1,5 +1,7 @@
 """Where tasks and threads are suspended: the chain of awaits of a task, the stack of a thread.
 
+`BlockedLoopWatch` reports what blocks the event loop.
+
 This is for reports: no call is ended and no cancel is attributed because of it. There are two
 exceptions, in `session/coordinator.py`, as asyncio does not tell which tasks wait for a queue.
 The end of a session does not give its whole grace period to tasks that wait for queues, and a drain
@@ -13,9 +15,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
+import threading
 import types
 from collections import deque
-from collections.abc import Awaitable, Container
+from collections.abc import Awaitable, Callable, Container
+from time import perf_counter
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import anyio
@@ -239,3 +244,69 @@ def loop_frames(innermost: Frame | None) -> Frames:
     if frames and frames[0].f_code.co_name == "select":
         return ()
     return frames
+
+
+class BlockedLoopWatch(threading.Thread):
+    """A thread that pings the event loop every `secs` seconds, and reports a block.
+
+    The loop is blocked if no answer comes within `secs`. A loop that only waits is not woken, and
+    never reported. A block shorter than `secs` is not noticed, and a block twice as long always is.
+    The time is real time, not that of the current clock.
+    """
+
+    def __init__(
+        self,
+        secs: float,
+        on_blocked: Callable[[Frames, float], object],
+    ) -> None:
+        """Create a watch of the running loop, in its thread.
+
+        `on_blocked` is called in the watching thread, once for each block. Its arguments are the
+        frames that the loop is running, the outermost first, and the seconds without an answer.
+        """
+        super().__init__(name="blocked loop watch", daemon=True)
+        self._secs = secs
+        self._on_blocked = on_blocked
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._answered = threading.Event()
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Stop the thread, and block until it has ended."""
+        self._stopped.set()
+        self._answered.set()
+        if self.ident is not None:
+            self.join()
+
+    def run(self) -> None:
+        """Watch the loop. Called in the thread."""
+        while not self._stopped.wait(self._secs) and not self._loop.is_closed():
+            if not self._frames():
+                continue
+            self._answered.clear()
+            if self._stopped.is_set():
+                # `stop` set the event just before it was cleared. A loop that joins this thread
+                # would not answer.
+                return
+            asked_at = perf_counter()
+            try:
+                self._loop.call_soon_threadsafe(self._answered.set)
+            except RuntimeError:
+                # The loop has been closed meanwhile.
+                return
+            if self._answered.wait(self._secs):
+                continue
+            frames = self._frames()
+            if frames:
+                self._on_blocked(frames, perf_counter() - asked_at)
+            while not self._answered.wait(self._secs) and not self._loop.is_closed():
+                # It is the same block, which has been reported.
+                pass
+
+    def _frames(self) -> Frames:
+        """Return the frames that the loop is running, the outermost first, or none if it waits."""
+        if not self._loop.is_running():
+            return ()
+        stacks = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        return loop_frames(stacks.get(self._loop_thread))

@@ -12,8 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
-from aiohooks._core.activity import Kind
-from aiohooks._core.scope import current_run
+from aiohooks._core.activity import Kind, current_run
 from aiohooks.errors import is_clean_end, missing_extra
 from aiohooks.graph.session import Session
 from aiohooks.session.coordinator import Coordinator

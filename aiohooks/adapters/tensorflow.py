@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiohooks import errors
-from aiohooks._core.cancel import to_thread
+from aiohooks._core.waits import to_thread
 from aiohooks.errors import (
     FeedConflictError,
     FetchError,
@@ -40,12 +40,11 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.graph.graph import Graph, Node, get_default_graph
-from aiohooks.graph.plan import Leaves, canonical_feeds
-from aiohooks.graph.session import Session
+from aiohooks.graph.session import Leaves, Session, canonical_feeds
 from aiohooks.hooks.blocking import BlockingHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
-from aiohooks.stores.memory import MemoryStepStore
+from aiohooks.stores.base import MemoryStepStore
 
 try:
     import tensorflow  # pyright: ignore[reportMissingModuleSource]

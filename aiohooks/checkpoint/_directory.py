@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from aiohooks._core.reports import logger
+from aiohooks._core.activity import logger
 from aiohooks.checkpoint import _encoding, _format
 from aiohooks.checkpoint._files import Directory, DirectoryLock, exists
 from aiohooks.checkpoint._format import DamagedError, Name

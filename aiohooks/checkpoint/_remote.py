@@ -18,11 +18,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aiohooks._core.activity import Awaited, active, awaited_tasks
-from aiohooks._core.cancel import new_task, retrieve_exception, to_thread, wait_done
+from aiohooks._core.activity import Awaited, active, awaited_tasks, logger
 from aiohooks._core.fork import call_after_fork
-from aiohooks._core.reports import logger
-from aiohooks._core.waits import Waiters
+from aiohooks._core.waits import Waiters, new_task, retrieve_exception, to_thread, wait_done
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Directory, FileReader, exists
 from aiohooks.checkpoint._format import DamagedError, MirrorError, Name, damage_in

@@ -11,11 +11,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
-from aiohooks._core.activity import Awaited, active
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._core.activity import Awaited, active, logger
 from aiohooks._core.clock import current_clock, sleep
-from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_checkpoint_dir, check_instance, check_secs, checked_int
+from aiohooks._core.waits import DEFAULT_GRACE_SECS, to_thread
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._format import MirrorError, Name
 from aiohooks.checkpoint.policies import (

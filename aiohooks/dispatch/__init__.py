@@ -1,8 +1,8 @@
 """Calling several hooks as one, with or without a session.
 
 hook        registrations of hooks: order, time limit, error handling, background calls
-arguments   the arguments of a call, by the names of the interface
-ways        a method of an interface, and how the results of several hooks become one
+ways        a method of an interface, the arguments of its calls, and how the results of several
+            hooks become one
 interface   hook interfaces: the methods of a class that hooks can implement, and checks of hooks
 calls       calls in order groups: those that cannot wait in turn, the others concurrently
 background  calls that are queued and run alongside the code that follows

@@ -17,7 +17,6 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, NoReturn, cast
 
-from aiohooks.dispatch.arguments import NO_ARGUMENTS, Args, Arguments, Keywords, Values
 from aiohooks.dispatch.calls import (
     HookCalls,
     Method,
@@ -28,7 +27,7 @@ from aiohooks.dispatch.calls import (
     order_groups,
     plain_method,
 )
-from aiohooks.dispatch.ways import ChainEnd, Point
+from aiohooks.dispatch.ways import NO_ARGUMENTS, Args, Arguments, ChainEnd, Keywords, Point, Values
 from aiohooks.errors import (
     HookCancelledError,
     InvalidArgumentError,

@@ -14,12 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from aiohooks._core.activity import Observer
-from aiohooks._core.cancel import new_task, wait_done
+from aiohooks._core.activity import Observer, leave_run, logger
 from aiohooks._core.queue import Queue
-from aiohooks._core.reports import logger
-from aiohooks._core.scope import leave_run
-from aiohooks.dispatch.arguments import Args, Keywords
+from aiohooks._core.waits import new_task, wait_done
 from aiohooks.dispatch.calls import (
     CONDITION,
     QUEUE,
@@ -29,6 +26,7 @@ from aiohooks.dispatch.calls import (
     bound_method,
     call_groups,
 )
+from aiohooks.dispatch.ways import Args, Keywords
 from aiohooks.errors import HookGroupClosedError
 
 

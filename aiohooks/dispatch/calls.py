@@ -22,14 +22,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
-from aiohooks._core.activity import Kind, Observer, observed_call
-from aiohooks._core.calls import Calls, OwnContext, RunWaits
-from aiohooks._core.coroutines import can_wait, result_now
+from aiohooks._core.activity import Kind, Observer, logger, observed_call
+from aiohooks._core.calls import Calls, OwnContext, RunWaits, can_wait, result_now
 from aiohooks._core.queue import Queue
-from aiohooks._core.reports import logger
 from aiohooks._core.validate import is_coroutine_function
-from aiohooks.dispatch.arguments import NO_KEYWORDS, Args, Keywords
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration
+from aiohooks.dispatch.ways import NO_KEYWORDS, Args, Keywords
 from aiohooks.errors import (
     HookTimeoutError,
     InvalidHookError,

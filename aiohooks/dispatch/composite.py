@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Literal, cast
 
+from aiohooks._core.calls import result_now
 from aiohooks._core.clock import wake
-from aiohooks._core.coroutines import result_now
 from aiohooks.dispatch.answers import Target, combined
-from aiohooks.dispatch.arguments import Args, Keywords
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, failed_in_turn
 from aiohooks.dispatch.hook import identity
 from aiohooks.dispatch.interface import NO_VALUE, Interface
-from aiohooks.dispatch.ways import Point
+from aiohooks.dispatch.ways import Args, Keywords, Point
 from aiohooks.errors import HookGroupClosedError, InvalidHookError, WrongLoopError, safe_repr
 
 _COMPOSITE = "__aiohooks_composite__"

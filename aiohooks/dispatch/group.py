@@ -31,11 +31,10 @@ from typing import (
     overload,
 )
 
+from aiohooks._core.activity import logger
 from aiohooks._core.calls import OwnContext
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, shielded, wait_done
-from aiohooks._core.reports import logger
 from aiohooks._core.validate import InitRequired, check_secs
-from aiohooks.dispatch.arguments import Args
+from aiohooks._core.waits import DEFAULT_GRACE_SECS, new_task, shielded, wait_done
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import Composite, is_context
 from aiohooks.dispatch.hook import (
@@ -46,7 +45,7 @@ from aiohooks.dispatch.hook import (
     registration_of,
 )
 from aiohooks.dispatch.interface import Interface, check_options, registered_hooks
-from aiohooks.dispatch.ways import How, Point, checked_how, point
+from aiohooks.dispatch.ways import Args, How, Point, checked_how, point
 from aiohooks.errors import (
     HookGroupClosedError,
     InvalidArgumentError,

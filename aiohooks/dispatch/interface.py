@@ -17,7 +17,6 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 from aiohooks._core.validate import is_coroutine_function
-from aiohooks.dispatch.arguments import without_annotations
 from aiohooks.dispatch.calls import RegisteredHook
 from aiohooks.dispatch.hook import FunctionHook, hook_name, registration_of
 from aiohooks.dispatch.ways import (
@@ -29,6 +28,7 @@ from aiohooks.dispatch.ways import (
     Point,
     checked_how,
     function_kind,
+    without_annotations,
     written_annotations,
 )
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean

@@ -19,8 +19,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
 from aiohooks._core.calls import limited
-from aiohooks._core.cancel import shielded, to_thread
 from aiohooks._core.fork import call_after_fork
+from aiohooks._core.waits import shielded, to_thread
 from aiohooks.distributed.task import (
     TaskResult,
     TaskSpec,

@@ -9,8 +9,8 @@ import signal
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from aiohooks._core.cancel import retrieve_exception, shielded, wait_done
 from aiohooks._core.validate import check_mapping
+from aiohooks._core.waits import retrieve_exception, shielded, wait_done
 from aiohooks.distributed.task import (
     TaskResult,
     TaskSpec,
@@ -29,7 +29,7 @@ try:
 except ImportError as _missing:
     raise missing_extra("aiohooks.distributed.ray", "ray") from _missing
 
-from aiohooks.stores.ray.store import check_membership
+from aiohooks.stores.ray import check_membership
 
 __all__ = ["run"]
 

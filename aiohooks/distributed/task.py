@@ -14,9 +14,8 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from aiohooks._core.cancel import current_task, shielded, wait_done
+from aiohooks._core.activity import logger
 from aiohooks._core.clock import sleep
-from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
     call_error,
     check_callable,
@@ -27,7 +26,7 @@ from aiohooks._core.validate import (
     checked_int,
     is_coroutine_function,
 )
-from aiohooks._core.waits import Backoff
+from aiohooks._core.waits import Backoff, current_task, shielded, wait_done
 from aiohooks.errors import (
     AiohooksError,
     InvalidArgumentError,

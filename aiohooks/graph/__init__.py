@@ -1,9 +1,9 @@
 """Graphs of operations, and the raw session that runs them: a run changes everything or nothing.
 
-graph       Graph and its nodes; the default graph
-variables   the values of variables, shared by the sessions of a process
-plan        nested fetches and feeds, the operations that they need, and their order
-session     Session: runs of a plan
+graph       Graph and its nodes; the default graph; the values of variables, shared by the sessions
+            of a process
+session     Session: runs of a plan, which has nested fetches and feeds, the operations that they
+            need, and their order
 """
 
 from aiohooks.graph.graph import (
@@ -11,11 +11,11 @@ from aiohooks.graph.graph import (
     Operation,
     Placeholder,
     Variable,
+    Variables,
     get_default_graph,
     in_thread,
 )
 from aiohooks.graph.session import Session
-from aiohooks.graph.variables import Variables
 
 __all__ = [
     "Graph",

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
-from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import Clock, current_clock
 from aiohooks._core.queue import ThreadQueue
 from aiohooks._core.validate import check_callable, check_instance, is_coroutine_function
+from aiohooks._core.waits import to_thread
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, add_note, safe_repr
 from aiohooks.graph.graph import Node

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from aiohooks._core.calls import copy_back
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, to_thread, wait_done
 from aiohooks._core.validate import check_secs, is_coroutine_function
+from aiohooks._core.waits import DEFAULT_GRACE_SECS, current_task, to_thread, wait_done
 from aiohooks.errors import InvalidHookError, SessionClosedError, WrongLoopError, next_feed
+from aiohooks.graph.graph import Variables
 from aiohooks.graph.session import Session
-from aiohooks.graph.variables import Variables
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import HOOK_METHODS, SessionRunHook
 from aiohooks.stores.base import StepStore

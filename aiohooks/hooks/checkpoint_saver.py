@@ -7,10 +7,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from aiohooks._core.activity import active
-from aiohooks._core.cancel import new_task, to_thread
-from aiohooks._core.reports import wait_log
+from aiohooks._core.activity import active, wait_log
 from aiohooks._core.validate import check_instance
+from aiohooks._core.waits import new_task, to_thread
 from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
 from aiohooks.checkpoint.saver import check_tracked, is_same
@@ -24,8 +23,8 @@ from aiohooks.errors import (
     is_clean_end,
     safe_repr,
 )
+from aiohooks.graph.graph import values_of
 from aiohooks.graph.session import Session
-from aiohooks.graph.variables import values_of
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.coordinator import Coordinator

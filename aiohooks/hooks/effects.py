@@ -19,14 +19,11 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from aiohooks._core.activity import active, awaited_tasks
+from aiohooks._core.activity import active, awaited_tasks, current_run, leave_run, wait_log
 from aiohooks._core.calls import Wait, limited
-from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import current_clock, sleep
-from aiohooks._core.reports import wait_log
-from aiohooks._core.scope import current_run, leave_run
 from aiohooks._core.validate import check_choice, check_instance, check_mapping, checked_int
-from aiohooks._core.waits import Backoff, Waiters, until_stop
+from aiohooks._core.waits import Backoff, Waiters, new_task, until_stop, wait_done
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     EffectError,

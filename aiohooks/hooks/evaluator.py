@@ -12,12 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+from aiohooks._core.activity import RunScope, begin_run, current_run, wait_log
 from aiohooks._core.calls import Wait
-from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import Clock, current_clock
 from aiohooks._core.queue import Queue
-from aiohooks._core.reports import wait_log
-from aiohooks._core.scope import RunScope, begin_run, current_run
 from aiohooks._core.validate import (
     check_callable,
     check_choice,
@@ -25,7 +23,7 @@ from aiohooks._core.validate import (
     check_mapping,
     checked_int,
 )
-from aiohooks._core.waits import Waiters, until_stop
+from aiohooks._core.waits import Waiters, until_stop, wait_done
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     AiohooksError,
@@ -35,8 +33,7 @@ from aiohooks.errors import (
     is_clean_end,
     safe_repr,
 )
-from aiohooks.graph.plan import Leaves, Plan, canonical_feeds
-from aiohooks.graph.session import Session
+from aiohooks.graph.session import Leaves, Plan, Session, canonical_feeds
 from aiohooks.hooks._observing import check_coroutine_function, logger, scalar
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.coordinator import Coordinator

@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TextIO
 
-from aiohooks._core.activity import Observer
+from aiohooks._core.activity import Observer, current_run
 from aiohooks._core.clock import monotonic_now
-from aiohooks._core.scope import current_run
 from aiohooks._core.validate import check_instance, checked_int, checked_path
 from aiohooks.errors import is_clean_end, safe_repr
 from aiohooks.graph.session import Session

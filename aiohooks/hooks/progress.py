@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
-from aiohooks._core.cancel import to_thread
 from aiohooks._core.validate import check_instance, checked_int
+from aiohooks._core.waits import to_thread
 from aiohooks.errors import printable
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import FetchingHook, Values, checked_values, logger, text_of

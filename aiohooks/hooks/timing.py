@@ -9,13 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from aiohooks._core.activity import Kind, Observer
-from aiohooks._core.cancel import to_thread
+from aiohooks._core.activity import Kind, Observer, current_run
 from aiohooks._core.clock import LoopClock, current_clock
-from aiohooks._core.scope import current_run
 from aiohooks._core.validate import check_secs
-from aiohooks._why.blocked_loop import BlockedLoopWatch
-from aiohooks._why.tasks import Frames, user_location
+from aiohooks._core.waits import to_thread
+from aiohooks._why.tasks import BlockedLoopWatch, Frames, user_location
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
 from aiohooks.session.coordinator import Coordinator

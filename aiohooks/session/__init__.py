@@ -9,8 +9,8 @@ first: it has one run on one screen. Each of these imports only from those above
     creators        the sources of a session; Scaffold, how raw sessions are created and restored;
                     RecoveryPolicy and its history
     coordinator     Coordinator: background tasks, their failures, the stop, the drain and the pause
-    hook            SessionRunHook, and the arguments and results of its methods
-    hook_set        HookSet: the hooks checked, sorted and called, their requests merged
+    hook            SessionRunHook, and the arguments and results of its methods; HookSet: the hooks
+                    checked, sorted and called, their requests merged
     feeds           the feeds of the loops: taken ahead, set back by a recovery
     signals         SIGINT and SIGTERM as a drain or a stop
     lifecycle       Lifecycle: opens, recovers and closes; owns the raw session
@@ -21,12 +21,12 @@ first: it has one run on one screen. Each of these imports only from those above
 
 from typing import TYPE_CHECKING
 
+from aiohooks._core.waits import Event
 from aiohooks.session.creators import SessionCreator
 from aiohooks.session.monitored import AsyncSingularMonitoredSession, StepContext, Steps
 from aiohooks.session.status import (
     Activity,
     EffectStatus,
-    Event,
     SessionEvents,
     SessionStatus,
     session_events,

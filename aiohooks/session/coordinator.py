@@ -20,15 +20,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
-from aiohooks._core.activity import Awaited, Observer, active
-from aiohooks._core.calls import Wait
-from aiohooks._core.cancel import (
-    DEFAULT_GRACE_SECS,
-    current_task,
-    leave_behind,
-    new_task,
-    running_loop,
+from aiohooks._core.activity import (
+    Awaited,
+    Observer,
+    RunScope,
+    active,
+    current_scope,
+    leave_run,
+    logger,
+    wait_log,
 )
+from aiohooks._core.calls import Wait, close_unawaited
 from aiohooks._core.clock import (
     NO_TIMER,
     TimerHandle,
@@ -36,10 +38,14 @@ from aiohooks._core.clock import (
     wait_woken,
     wake,
 )
-from aiohooks._core.coroutines import close_unawaited
-from aiohooks._core.reports import logger, wait_log
-from aiohooks._core.scope import RunScope, current_scope, leave_run
 from aiohooks._core.validate import InitRequired, check_callable, check_instance, check_secs
+from aiohooks._core.waits import (
+    DEFAULT_GRACE_SECS,
+    current_task,
+    leave_behind,
+    new_task,
+    running_loop,
+)
 from aiohooks._why.tasks import Task, describe_awaitable, is_task, links_of, task_wait
 from aiohooks.errors import (
     InvalidArgumentError,

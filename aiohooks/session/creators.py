@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from aiohooks import checkpoint
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS
-from aiohooks._core.coroutines import close_unawaited
-from aiohooks._core.reports import logger
+from aiohooks._core.activity import logger
+from aiohooks._core.calls import close_unawaited
 from aiohooks._core.validate import (
     InitRequired,
     check_choice,
@@ -25,7 +24,7 @@ from aiohooks._core.validate import (
     checked_int,
     is_coroutine_function,
 )
-from aiohooks._core.waits import Backoff
+from aiohooks._core.waits import DEFAULT_GRACE_SECS, Backoff
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.errors import (
     AbortedError,
@@ -39,12 +38,10 @@ from aiohooks.errors import (
     did_you_mean,
     is_clean_end,
 )
-from aiohooks.graph.graph import Graph, graph_of_step
+from aiohooks.graph.graph import Graph, Variables, graph_of_step, values_of
 from aiohooks.graph.session import Session
-from aiohooks.graph.variables import Variables, values_of
 from aiohooks.stores._protocol import Term
-from aiohooks.stores.base import StepStore
-from aiohooks.stores.memory import MemoryStepStore
+from aiohooks.stores.base import MemoryStepStore, StepStore
 
 if TYPE_CHECKING:
     from aiohooks.checkpoint import Restored

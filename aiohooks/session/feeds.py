@@ -30,13 +30,10 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakSet
 
-from aiohooks._core.activity import Awaited, active, awaited_tasks
-from aiohooks._core.calls import RunWaits
-from aiohooks._core.cancel import current_task, to_thread, wait_done
-from aiohooks._core.coroutines import close_unawaited
-from aiohooks._core.reports import logger
+from aiohooks._core.activity import Awaited, active, awaited_tasks, logger
+from aiohooks._core.calls import RunWaits, close_unawaited
 from aiohooks._core.validate import checked_int
-from aiohooks._core.waits import Waiters
+from aiohooks._core.waits import Waiters, current_task, to_thread, wait_done
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import (
     FeedsLostError,

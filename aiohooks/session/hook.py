@@ -1,4 +1,4 @@
-"""The base class of hooks, and the objects exchanged between a hook and its session.
+"""The base class of hooks, the objects exchanged between a hook and its session, and the calls.
 
 The life of a hook, as its session calls it:
 
@@ -13,23 +13,72 @@ The life of a hook, as its session calls it:
     end(session)                                once, on a clean end, while the session is still
                                                 open
     close(exc)                                  once, however it ended, if `begin` was started
+
+For authors of hooks:
+
+    SessionRunHook, SessionRunArgs, SessionRunContext, SessionRunValues
+
+For the session alone:
+
+    HookSet     the hooks of one session: checked once, sorted once, called method by method
+    Merger      merges the requests of hooks with that of the caller, and splits the values of the
+                run; nothing in it waits
+
+`begin`, `end` and `close` are called one hook after the other. `after_create_session`, `before_run`
+and `after_run` of all hooks of one `order` run concurrently.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import inspect
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
+import itertools
+import operator
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
-from aiohooks._core.scope import current_run
-from aiohooks.dispatch.hook import Hook
-from aiohooks.errors import EffectError
-from aiohooks.graph.graph import T_co
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import RunRequest, Session
-    from aiohooks.session.coordinator import Coordinator
-    from aiohooks.session.status import EffectRecorder
+from aiohooks._core.activity import current_run, current_scope
+from aiohooks._core.calls import RunWaits
+from aiohooks._core.clock import current_clock
+from aiohooks._core.validate import check_mapping
+from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
+from aiohooks.dispatch.background import BackgroundCalls
+from aiohooks.dispatch.calls import (
+    Method,
+    OrderGroup,
+    RegisteredHook,
+    bound_method,
+    call_groups,
+    order_groups,
+)
+from aiohooks.dispatch.hook import Hook, HookRegistration
+from aiohooks.dispatch.interface import Interface, registered_hooks
+from aiohooks.errors import (
+    EffectError,
+    FeedConflictError,
+    FetchError,
+    HookCancelledError,
+    InvalidHookError,
+    add_note,
+    safe_repr,
+)
+from aiohooks.graph.graph import Graph, Node, T_co, make_default
+from aiohooks.graph.session import (
+    LEAF_TYPES,
+    Build,
+    Leaves,
+    RunRequest,
+    Session,
+    Take,
+    canonical_feeds,
+    taking,
+)
+from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.status import EffectRecorder
 
 
 class SessionRunArgs(NamedTuple):
@@ -243,3 +292,434 @@ HOOK_METHODS: tuple[str, ...] = tuple(
     name for name, method in vars(SessionRunHook).items() if inspect.iscoroutinefunction(method)
 )
 """The methods of a hook's life cycle, in the order of their first calls."""
+
+
+LIFECYCLE = Interface(
+    SessionRunHook, in_group=False, hint=", or wrap an object with plain methods in BlockingHook"
+)
+"""The methods of a session's hooks."""
+_users: weakref.WeakValueDictionary[tuple[int, int], HookSet] = weakref.WeakValueDictionary()
+"""The hooks of the open session that uses a hook, by the process and the id of the hook. A hook
+need not be hashable, and its session keeps it alive.
+"""
+T = TypeVar("T")
+_LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
+_REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
+_MOST_MERGES = 1024
+# Half the price of calling the class: a NamedTuple's own `__new__` is written in Python.
+_new_tuple = cast("Any", tuple).__new__
+Answers = Sequence[Sequence[SessionRunValues]]
+"""The values of the hooks of each order group of `after_run`."""
+
+
+class HookSet:
+    """All hooks of one session. A method that no hook overrides has no order group, so it costs
+    nothing.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        hooks: Iterable[SessionRunHook | HookRegistration],
+        graph: Graph,
+    ) -> None:
+        """Check the hooks and sort their methods. `coordinator` is that of the whole session."""
+        self._coordinator = coordinator
+        self._graph = graph
+        self._grace_secs = coordinator.owner.grace_secs
+        self.registered: tuple[RegisteredHook, ...] = registered_hooks(_checked_hooks(hooks))
+        """The hooks in the order of the list."""
+        for registered in self.registered:
+            LIFECYCLE.check(registered)
+        # The keys for `_users`. A forked child may use the same objects in a session of its own.
+        self._by_key = {(os.getpid(), id(entry.hook)): entry for entry in self.registered}
+        self.background: BackgroundCalls = BackgroundCalls(
+            self._grace_secs, self._enter_background, coordinator.observers, _step_of
+        )
+        """The calls of `after_run` that run alongside the next steps."""
+        self.has_background: bool = any(
+            registered.registration.background for registered in self.registered
+        )
+        self.begun: list[RegisteredHook] = []
+        """The hooks whose `begin` was started and whose `close` was not."""
+        # Methods that are called one after another, for each hook. `begin` and `close` follow the
+        # list, as a hook may use what an earlier one has opened.
+        by_order = sorted(self.registered, key=operator.attrgetter("registration.order"))
+        savers = [*filter(_ends_last, by_order)]
+        others = [*itertools.filterfalse(_ends_last, by_order)]
+        self._begin = self._calls("begin", self.registered)
+        self._end = self._calls("end", [*others, *savers])
+        # Unlike the other methods, `close` always has a time limit.
+        self._close = self._calls("close", self.registered, limit=self._grace_secs)
+        # Methods that are called together, for each order. Hooks that save the session come last,
+        # so that they save what all other hooks have kept.
+        self._after_create_session = self._groups("after_create_session", by_order)
+        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run", by_order)
+        self.after_run: tuple[OrderGroup, ...] = (
+            *self._groups("after_run", others, self.background.bind),
+            *self._groups("after_run", savers, self.background.bind),
+        )
+        self.in_runs: bool = bool(self.before_run or self.after_run)
+        """Whether a hook takes part in runs."""
+        self.merger: Merger = Merger(graph, self.before_run, self.after_run)
+
+    def _enter_background(self) -> None:
+        """Make the context of a background call that of a call in a run."""
+        make_default(self._graph)
+        self._coordinator.enter_raw_session()
+
+    def hold(self) -> None:
+        """Reserve the hooks for this session until `release`.
+
+        Raises:
+            InvalidHookError: another open session uses one of them.
+        """
+        for key, registered in self._by_key.items():
+            user = _users.get(key)
+            if user is not None:
+                label = user._coordinator.requests.label
+                raise InvalidHookError(
+                    f"{registered.hook!r} is used in {label}, which is open; a hook keeps the state"
+                    " of one session: make another object, or use it when that session has ended"
+                )
+        _users.update(dict.fromkeys(self._by_key, self))
+
+    def release(self) -> None:
+        """Let other sessions use the hooks."""
+        for key in self._by_key:
+            _users.pop(key, None)
+
+    @cached_property
+    def stateful(self) -> dict[str, Stateful]:
+        """Return the hooks that are kept in checkpoints, by their unique names: hooks that only
+        keep time are numbered.
+        """
+        by_name: dict[str, Stateful] = {}
+        hooks = [registered.hook for registered in self.registered]
+        for hook in sorted(filter(is_stateful, hooks), key=is_numbered):
+            name = first_name = hook.name or type(hook).__name__
+            numbers = itertools.count(2)
+            while name in by_name:
+                if not is_numbered(hook):
+                    raise InvalidHookError(
+                        f"{by_name[name]!r} and {hook!r} would both be {name!r} in a checkpoint;"
+                        " give each a `name` of its own"
+                    )
+                name = f"{first_name}#{next(numbers)}"
+            by_name[name] = hook
+        return by_name
+
+    async def drain_stateful(self) -> None:
+        """Wait for the background calls of the hooks that are kept in checkpoints."""
+        if self.has_background:
+            await self.background.drain(
+                registered for registered in self.registered if is_stateful(registered.hook)
+            )
+
+    async def begin(self) -> None:
+        """Call `begin` of the hooks one by one. Each counts as begun from the moment it is
+        started.
+        """
+        for registered in self.registered:
+            self.begun.append(registered)
+            await self._call_one(self._begin, registered)
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        if self._after_create_session:
+            step = session.global_step.latest.step
+            await self._call(self._after_create_session, session, coord, step=step)
+
+    async def end(self, session: Session, errors: list[BaseException]) -> None:
+        """Wait for the background calls, then call `end` of the hooks one by one, also after one
+        that fails. Append their errors.
+        """
+        if self.has_background:
+            errors += await self.background.end(self._grace_secs)
+        for registered in self._end:
+            try:
+                await self._call_one(self._end, registered, session)
+            except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                errors.append(error)
+
+    async def close(self, exc: BaseException | None, errors: list[BaseException]) -> None:
+        """Call `close` of the begun hooks, once and in reverse order, also after one that fails.
+        Append their errors.
+        """
+        try:
+            if self.has_background:
+                errors += await self.background.end(self._grace_secs)
+        finally:  # a cancellation is raised when the hooks are closed
+            while self.begun:
+                registered = self.begun.pop()
+                try:
+                    await self._call_one(self._close, registered, exc)
+                except asyncio.CancelledError as error:
+                    # The closing itself was cancelled: at the end of the grace period, or by a
+                    # third party. The others continue.
+                    cancelled = HookCancelledError(
+                        f"{registered.name}.close was cancelled before it was done"
+                    )
+                    cancelled.__cause__ = error
+                    errors.append(cancelled)
+                except BaseException as error:
+                    errors.append(error)
+
+    async def _call_one(
+        self, calls: Mapping[RegisteredHook, OrderGroup], registered: RegisteredHook, *args: Any
+    ) -> None:
+        if registered in calls:
+            await self._call((calls[registered],), *args)
+
+    async def _call(self, groups: tuple[OrderGroup, ...], *args: Any, **options: Any) -> None:
+        waits = RunWaits(current_scope.get(), current_clock().now, self._coordinator.owner)
+        observers = self._coordinator.observers
+        await call_groups(groups, args, waits=waits, observers=observers, **options)
+
+    def _calls(
+        self, method: str, hooks: Iterable[RegisteredHook], limit: float | None = None
+    ) -> dict[RegisteredHook, OrderGroup]:
+        """Return the call of a method of each hook that overrides it, to be made by itself."""
+        return {
+            registered: OrderGroup(method, [registered], self._grace_secs, limit)
+            for registered in hooks
+            if LIFECYCLE.overrides(registered.hook, method)
+        }
+
+    def _groups(
+        self,
+        method: str,
+        hooks: Iterable[RegisteredHook],
+        bind: Callable[[RegisteredHook, str], Method] = bound_method,
+    ) -> tuple[OrderGroup, ...]:
+        """Return the order groups of a method that `bind` takes from the hooks that override it."""
+        overriding = [
+            registered for registered in hooks if LIFECYCLE.overrides(registered.hook, method)
+        ]
+        return order_groups(method, overriding, self._grace_secs, bind)
+
+    def __repr__(self) -> str:
+        names = ", ".join(registered.name for registered in self.registered)
+        return f"<hooks: {names or 'none'}>"
+
+
+def _ends_last(registered: RegisteredHook) -> bool:
+    hook: Any = registered.hook
+    return bool(hook.ends_last)
+
+
+def _step_of(context: SessionRunContext, _: object) -> int:
+    """Return the step of a call of `after_run`."""
+    return context.global_step
+
+
+def _checked_hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[object]:
+    """Raise unless each of `hooks` is a `SessionRunHook`. Return them."""
+    if isinstance(hooks, (SessionRunHook, HookRegistration)) or not isinstance(hooks, Iterable):
+        raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
+    for given in hooks:
+        hook = given.hook if isinstance(given, HookRegistration) else given
+        if not isinstance(hook, (SessionRunHook, type)):
+            raise InvalidHookError(
+                f"hooks has {safe_repr(hook)}, which is not a SessionRunHook; derive it from"
+                ' SessionRunHook, make a hook of a function with @hook("after_run"), or wrap an'
+                " object with plain methods in BlockingHook"
+            )
+        yield given
+
+
+# -- what the caller and the hooks ask for in a run
+
+
+class Merger:
+    """Merges what the caller and the hooks ask for into one request, and takes its values apart.
+
+    A merged run has a list of parts as its result: that of the caller, and that of each hook with
+    `before_run`, which is None if the hook fetches nothing.
+    """
+
+    def __init__(
+        self, graph: Graph, before_run: Sequence[OrderGroup], after_run: Sequence[OrderGroup]
+    ) -> None:
+        """Take the graph, and the groups of hooks that ask and of hooks that get values."""
+        self._graph = graph
+        self._names = [call.name for group in before_run for call in group.calls]
+        asking = [hook for group in before_run for hook in group.hooks]
+        part_of = {hook: part for part, hook in enumerate(asking, start=1)}
+        # A hook without `before_run` gets the last answer, which has no results.
+        self._takes: list[Take] = [
+            taking([part_of.get(hook, -1) for hook in group.hooks]) for group in after_run
+        ]
+        self._no_parts = (None,) * (len(asking) + 1)
+        self._no_answers = self._answers(self._no_parts, RunRequest(None, None))
+        self._merges: dict[tuple[Any, ...], tuple[tuple[Node, ...], Build]] = {}
+        """The nodes to fetch and the function that builds the parts, where no fetches are nested:
+        by the fetches of the caller and each hook, and by the fetches of the caller and what each
+        hook has returned, which is quicker to look up.
+        """
+
+    def merge(self, request: RunRequest, requests: Sequence[SessionRunArgs | None]) -> RunRequest:
+        """Return the request of the caller, merged with what each hook has returned."""
+        if not _has_request(requests):
+            if request.options is None:
+                return request
+            # The hooks of each attempt get a `run_metadata` of their own.
+            return RunRequest(request.fetches, request.feed_dict, request.options)
+        key = (request.fetches, *requests)
+        # A plain tuple would be equal to a request, and is rejected below.
+        if _REQUEST_OR_NOTHING.issuperset(map(type, requests)):
+            try:
+                nodes, build = self._merges[key]
+            except (KeyError, TypeError):
+                pass  # it is new, or has feeds, options or nested fetches
+            else:
+                return RunRequest(nodes, request.feed_dict, request.options, build)
+        fetches = [request.fetches]
+        feeds: list[tuple[str, Mapping[Any, Any]]] = []
+        hook_options: list[tuple[str, Mapping[str, Any]]] = []
+        for name, added in zip(self._names, requests, strict=True):
+            if added is None:
+                fetches.append(None)
+                continue
+            if not isinstance(added, SessionRunArgs):
+                raise InvalidHookError(
+                    f"{name} returned {added!r}; return SessionRunArgs(fetches, feed_dict) or None"
+                )
+            # In half the time of its attributes.
+            added_fetches, feed_dict, options = added
+            fetches.append(added_fetches)
+            if feed_dict is not None:
+                feeds.append((name, feed_dict))
+            if options is not None:
+                hook_options.append((name, options))
+        is_plain = not feeds and not hook_options
+        nodes, build = self._merge_fetches(tuple(fetches), key if is_plain else None)
+        feed_dict = request.feed_dict
+        if feeds:
+            feed_dict = _merge_feeds(self._graph, [*feeds, ("the caller", feed_dict)])
+        options = request.options
+        if hook_options:
+            options = _merge_options([("the caller", options), *hook_options])
+        return RunRequest(nodes, feed_dict, options, build)
+
+    def _merge_fetches(
+        self, fetches: tuple[Any, ...], key: tuple[Any, ...] | None
+    ) -> tuple[tuple[Node, ...], Build]:
+        """Return the distinct nodes, and the function that builds the parts from their values.
+
+        Without nested fetches, keep both by the fetches, and by `key` as well.
+        """
+        # Nested fetches may be equal and yet have another shape.
+        is_flat = _LEAF_OR_NOTHING.issuperset(map(type, fetches))
+        if is_flat and fetches in self._merges:
+            return self._merges[fetches]
+        leaves = Leaves(self._graph)
+        builds = [leaves.build(fetches[0])]
+        for owner, fetched in zip(self._names, fetches[1:], strict=True):
+            try:
+                builds.append(_nothing if fetched is None else leaves.build(fetched))
+            except FetchError as error:
+                add_note(error, f"fetched by {owner}")
+                raise
+        merged = (leaves.nodes, partial(_build_parts, builds))
+        if is_flat:
+            if len(self._merges) >= _MOST_MERGES:
+                self._merges.clear()
+            self._merges[fetches] = merged
+            self._merges[key or fetches] = merged
+        return merged
+
+    def split(self, request: RunRequest, values: Any) -> tuple[Any, Answers]:
+        """Return the caller's result of a request that `merge` has returned, and the values of
+        each hook of `after_run`.
+        """
+        if request.build is not None:
+            return values[0], self._answers(values, request)
+        if request.options is not None:
+            return values, self._answers(self._no_parts, request)
+        return values, self._no_answers
+
+    def _answers(self, parts: Sequence[Any], request: RunRequest) -> Answers:
+        """Return the values of each hook of `after_run`, by order group."""
+        options = request.options
+        metadata = request.run_metadata
+        answers = [_new_tuple(SessionRunValues, (part, options, metadata)) for part in parts]
+        answers.append(_new_tuple(SessionRunValues, (None, options, metadata)))
+        return [take(answers) for take in self._takes]
+
+
+def _nothing(_: Sequence[Any]) -> None:
+    """Build the part of a hook that fetches nothing."""
+
+
+def _build_parts(builds: Sequence[Build], values: Sequence[Any]) -> list[Any]:
+    """Build the parts of the caller and the hooks from the values of all nodes."""
+    return [build(values) for build in builds]
+
+
+def _has_request(requests: Sequence[SessionRunArgs | None]) -> bool:
+    # Not `requests.count(None)`: that compares, and arrays do so in their own way.
+    for added in requests:  # noqa: SIM110 - a generator takes longer, in each run
+        if added is not None:
+            return True
+    return False
+
+
+def _merge_feeds(
+    graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | None]]
+) -> dict[Node, Any]:
+    """Merge the feeds of the hooks and the caller, given with their names."""
+    merged: dict[Node, Any] = {}
+    owners: dict[Node, list[str]] = {}
+    for owner, feed_dict in requests:
+        try:
+            feeds = canonical_feeds(graph, feed_dict)
+        except FetchError as error:
+            add_note(error, f"fed by {owner}")
+            raise
+        merged.update(feeds)
+        for node in feeds:
+            owners.setdefault(node, []).append(owner)
+    conflicts = [
+        f"{node.name!r} by {' and '.join(names)}"
+        for node, names in owners.items()
+        if len(names) > 1
+    ]
+    if conflicts:
+        raise FeedConflictError(
+            f"the same node is fed twice: {'; '.join(conflicts)}; remove one of them"
+        )
+    return merged
+
+
+def _merge_options(requests: Sequence[tuple[str, Mapping[str, Any] | None]]) -> dict[str, Any]:
+    """Merge the run options of several owners into a new dict.
+
+    If several owners give an option, the largest number counts; a flag is true if one of them is;
+    sequences are joined; of other values, the last one counts. TensorFlow merges `RunOptions` by
+    these rules.
+
+    Args:
+        requests: the name of each owner, for messages, and its options.
+    """
+    merged: dict[str, Any] = {}
+    for owner, options in requests:
+        check_mapping(options, f"options of {owner}")
+        for key, value in (options or {}).items():
+            if key in merged:
+                merged[key] = _merged_option(merged[key], value)
+            else:
+                # A list of the owner must not be extended.
+                merged[key] = copy.copy(value)
+    return merged
+
+
+def _merged_option(old: Any, new: Any) -> Any:
+    if isinstance(old, bool) and isinstance(new, bool):
+        return old or new
+    if isinstance(old, (int, float)) and isinstance(new, (int, float)):
+        return max(old, new)
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        return [*old, *new]
+    return new

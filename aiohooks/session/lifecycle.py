@@ -28,9 +28,20 @@ from threading import get_ident
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from aiohooks._core.activity import ENTRIES, Awaited, active, enter
+from aiohooks._core.activity import (
+    ENTRIES,
+    Awaited,
+    RunScope,
+    active,
+    assigned,
+    begin_run,
+    current_run,
+    current_scope,
+    enter,
+    logger,
+    wait_log,
+)
 from aiohooks._core.calls import RunWaits, Wait, limited
-from aiohooks._core.cancel import current_task, shielded, shielded_task
 from aiohooks._core.clock import (
     NO_TIMER,
     TimerHandle,
@@ -41,9 +52,7 @@ from aiohooks._core.clock import (
     secs_text,
     sleep,
 )
-from aiohooks._core.reports import logger, wait_log
-from aiohooks._core.scope import RunScope, assigned, begin_run, current_run, current_scope
-from aiohooks._core.waits import opening_until
+from aiohooks._core.waits import current_task, opening_until, shielded, shielded_task
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
     NestedRunError,
@@ -75,8 +84,7 @@ from aiohooks.session.creators import (
     warn_if_not_saved,
 )
 from aiohooks.session.feeds import FeedsWentBack, SessionFeeds
-from aiohooks.session.hook import SessionRunHook
-from aiohooks.session.hook_set import HookSet
+from aiohooks.session.hook import HookSet, SessionRunHook
 from aiohooks.session.signals import StopOnSignal
 from aiohooks.session.status import (
     SessionStatus,
@@ -160,7 +168,7 @@ class Lifecycle(TasksOwner):
         self.history: RecoveryHistory = RecoveryHistory(policy)
         self._creator = creator
         self._monitor = Monitor(
-            grace_secs, self.hooks.stateful, self.feeds.state_of, self.hooks.drain_stateful
+            grace_secs, lambda: self.hooks.stateful, self.feeds.state_of, self.hooks.drain_stateful
         )
         self._publisher: Publisher | None = None
         """The session's registration as a publisher of steps."""

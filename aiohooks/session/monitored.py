@@ -29,17 +29,14 @@ from typing import (
     overload,
 )
 
-from aiohooks._core.activity import active
-from aiohooks._core.calls import Wait
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task
-from aiohooks._core.coroutines import close_unawaited
-from aiohooks._core.reports import logger
-from aiohooks._core.scope import RunScope
+from aiohooks._core.activity import RunScope, active, logger
+from aiohooks._core.calls import Wait, close_unawaited
 from aiohooks._core.validate import (
     check_instance,
     check_mapping,
     check_secs,
 )
+from aiohooks._core.waits import DEFAULT_GRACE_SECS, current_task
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import (
@@ -56,9 +53,9 @@ from aiohooks.graph.graph import (
     Options,
     Placeholder,
     T_co,
+    Variables,
 )
 from aiohooks.graph.session import RunRequest, Session
-from aiohooks.graph.variables import Variables
 from aiohooks.session.coordinator import (
     Coordinator,
     Producer,

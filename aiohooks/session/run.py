@@ -12,10 +12,10 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, LEFT_BEHIND, running_loop
+from aiohooks._core.activity import logger, wait_log
 from aiohooks._core.clock import current_clock
-from aiohooks._core.reports import logger, wait_log
 from aiohooks._core.validate import check_callable
+from aiohooks._core.waits import DEFAULT_GRACE_SECS, LEFT_BEHIND, running_loop
 from aiohooks.errors import (
     AiohooksError,
     InvalidArgumentError,

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable
 from signal import Signals
 from typing import Any
 
-from aiohooks._core.cancel import current_task
+from aiohooks._core.activity import logger
 from aiohooks._core.clock import TimerHandle, call_later
 from aiohooks._core.fork import call_after_fork
-from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_secs
+from aiohooks._core.waits import current_task
 from aiohooks.errors import StopRequestedError
 from aiohooks.session.coordinator import Coordinator, Requests
 

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from aiohooks._core.activity import entries
-from aiohooks._core.cancel import current_task
 from aiohooks._core.clock import secs_text
-from aiohooks._core.reports import logger
+from aiohooks._core.waits import Event
 from aiohooks._why.tasks import task_wait
 from aiohooks.dispatch.calls import HookStatus
 from aiohooks.dispatch.hook import Hook
@@ -25,7 +23,6 @@ from aiohooks.stores._protocol import StoreStatistics
 if TYPE_CHECKING:
     from pathlib import Path
 
-P = ParamSpec("P")
 WHY_VARIABLE = "AIOHOOKS_WHY"
 """The environment variable that lets the processes of a program be asked why they wait."""
 RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
@@ -262,41 +259,6 @@ def _since(session: AnySession, began: float | None) -> float | None:
 
 
 # -- events
-
-
-class Event(Generic[P]):
-    """Something that happens in a session, and the callbacks that are notified of it."""
-
-    def __init__(self, name: str) -> None:
-        """Start without callbacks. `name` is for messages."""
-        self._name = name
-        self._callbacks: list[Callable[P, object]] = []
-
-    def subscribe(self, callback: Callable[P, object]) -> None:
-        """Call a plain function or a coroutine function at each event.
-
-        Callbacks are called in the order of their subscriptions. An error of a callback is logged,
-        and affects neither the other callbacks nor the session.
-        """
-        self._callbacks.append(callback)
-
-    async def emit(self, *args: P.args, **keywords: P.kwargs) -> None:
-        """Call the callbacks, and await them one after another."""
-        for callback in self._callbacks:
-            try:
-                answer = callback(*args, **keywords)
-                if inspect.isawaitable(answer):
-                    await answer
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException as error:
-                is_cancellation = isinstance(error, asyncio.CancelledError)
-                if is_cancellation and current_task().cancelling():
-                    raise
-                logger.error("%r failed, a callback of %r", callback, self._name, exc_info=error)
-
-    def __repr__(self) -> str:
-        return f"<Event {self._name}: {len(self._callbacks)} callbacks>"
 
 
 class SessionEvents:

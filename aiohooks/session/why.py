@@ -25,8 +25,8 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 
+from aiohooks._core.activity import logger
 from aiohooks._core.fork import call_after_fork
-from aiohooks._core.reports import logger
 from aiohooks._why.builder import wait_graph
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import InvalidArgumentError

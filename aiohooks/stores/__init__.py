@@ -2,19 +2,18 @@
 
     _protocol       the values that stores, engines and users exchange: Position, Snapshot, requests
                     and answers
-    _run_state      RunState: the effect of each request on the state of a run, without I/O
     publishers      Publisher: a party that may advance a store
     base            StepStore: the contract of all stores; WaitRegistry: the waits and the
-                    publishers of a store, and the errors of waits
-    memory          MemoryStepStore, for one process
+                    publishers of a store, and the errors of waits; MemoryStepStore, for one
+                    process
     engine          Engine: the contract of all engines; EngineLink: the parts of the store that an
-                    engine uses
+                    engine uses; RunState: the effect of each request on the state of a run
     _connection     Connection: outages, repeated calls; Writes: combined advances
     _members        Members: the members of this process and of the others, and their leases
     shared          SharedStepStore: a store for several processes, over an engine
     local/          LocalEngine, for the processes of one machine: SQLite
-    redis/          RedisEngine: Redis or Valkey
-    ray/            RayEngine: an actor on a Ray cluster
+    redis           RedisEngine: Redis or Valkey
+    ray             RayEngine: an actor on a Ray cluster
     open            open_step_store, by URL
 
 Each module imports only from those above it. `open` imports an engine when it is used. Write your
@@ -30,9 +29,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiohooks.stores._protocol import Position, StoreStatistics, Term
-    from aiohooks.stores.base import Changes, StepStore
+    from aiohooks.stores.base import Changes, MemoryStepStore, StepStore
     from aiohooks.stores.engine import Engine, EngineLink
-    from aiohooks.stores.memory import MemoryStepStore
     from aiohooks.stores.open import open_step_store
     from aiohooks.stores.publishers import Publisher, current_publisher
     from aiohooks.stores.shared import SharedStepStore
@@ -59,9 +57,8 @@ if not TYPE_CHECKING:  # a session of one process needs no more than the memory 
         __name__,
         {
             "aiohooks.stores._protocol": ("Position", "StoreStatistics", "Term"),
-            "aiohooks.stores.base": ("Changes", "StepStore"),
+            "aiohooks.stores.base": ("Changes", "MemoryStepStore", "StepStore"),
             "aiohooks.stores.engine": ("Engine", "EngineLink"),
-            "aiohooks.stores.memory": ("MemoryStepStore",),
             "aiohooks.stores.open": ("open_step_store",),
             "aiohooks.stores.publishers": ("Publisher", "current_publisher"),
             "aiohooks.stores.shared": ("SharedStepStore",),

@@ -12,9 +12,8 @@ from collections.abc import Awaitable, Callable
 from typing import NoReturn, TypeVar
 
 from aiohooks._core.activity import Awaited, Parked, active, enter
-from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import monotonic_now, secs_text, sleep, wake
-from aiohooks._core.waits import Backoff, wait_for_others
+from aiohooks._core.waits import Backoff, wait_done, wait_for_others
 from aiohooks.errors import (
     AiohooksError,
     StaleTermError,

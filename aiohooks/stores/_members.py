@@ -7,9 +7,8 @@ import itertools
 import math
 from typing import Literal
 
-from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import NO_TIMER, sleep
-from aiohooks._core.waits import Backoff, wait_for_others
+from aiohooks._core.waits import Backoff, wait_done, wait_for_others
 from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end
 from aiohooks.stores._connection import Connection
 from aiohooks.stores._protocol import (

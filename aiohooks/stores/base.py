@@ -1,4 +1,7 @@
-"""StepStore, the contract of all step stores, and WaitRegistry, the waits of a store."""
+"""StepStore, the contract of all step stores, and WaitRegistry, the waits of a store.
+
+MemoryStepStore is the store of one process: in the memory of its event loop.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,11 @@ import contextlib
 import functools
 import socket
 from asyncio import get_running_loop
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, ClassVar, Literal, Self
 
-from aiohooks._core.activity import Awaited, Parked, active, enter
+from aiohooks._core.activity import Awaited, Parked, RunScope, active, current_run, enter
 from aiohooks._core.clock import current_clock, monotonic_now, wake
-from aiohooks._core.scope import RunScope, current_run
 from aiohooks._core.validate import InitRequired, check_secs
 from aiohooks._core.waits import (
     ANY_CHANGE,
@@ -22,7 +24,7 @@ from aiohooks._core.waits import (
     until_stop,
     wait_for_others,
 )
-from aiohooks._why.processes import process_state
+from aiohooks._why.sources import process_state
 from aiohooks.errors import (
     AiohooksError,
     InvalidArgumentError,
@@ -839,3 +841,77 @@ def _checked_name(name: str, subject: str) -> str:
             f"{subject}{safe_repr(name)}: give a printable name of 1 to 1,000 characters"
         )
     return name
+
+
+class MemoryStepStore(StepStore):
+    """A step kept in memory, for the sessions and tasks of one event loop.
+
+    Only waits suspend.
+    """
+
+    inline = True
+
+    def __init__(self, step: int = 0, *, run: str = "default") -> None:
+        """Start at `step`, in epoch 1. `run` is the name in messages."""
+        super().__init__(Position(1, checked_step(step, "step")), run=run)
+        self._lead_lock = asyncio.Lock()
+
+    async def value(self) -> Position:
+        """See `StepStore.value`. It is the same as `latest`, and does not suspend."""
+        self._check_loop()
+        return self._waits.latest
+
+    async def advance(self, by: int = 1) -> int:
+        """See `StepStore.advance`; does not suspend."""
+        self._check_loop()
+        return self.advance_nowait(by)
+
+    async def raise_to(self, step: int) -> int:
+        """See `StepStore.raise_to`; does not suspend."""
+        step = checked_step(step, "raise to step")
+        self._check_loop()
+        self._waits.observe(Position(self._waits.latest.epoch, step))
+        return self._waits.latest.step
+
+    async def reset(self, step: int) -> Position:
+        """See `StepStore.reset`; does not suspend."""
+        step = checked_step(step, "reset to step")
+        self._check_loop()
+        position = Position(self._waits.latest.epoch + 1, step)
+        self._waits.observe(position)
+        return position
+
+    @contextlib.asynccontextmanager
+    async def lead(self) -> AsyncGenerator[Term]:
+        self._check_loop()
+        async with self._lead_lock:
+            term = self._waits.snapshot.term + 1
+            self._waits.observe_run(Snapshot(self.latest, term))
+            yield Term(term)
+
+    async def mark_initialised(self) -> None:
+        self._check_loop()
+        if not self._lead_lock.locked():
+            raise self._not_leading_error()
+        self._waits.observe_run(self._waits.snapshot._replace(ready=True))
+
+    def advance_nowait(self, by: int = 1) -> int:
+        # Each session calls this once per step, so it is optimized: calls only where needed.
+        if type(by) is not int or by < 1:
+            by = checked_step(by, "advance by", least=1)
+        if self._loop is None:  # not in use yet, or closed
+            self._check_loop()
+        waits = self._waits
+        epoch, step = waits.latest
+        step += by
+        # The lowest threshold is never above MAX_STEP + 1, so this includes the check of the step.
+        if step < waits.waiters.lowest:
+            # The same as Position(epoch, step), in half the time.
+            new = tuple.__new__(Position, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
+            waits.latest = new
+        elif step > MAX_STEP:
+            checked_step(step, f"advance by {by} would lead to step")  # raises
+        else:
+            waits.latest = Position(epoch, step)
+            waits.wake()
+        return step

@@ -1,23 +1,37 @@
-"""The interface between a step store and its engine, in both directions."""
+"""The interface between a step store and its engine, in both directions.
+
+`RunState` is the state of a run as an engine keeps it, and has the effect of each request. There is
+no I/O in it, and no clock.
+"""
 
 from __future__ import annotations
 
 import abc
 import asyncio
 import contextvars
+import functools
+import json
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
-from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import Clock
+from aiohooks._core.waits import new_task, wait_done
 from aiohooks.stores._protocol import (
+    MAX_STEP,
     Answer,
     EngineError,
+    Expire,
+    Join,
+    LastExit,
+    Lead,
+    Leave,
+    Member,
     Position,
     Report,
     Request,
     Snapshot,
+    Write,
     logger,
 )
 from aiohooks.stores.base import WaitRegistry
@@ -177,3 +191,246 @@ class StoreTasks:
         for task in tasks:
             task.cancel()
         await wait_done(tasks, secs)
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+_START = Position(1, 0)
+_MAX_WRITERS = 1024  # with a last answer that is kept; the writer silent for longest is dropped
+
+
+class LastAnswer(NamedTuple):
+    """The answer to the last write or exit of a writer."""
+
+    seq: int
+    """The number of the write or exit."""
+    position: Position
+
+
+class RunState:
+    """The state of a run. An engine applies one request after another to it.
+
+    An engine with a language of its own implements the same rules in it.
+    """
+
+    def __init__(self) -> None:
+        self.position: Position = _START
+        self.term: int = 0
+        self.leader: str = ""  # the process that the term was granted to
+        self.ready: int = 0  # the latest term whose chief has initialized the run
+        self.revision: int = 0
+        self.members: dict[str, Member] = {}
+        self.last_exit: LastExit | None = None
+        self.exits: int = 0
+        self.answers: dict[str, LastAnswer] = {}
+
+    def apply(self, request: Request) -> Answer:
+        """Apply the request, or reject it and change nothing."""
+        if isinstance(request, Write):
+            return self._write(request)
+        if isinstance(request, Join):
+            self._join(request.member)
+        elif isinstance(request, Lead):
+            return self._lead(request.member)
+        elif isinstance(request, Expire):
+            self._expire(request)
+        else:
+            self._leave(request)
+        return self._answer("ok")
+
+    def follow(self, lost: Snapshot) -> None:
+        """Continue a run that the engine has lost, from the last snapshot of one of its processes.
+
+        The new epoch is later than each epoch of the lost run, so within an epoch the step never
+        decreases. The first process that calls this decides on the step, unless a chief has already
+        done so. The chief of the latest term remains the chief. The members remain, too, until
+        their leases run out.
+        """
+        epoch, step = self.position
+        has_chief = self.term > 0 and self.term >= lost.term
+        if self.position == _START and not has_chief:
+            step = lost.position.step
+        self.position = Position(max(epoch, lost.position.epoch + 1), step)
+        if self.term < lost.term:
+            self.term = lost.term
+            self.leader = lost.leader
+            # The chiefs among them belong to earlier terms.
+            self.members = {id: member for id, member in self.members.items() if not member.term}
+        for member in lost.members:
+            # A process announces its members before it reports an exit. So where it has an answer
+            # for an exit, the state has all members of the process: one that is missing has left.
+            has_returned = f"{member.process}/" in self.answers
+            if not has_returned and not self._is_term_over(member.term, member.process):
+                self.members.setdefault(member.id, member)
+        self.revision += 1
+
+    def snapshot(self, run_id: str = "") -> Snapshot:
+        """Return the state as a value. The engine adds the id of the run."""
+        return Snapshot(
+            self.position,
+            self.term,
+            self.leader,
+            self.ready == self.term > 0,
+            self.revision,
+            tuple(self.members.values()),
+            self.last_exit,
+            run_id,
+        )
+
+    def _answer(self, status: Any) -> Answer:
+        """Return an answer with the current position and term."""
+        return Answer(status, self.position, self.term)
+
+    # The effect of each request.
+
+    def _write(self, write: Write) -> Answer:
+        """Move the position, or answer why not: "lost", "stale" or "full".
+
+        A repeated write gets its first answer again, and changes nothing.
+        """
+        last = self._last_answer(write.writer)
+        if last is not None and last.seq >= write.seq:
+            return Answer("ok", last.position, self.term)
+        if write.floor > self.position:  # the writer has seen a later position than the engine has
+            return self._answer("lost")
+        if self._is_term_over(write.term, write.writer):
+            return self._answer("stale")
+        target = write.target(self.position)
+        if target.step > MAX_STEP:
+            return self._answer("full")
+        self.position = target
+        self._keep_answer(write.writer, write.seq)
+        return self._answer("ok")
+
+    def _last_answer(self, writer: str) -> LastAnswer | None:
+        """Return the last answer to a writer, and note that the writer is not silent."""
+        last = self.answers.pop(writer, None)
+        if last is not None:
+            self.answers[writer] = last  # now at the end of the dict
+        return last
+
+    def _keep_answer(self, writer: str, seq: int) -> None:
+        """Keep the current position as the last answer to a writer."""
+        self.answers[writer] = LastAnswer(seq, self.position)
+        if len(self.answers) > _MAX_WRITERS:
+            del self.answers[next(iter(self.answers))]
+
+    def _join(self, member: Member) -> None:
+        """Register or renew a member. The revision grows if more than its heartbeat changes."""
+        if self._is_term_over(member.term, member.process):
+            # This chief was taken for dead, and its successor leads: remove it.
+            if self.members.pop(member.id, None) is not None:
+                self.revision += 1
+            return
+        if member.ready and self.ready != member.term:
+            self.ready = member.term
+            self.revision += 1
+        registered = self.members.get(member.id)
+        heartbeat = 0 if registered is None else registered.heartbeat + 1
+        renewed = member._replace(heartbeat=heartbeat)
+        self.members[member.id] = renewed
+        # A renewal alone, with another heartbeat and nothing else, is no change of the run.
+        if registered is None or registered._replace(heartbeat=heartbeat) != renewed:
+            self.revision += 1
+
+    def _leave(self, leave: Leave) -> None:
+        """Remove a member, and record its exit if it has a name.
+
+        A repeated request changes nothing.
+        """
+        last = self._last_answer(leave.writer)
+        if last is not None and last.seq >= leave.seq:
+            return
+        self._keep_answer(leave.writer, leave.seq)
+        removed = self.members.pop(leave.id, None)
+        if leave.name:
+            self._record_exit(leave.name, leave.step, leave.error, lost=False)
+        elif removed is not None:
+            self.revision += 1  # `_record_exit` does this, too
+
+    def _expire(self, expire: Expire) -> None:
+        """Remove a member that was not renewed since the heartbeat, and record that it is lost."""
+        member = self.members.get(expire.id)
+        if member is not None and member.heartbeat == expire.heartbeat:
+            del self.members[expire.id]
+            self._record_exit(member.name, self.position.step, "", lost=True)
+
+    def _record_exit(self, name: str, step: int, error: str, *, lost: bool) -> None:
+        """Record an exit as the last one of the run."""
+        self.exits += 1
+        self.last_exit = LastExit(self.exits, name, step, error, lost)
+        self.revision += 1
+
+    def _lead(self, member: Member) -> Answer:
+        """Begin a term of the member, unless there is another chief."""
+        if any(other.term and other.id != member.id for other in self.members.values()):
+            return self._answer("busy")
+        if member.id not in self.members:  # otherwise the request is repeated
+            self.term += 1
+            self.leader = member.process
+            self.members[member.id] = member._replace(term=self.term)
+            self.revision += 1
+        return self._answer("ok")
+
+    def _is_term_over(self, term: int, process: str) -> bool:
+        """Return whether `term`, which the process had, has ended. It is false for 0, no term."""
+        return term > 0 and (term, process) != (self.term, self.leader)
+
+    # The state as bytes.
+
+    def dump(self) -> bytes:
+        """Return the state as JSON."""
+        return _ENCODER.encode({**vars(self), "members": list(self.members.values())}).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> RunState:
+        """Return the state that `dump` returned.
+
+        Raises:
+            ValueError: `data` is not such a state.
+        """
+        state = cls()
+        try:
+            fields = json.loads(data)
+            for name in ("position", "term", "leader", "ready", "revision", "exits"):
+                default: Any = getattr(state, name)
+                setattr(state, name, _decoded(type(default), fields[name]))
+            members = [_decoded(Member, member) for member in fields["members"]]
+            state.members = {member.id: member for member in members}
+            if fields["last_exit"] is not None:
+                state.last_exit = _decoded(LastExit, fields["last_exit"])
+            for writer, answer in fields["answers"].items():
+                state.answers[writer] = _decoded(LastAnswer, answer)
+        except Exception as error:  # any error: `data` comes from outside
+            raise ValueError(f"{data[:100]!r}, which is not the state of a run") from error
+        return state
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    """Convert a JSON value to this kind: int, float, str, bool, or a named tuple of these.
+
+    All ints are steps or counts, from 0 to `MAX_STEP`. The only floats are the times of leases,
+    which are above 0.
+
+    Raises:
+        ValueError: the value is of another kind, or out of range.
+        TypeError: the value for a named tuple is not a list.
+    """
+    if hasattr(kind, "_fields"):  # a named tuple
+        types = _field_types(kind)
+        return kind(*(_decoded(type_, field) for type_, field in zip(types, value, strict=True)))
+    if kind is float and type(value) is int:
+        value = float(value)
+    is_valid = type(value) is kind  # stricter than isinstance: True is no int here
+    if kind is int:
+        is_valid = is_valid and 0 <= value <= MAX_STEP
+    if kind is float:
+        is_valid = is_valid and value > 0
+    if not is_valid:
+        raise ValueError(f"{value!r:.50} is not a valid {kind.__name__}")
+    return value
+
+
+@functools.cache
+def _field_types(kind: Any) -> tuple[Any, ...]:
+    """Return the types of the fields of a named tuple."""
+    return tuple(get_type_hints(kind).values())

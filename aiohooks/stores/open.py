@@ -9,8 +9,7 @@ from typing import Any
 
 from aiohooks._core.validate import check_instance
 from aiohooks.errors import InvalidArgumentError, did_you_mean
-from aiohooks.stores.base import StepStore
-from aiohooks.stores.memory import MemoryStepStore
+from aiohooks.stores.base import MemoryStepStore, StepStore
 from aiohooks.stores.shared import SharedStepStore
 
 URL_VARIABLE = "AIOHOOKS_STEP_STORE"

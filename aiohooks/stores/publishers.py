@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from aiohooks._core.activity import Awaited
-from aiohooks._core.scope import RunScope, current_run
+from aiohooks._core.activity import Awaited, RunScope, current_run
 
 
 class Publisher:

@@ -13,11 +13,10 @@ from collections.abc import AsyncGenerator
 from typing import NoReturn, Self
 
 from aiohooks._core.activity import Awaited, active
-from aiohooks._core.cancel import shielded, wait_done
 from aiohooks._core.clock import current_clock
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.validate import check_choice, check_secs
-from aiohooks._core.waits import wait_for_others
+from aiohooks._core.waits import shielded, wait_done, wait_for_others
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreResetError
 from aiohooks.stores._connection import Connection, Writes
 from aiohooks.stores._members import Members, OnLost

@@ -12,8 +12,7 @@ from aiohooks.testing.exploration import (
     may_happen,
     unreliable,
 )
-from aiohooks.testing.hook_suite import check_hook, hook_checks
-from aiohooks.testing.hooks import FaultInjectionHook, RecordingHook
+from aiohooks.testing.hook_suite import FaultInjectionHook, RecordingHook, check_hook, hook_checks
 from aiohooks.testing.leaks import no_leaks
 from aiohooks.testing.step_store import check_step_store, step_store_checks
 

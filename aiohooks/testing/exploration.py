@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
-from aiohooks._core import cancel
+from aiohooks._core import waits
 from aiohooks._core.clock import sleep
 from aiohooks._core.validate import (
     check_choice,
@@ -35,8 +35,7 @@ from aiohooks._core.validate import (
 )
 from aiohooks.errors import InvalidArgumentError, flattened, safe_repr
 from aiohooks.testing._schedule import DELAYS, Place, Priorities, Schedule
-from aiohooks.testing._schedule_loop import NumberedTask
-from aiohooks.testing._schedule_run import Call, Program, ScheduleRun, current_run
+from aiohooks.testing._schedule_run import Call, NumberedTask, Program, ScheduleRun, current_run
 from aiohooks.testing.leaks import collected_from_finalizers
 
 P = ParamSpec("P")
@@ -509,7 +508,7 @@ def _quiet(errors: list[str]) -> Generator[None]:
             stack.callback(gc.unfreeze)
             gc.collect()
         gc.freeze()
-        stack.callback(setattr, cancel, "make_task", cancel.make_task)
-        cancel.make_task = NumberedTask
+        stack.callback(setattr, waits, "make_task", waits.make_task)
+        waits.make_task = NumberedTask
         stack.enter_context(collected_from_finalizers(errors))
         yield

@@ -33,7 +33,7 @@ import warnings
 from collections.abc import Generator, Mapping
 from typing import Any, Self
 
-from aiohooks._core.cancel import current_task
+from aiohooks._core.waits import current_task
 from aiohooks._why.tasks import task_wait
 from aiohooks.errors import add_note
 

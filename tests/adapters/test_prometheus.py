@@ -13,7 +13,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import aiohooks as ah
-from aiohooks._core.cancel import to_thread
+from aiohooks._core.waits import to_thread
 from aiohooks.adapters.prometheus import PrometheusHook
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import ManualClock

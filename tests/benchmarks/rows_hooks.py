@@ -14,7 +14,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks._core.calls import RunWaits
 from aiohooks.dispatch.calls import call_groups
-from aiohooks.session.hook_set import HookSet
+from aiohooks.session.hook import HookSet
 from aiohooks.session.status import WHY_VARIABLE
 from aiohooks.session.why import enable_why
 from tests.benchmarks.measure import Counts, Figure, Setup, repeated

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aiohooks._command_line.checkpoints import list_checkpoints
+from aiohooks._command_line import list_checkpoints
 from aiohooks.checkpoint import KeepNewest
 from aiohooks.checkpoint._directory import CheckpointDirectory
 from aiohooks.errors import CheckpointError

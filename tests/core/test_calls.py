@@ -11,8 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from aiohooks._core.calls import Calls, RunWaits, Wait, limited
-from aiohooks._core.coroutines import can_wait, result_now
+from aiohooks._core.calls import Calls, RunWaits, Wait, can_wait, limited, result_now
 from aiohooks.errors import HookCancelledError, keep_errors
 from aiohooks.testing import ManualClock
 from tests.support.waiting import cancel_and_wait, fail, forever, parked, ticks, until_true

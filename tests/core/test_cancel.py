@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from aiohooks._core.calls import limited
-from aiohooks._core.cancel import shielded, wait_done
+from aiohooks._core.waits import shielded, wait_done
 from aiohooks.testing import ManualClock
 from tests.support.waiting import advance_clock, forever, parked, ticks
 

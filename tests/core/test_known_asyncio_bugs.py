@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.graph.variables import values_of
+from aiohooks.graph.graph import values_of
 from aiohooks.testing import no_leaks
 from tests.support.hooks import BeforeRunHook
 from tests.support.sessions import doubling, run_in_before_run

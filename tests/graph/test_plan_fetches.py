@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import aiohooks as ah
-from aiohooks.session.hook_set import _build_parts
+from aiohooks.session.hook import _build_parts
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.sessions import counting_graph, run_session

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import aiohooks as ah
-from aiohooks.graph.variables import values_of
+from aiohooks.graph.graph import values_of
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aiohooks._why.blocked_loop import BlockedLoopWatch
+from aiohooks._why.tasks import BlockedLoopWatch
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._core import cancel
+from aiohooks._core import waits
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.testing import ManualClock
 from tests.support.record_files import without_time
@@ -58,7 +58,7 @@ async def test_no_task_is_made_between_saves(
     async with counting(*seldom_waiting(tmp_path)) as session:
         await session.run("train")
         monkeypatch.setattr(asyncio, "Task", CountedTask)
-        monkeypatch.setattr(cancel, "make_task", CountedTask)
+        monkeypatch.setattr(waits, "make_task", CountedTask)
         asyncio.get_running_loop().set_task_factory(
             lambda loop, coro, **options: CountedTask(coro, loop=loop, **options)
         )

@@ -322,7 +322,7 @@ async def test_outside_of_windows_runs_are_not_observed(tmp_path: Path) -> None:
 
     class Looks(ah.SessionRunHook):
         async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            from aiohooks._core.scope import current_run
+            from aiohooks._core.activity import current_run
 
             scope = current_run()
             assert scope is not None

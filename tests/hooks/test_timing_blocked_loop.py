@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from aiohooks._why.blocked_loop import BlockedLoopWatch
-from aiohooks._why.tasks import Frames
+from aiohooks._why.tasks import BlockedLoopWatch, Frames
 from tests.support.waiting import HANG_SECS
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.clock import sleep
-from aiohooks.graph.plan import Plan
+from aiohooks.graph.session import Plan
 from aiohooks.stores import open_step_store
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook, choose, explore
 from tests.support.checks import refused

@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("AIOHOOKS_WHY", "1")
     monkeypatch.setattr(
-        "aiohooks._command_line.why._ANSWER_SECS", HANG_SECS
+        "aiohooks._command_line._ANSWER_SECS", HANG_SECS
     )  # within which a process answers
     signal.signal(
         signal.SIGQUIT, signal.SIG_DFL
@@ -160,8 +160,8 @@ async def test_an_answer_that_takes_too_long(
     monkeypatch.setattr(why, "process_text", late)
     # The time is over when the first part of the answer has come.
     clock = types.SimpleNamespace(monotonic=iter((0.0, 2 * HANG_SECS)).__next__)
-    monkeypatch.setattr("aiohooks._command_line.why.time", clock)
-    monkeypatch.setattr("aiohooks._command_line.why._ANSWER_SECS", HANG_SECS)
+    monkeypatch.setattr("aiohooks._command_line.time", clock)
+    monkeypatch.setattr("aiohooks._command_line._ANSWER_SECS", HANG_SECS)
     async with opened():
         assert await asyncio.to_thread(main, ["why", str(os.getpid())]) == 1
         asked.set()

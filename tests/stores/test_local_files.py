@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
-from aiohooks.stores.local import _directory, default_directory
-from aiohooks.stores.local._directory import remote_file_system, run_file_name
-from aiohooks.stores.local.store import MODIFY, Inotify
+from aiohooks.stores.local import default_directory
+from aiohooks.stores.local.store import MODIFY, Inotify, remote_file_system, run_file_name
 from tests.support.stores import directory_of, local_store
 
 pytestmark = pytest.mark.every_python
@@ -132,7 +131,9 @@ async def test_a_run_that_is_deleted_while_it_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The directory is not made again with other modes: opening fails, and may be tried again."""
-    monkeypatch.setattr(_directory, "_check_private", lambda path, **_: path.rmdir())
+    monkeypatch.setattr(
+        "aiohooks.stores.local.store._check_private", lambda path, **_: path.rmdir()
+    )
     with pytest.raises(
         ah.errors.StoreUnavailableError, match=r"cannot be used: .*No such file"
     ) as caught:
@@ -167,7 +168,7 @@ async def test_a_remote_file_system_is_refused(
         def get(self, key: int, default: object = None) -> str:
             return "NFS"
 
-    monkeypatch.setattr(_directory, "_REMOTE_FILE_SYSTEMS", Everything())
+    monkeypatch.setattr("aiohooks.stores.local.store._REMOTE_FILE_SYSTEMS", Everything())
     with pytest.raises(
         ah.errors.InvalidArgumentError,
         match=r"is on NFS, which may be shared with other machines.*redis://",

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from aiohooks._core.scope import begin_run
+from aiohooks._core.activity import begin_run
 from aiohooks.errors import (
     PublisherFailedError,
     PublisherFinishedError,

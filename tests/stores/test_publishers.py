@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from aiohooks._core.scope import begin_run
+from aiohooks._core.activity import begin_run
 from aiohooks.errors import (
     PublisherFailedError,
     PublisherFinishedError,

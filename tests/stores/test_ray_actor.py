@@ -13,8 +13,7 @@ import pytest
 from aiohooks import open_step_store
 from aiohooks.stores import Position
 from aiohooks.stores._protocol import Snapshot, Write
-from aiohooks.stores.ray._actor import LongPoll, StepActor
-from aiohooks.stores.ray.store import RayEngine
+from aiohooks.stores.ray import LongPoll, RayEngine, StepActor
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.fake_ray import FakeCluster
 from tests.support.losses import LOSSES, check_loss

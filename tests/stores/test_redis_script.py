@@ -11,16 +11,9 @@ from typing import Any
 import pytest
 import redis
 
-from aiohooks.stores._protocol import (
-    Answer,
-    Join,
-    Member,
-    Position,
-    Request,
-    Write,
-)
-from aiohooks.stores._run_state import RunState
-from aiohooks.stores.redis.store import (
+from aiohooks.stores._protocol import Answer, Join, Member, Position, Request, Write
+from aiohooks.stores.engine import RunState
+from aiohooks.stores.redis import (
     SCRIPT,
     FoundRun,
     parse_answer,

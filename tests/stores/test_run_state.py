@@ -15,7 +15,7 @@ from aiohooks.stores._protocol import (
     Snapshot,
     Write,
 )
-from aiohooks.stores._run_state import RunState
+from aiohooks.stores.engine import RunState
 
 
 def test_state_as_text_is_the_same() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError
 from aiohooks.stores import Engine, SharedStepStore
 from aiohooks.stores._protocol import Answer, Request, Snapshot
-from aiohooks.stores._run_state import RunState
+from aiohooks.stores.engine import RunState
 
 
 class FakeEngine:

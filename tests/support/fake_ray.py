@@ -11,8 +11,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError
 
 from aiohooks.stores import SharedStepStore
-from aiohooks.stores.ray._actor import StepActor
-from aiohooks.stores.ray.store import RayEngine
+from aiohooks.stores.ray import RayEngine, StepActor
 
 
 class Call:

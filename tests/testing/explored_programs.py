@@ -529,7 +529,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with (
         mock.patch.object(exploration, "_MOST_SHRINKING", 0),
         mock.patch("aiohooks.testing._schedule_run._MOST_STEPS", 2_000),
-        mock.patch("aiohooks.testing._schedule_loop._MOST_TURNS", 2_000),
+        mock.patch("aiohooks.testing._schedule_run._MOST_TURNS", 2_000),
     ):
         asyncio.run(compare(options))
 

@@ -50,7 +50,7 @@ async def test_a_defect_is_found_made_small_and_repeated(
     """
     problem, program, kinds, most = DEFECTS[name]
     monkeypatch.setattr("aiohooks.testing._schedule_run._MOST_STEPS", 2_000)
-    monkeypatch.setattr("aiohooks.testing._schedule_loop._MOST_TURNS", 2_000)
+    monkeypatch.setattr("aiohooks.testing._schedule_run._MOST_TURNS", 2_000)
     with pytest.raises(ExplorationError) as found:
         await explore(program, disturb=kinds)
     assert str(found.value).startswith(problem)
@@ -220,7 +220,7 @@ async def test_what_is_outside_of_the_schedule_is_rejected(
     program: Program, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the first run, with what to do."""
-    monkeypatch.setattr("aiohooks.testing._schedule_loop._THREAD_SECS", 0.1)
+    monkeypatch.setattr("aiohooks.testing._schedule_run._THREAD_SECS", 0.1)
     with pytest.raises(ExplorationError, match=re.escape(says)) as caught:
         await explore(program)
     assert "(the first run, 1 schedules)" in str(caught.value)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Generator
 from types import FrameType
 from typing import Any
 
-from aiohooks._core.cancel import shielded, wait_done
+from aiohooks._core.waits import shielded, wait_done
 from aiohooks.adapters.asgi._access import safe_text
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, is_clean_end
 from aiohooks.session.monitored import AsyncMonitoredSession

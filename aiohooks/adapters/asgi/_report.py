@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from aiohooks._core.calls import limited
-from aiohooks._core.cancel import retrieve_exception, wait_done
+from aiohooks._core.waits import retrieve_exception, wait_done
 from aiohooks.adapters.asgi._access import (
     RETRY,
     JsonReply,

@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from aiohooks._core.cancel import wait_done
+from aiohooks._core.activity import is_logged
 from aiohooks._core.queue import ThreadQueue
-from aiohooks._core.reports import is_logged
 from aiohooks._core.validate import check_instance, check_secs
+from aiohooks._core.waits import wait_done
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import (
     Record,

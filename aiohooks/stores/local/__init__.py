@@ -1,13 +1,10 @@
 """A step store in a database of one machine: no server.
 
-store        LocalEngine, and inotify
-_database    a run: its state, and the files by which its processes wake each other
-_directory   the directory of a run
-_processes   the files of the processes that have a run open
+store        LocalEngine, inotify, and the directory of a run
+_database    a run: its state, and the files of its processes, by which they wake each other
 """
 
-from aiohooks.stores.local._directory import default_directory
-from aiohooks.stores.local.store import LocalEngine
+from aiohooks.stores.local.store import LocalEngine, default_directory
 
 __all__ = ["LocalEngine", "default_directory"]
 

@@ -22,7 +22,7 @@ from typing import Any
 import anyio
 
 import aiohooks as ah
-from aiohooks.testing._schedule_loop import ScheduleLoop
+from aiohooks.testing._schedule_run import ScheduleLoop
 from tests.fuzz.explored.harness import NOT_CANCELLED, USER, Probe, current
 from tests.support.hooks import EveryPhaseHook
 from tests.support.sessions import NO_BACKOFF

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from unittest import mock
 
 from aiohooks.testing import always, choose, exploration, explore, may_happen
-from aiohooks.testing._schedule_loop import NumberedTask
+from aiohooks.testing._schedule_run import NumberedTask
 from aiohooks.testing.leaks import open_files
 from tests.support.waiting import HANG_SECS
 
@@ -246,7 +246,7 @@ def making(tasks: type[NumberedTask]) -> Generator[None]:
     """Let the explorer make tasks of this kind."""
     with (
         mock.patch.object(exploration, "NumberedTask", tasks),
-        mock.patch("aiohooks.testing._schedule_loop.NumberedTask", tasks),
+        mock.patch("aiohooks.testing._schedule_run.NumberedTask", tasks),
         mock.patch("aiohooks.testing._schedule_run._MOST_STEPS", MAX_STEPS),
     ):
         yield

@@ -14,9 +14,9 @@ from typing import Any
 import aiohooks as ah
 from aiohooks._core.queue import Queue
 from aiohooks.dispatch.background import CallQueue
-from aiohooks.graph.variables import values_of
+from aiohooks.graph.graph import values_of
 from aiohooks.session import lifecycle
-from aiohooks.session.hook_set import HookSet
+from aiohooks.session.hook import HookSet
 from aiohooks.stores._protocol import Answer, Leave, Request, Write
 from tests.fuzz._harness import Method, replaced
 from tests.fuzz.explored.checkpoints import CheckpointFixture, WatchedSaver

@@ -16,15 +16,8 @@ from typing import Any, ClassVar
 
 import aiohooks as ah
 from aiohooks.stores import Position
-from aiohooks.stores._protocol import (
-    Answer,
-    Join,
-    Lead,
-    Member,
-    Request,
-    Snapshot,
-)
-from aiohooks.stores._run_state import RunState
+from aiohooks.stores._protocol import Answer, Join, Lead, Member, Request, Snapshot
+from aiohooks.stores.engine import RunState
 from tests.fuzz.explored.fixture import (
     Action,
     Body,

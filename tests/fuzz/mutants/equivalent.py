@@ -31,7 +31,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_EITHER.format('self, other')}  =>  {_EITHER.format('other, self')}",
     ): "a union has no order",
     (
-        "aiohooks/stores/_run_state.py",
+        "aiohooks/stores/engine.py",
         "RunState._join",
         "self.revision += 1  =>  self.revision += 2",
     ): _COMPARED,
@@ -41,12 +41,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._seq = 0  =>  self._seq = 1",
     ): _COMPARED,
     (
-        "aiohooks/stores/memory.py",
+        "aiohooks/stores/base.py",
         "MemoryStepStore.advance_nowait",
         "if type(by) is not int or by < 1:  =>  if type(by) is not int or (by <= 1):",
     ): "1 is checked once more, and is right",
     (
-        "aiohooks/stores/memory.py",
+        "aiohooks/stores/base.py",
         "MemoryStepStore.lead",
         "term = self._waits.snapshot.term + 1  =>  term = self._waits.snapshot.term + 2",
     ): _COMPARED,
@@ -56,7 +56,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_ON_DEVICE.format(0)}  =>  {_ON_DEVICE.format(1)}",
     ): "`set_` replaces its memory",
     (
-        "aiohooks/session/hook_set.py",
+        "aiohooks/session/hook.py",
         "Merger._merge_fetches",
         "if len(self._merges) >= _MOST_MERGES:  =>  if (len(self._merges) > _MOST_MERGES):",
     ): "one more is kept in memory",
@@ -84,7 +84,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "point.fitting.add(function)  =>  pass",
     ): "it is checked once more, and fits",
     (
-        "aiohooks/stores/local/_directory.py",
+        "aiohooks/stores/local/store.py",
         "remote_file_system",
         f"{_STATFS.format(64)}  =>  {_STATFS.format(65)}",
     ): "either is room to spare",

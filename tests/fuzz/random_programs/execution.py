@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 
 import aiohooks as ah
-from aiohooks._core.cancel import current_task
+from aiohooks._core.waits import current_task
 from aiohooks.errors import SessionClosedError
 from aiohooks.testing import may_happen
 from tests.fuzz.random_programs.programs import (

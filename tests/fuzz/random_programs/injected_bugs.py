@@ -19,10 +19,10 @@ from aiohooks._core.calls import Calls
 from aiohooks._core.clock import wake
 from aiohooks.dispatch.answers import Target, WrapperCall
 from aiohooks.errors import raise_unchanged
+from aiohooks.graph.graph import Values
 from aiohooks.graph.session import Session
-from aiohooks.graph.variables import Values
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook_set import HookSet
+from aiohooks.session.hook import HookSet
 from aiohooks.session.lifecycle import Lifecycle
 from tests.fuzz._harness import Bug, Method, bug_in
 from tests.fuzz.random_programs import model

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohooks as ah
 from aiohooks.errors import is_clean_end
-from aiohooks.testing._schedule_loop import NumberedTask
+from aiohooks.testing._schedule_run import NumberedTask
 from tests.fuzz.random_programs.programs import HookSpec
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Literal
 from unittest import mock
 
-import aiohooks.stores.ray.store as ray_store
+import aiohooks.stores.ray as ray_store
 from aiohooks._core.clock import sleep
 from aiohooks.errors import (
     PublisherFailedError,

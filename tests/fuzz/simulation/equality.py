@@ -18,6 +18,7 @@ from typing import Any
 
 import redis
 
+from aiohooks.stores import redis as engine
 from aiohooks.stores._protocol import (
     MAX_STEP,
     Answer,
@@ -31,8 +32,7 @@ from aiohooks.stores._protocol import (
     Snapshot,
     Write,
 )
-from aiohooks.stores._run_state import RunState
-from aiohooks.stores.redis import store as engine
+from aiohooks.stores.engine import RunState
 from tests.fuzz._harness import command
 from tests.fuzz.simulation.redis_engine import ScriptedRun
 from tests.support.needs import find_program

@@ -15,10 +15,10 @@ from aiohooks.session.feeds import SessionFeeds, Source
 from aiohooks.stores._connection import Writes
 from aiohooks.stores._members import Members
 from aiohooks.stores._protocol import Member, Position, Snapshot
-from aiohooks.stores._run_state import RunState
 from aiohooks.stores.base import WaitRegistry
+from aiohooks.stores.engine import RunState
 from aiohooks.stores.shared import SharedStepStore
-from aiohooks.version_gate.tickets import Ticket
+from aiohooks.version_gate import Ticket
 from tests.fuzz._harness import Bug, Method, bug_in
 from tests.fuzz.simulation.training import ProcessFiles, training
 

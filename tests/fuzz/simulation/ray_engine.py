@@ -9,8 +9,7 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError
 
-from aiohooks.stores.ray._actor import StepActor
-from aiohooks.stores.ray.store import RayEngine
+from aiohooks.stores.ray import RayEngine, StepActor
 from tests.fuzz.simulation.network import Connection, Network
 from tests.fuzz.simulation.virtual_time import Process
 from tests.support.fake_ray import Call

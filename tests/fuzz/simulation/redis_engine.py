@@ -1,7 +1,7 @@
 """A Redis server for the simulation, and redis-py's client of it: the store and its engine are the
 library's own.
 
-The server does what `aiohooks/stores/redis/script.lua` does; `equality` compares the two on a real
+The server does what `aiohooks/stores/redis.lua` does; `equality` compares the two on a real
 server.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 import redis.exceptions as errors
 
 from aiohooks.stores._protocol import Position, Write
-from aiohooks.stores._run_state import LastAnswer, RunState
-from aiohooks.stores.redis.store import RedisEngine
+from aiohooks.stores.engine import LastAnswer, RunState
+from aiohooks.stores.redis import RedisEngine
 from tests.fuzz.simulation.disk import Disk
 from tests.fuzz.simulation.network import Connection, Network
 from tests.fuzz.simulation.virtual_time import Process

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiohooks.testing._schedule_loop import NumberedFuture, NumberedTask
+from aiohooks.testing._schedule_run import NumberedFuture, NumberedTask
 
 _MOST_TURNS = 20_000  # of one moment: more is a livelock
 _MOST_ROUNDS = 100  # of one turn

@@ -1,4 +1,7 @@
-"""The engine of a step store on a Redis or Valkey server."""
+"""The step store on a Redis or Valkey server: its connections, requests, and errors.
+
+`redis.lua` carries out the requests in the server.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,10 @@ from aiohooks.stores._protocol import (
     Write,
     damaged_error,
 )
-from aiohooks.stores._run_state import RunState
-from aiohooks.stores.engine import Engine
+from aiohooks.stores.engine import Engine, RunState
+
+__all__ = ["RedisEngine"]
+
 
 try:
     from redis.asyncio import Redis
@@ -41,7 +46,7 @@ try:
 except ImportError as _missing:
     raise missing_extra("redis://", "redis") from _missing
 
-SCRIPT = pathlib.Path(__file__).with_name("script.lua").read_text(encoding="utf-8")
+SCRIPT = pathlib.Path(__file__).with_name("redis.lua").read_text(encoding="utf-8")
 _SCRIPT_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 _GRACE_SECS = 1.0  # for the reply to a blocking read, after its heartbeat

@@ -1,21 +1,83 @@
-"""`aiohooks run module:function`: start a function as a chief and its workers."""
+"""The commands of `aiohooks`, whose arguments and help are in `aiohooks.__main__`.
+
+    list_checkpoints    list and verify the checkpoints in a directory
+    run_function        start a function as a chief and its workers
+    print_why           show why a process waits
+
+`aiohooks.__main__` imports this module when a command is called.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import socket
 import sys
+import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from aiohooks._core.validate import is_coroutine_function
+from aiohooks._why.sources import process_state
+from aiohooks.checkpoint import _format
 from aiohooks.distributed.local import run_processes
 from aiohooks.distributed.task import task_name
-from aiohooks.errors import InvalidArgumentError, did_you_mean, flattened, notes_of, safe_str
+from aiohooks.errors import (
+    CheckpointError,
+    InvalidArgumentError,
+    did_you_mean,
+    flattened,
+    notes_of,
+    printable,
+    safe_str,
+)
 from aiohooks.session.run import run as run_program
+from aiohooks.session.why import why_folder
 from aiohooks.stores import open_step_store
+
+
+def list_checkpoints(directory: str) -> int:
+    """Read the checkpoints in a directory completely and print them, newest first.
+
+    Change nothing.
+
+    Returns:
+        0 if there is a checkpoint and none is damaged (checkpoints set aside earlier do not count),
+        otherwise 1.
+    """
+    path = Path(directory)
+    if not path.is_dir():
+        print(printable(f"{directory} is not a directory"), file=sys.stderr)
+        return 1
+    try:
+        # This raises where the system cannot open directories.
+        from aiohooks.checkpoint._directory import CheckpointDirectory
+
+        opened = CheckpointDirectory(path, read_only=True)
+        verified = opened.verify()
+        sound = {checkpoint.path: checkpoint for checkpoint in opened.checkpoints()}
+    except CheckpointError as error:
+        print(printable(f"the checkpoints could not be read: {error}"), file=sys.stderr)
+        return 1
+    damages: list[str | None] = []
+    for checkpoint_path, damage in verified:
+        text = damage or "good"
+        if damage is None and checkpoint_path in sound:
+            checkpoint = sound[checkpoint_path]
+            text += f", {checkpoint.size} bytes"
+            for name, value in checkpoint.metrics.items():
+                text += f", {name}={value:.6g}"
+        print(f"{checkpoint_path.name}: {printable(text)}")
+        if not _format.parse_damaged(checkpoint_path.name):
+            damages.append(damage)
+    if not damages:
+        print("there are no checkpoints")
+    return 0 if damages and not any(damages) else 1
+
 
 Main = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -126,3 +188,72 @@ def _import_module(name: str) -> ModuleType:
         traceback.print_exc()
         print(f"the module {name!r} could not be imported", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+# How long a process may take to answer.
+_ANSWER_SECS = 1.5
+_MAX_LINE_LENGTH = 10_000
+
+
+def print_why(pid: int) -> int:
+    """Ask a process why it waits, and print its answer.
+
+    Returns:
+        The exit code: 0, or 1 if the process has not answered.
+    """
+    answer, problem = _ask_process(pid)
+    if problem is not None:
+        answer = f"process {pid}: {problem}"
+    print("\n".join(printable(line, _MAX_LINE_LENGTH) for line in answer.splitlines()))
+    return int(problem is not None)
+
+
+def _ask_process(pid: int) -> tuple[str, str | None]:
+    """Return the answer of a process, and why there is none."""
+    state = process_state(pid)
+    if state is not None:
+        return "", state
+    path = why_folder() / f"{pid}.sock"
+    answer = b""
+    try:
+        for part in _receive_answer(path):
+            answer += part
+    except TimeoutError:
+        # A process sends a space before it makes the graph, to show that its thread runs.
+        reason = "it has too many tasks, or the machine is busy: ask again"
+        if not answer:
+            reason = "it is in C code that does not let Python's other threads run"
+        # The process may have been stopped after the first check.
+        reason = process_state(pid) or reason
+        return "", f"has not answered in {_ANSWER_SECS} s: {reason}{_kernel_wait(pid)}"
+    except (FileNotFoundError, ConnectionRefusedError):
+        return (
+            "",
+            f"cannot be asked: it has no socket in {path.parent}; start it with AIOHOOKS_WHY=1, and"
+            " ask as its user",
+        )
+    except OSError as error:
+        return "", f"cannot be asked by {path}: {error}"
+    text = answer.decode().lstrip()
+    return text, None if text else "it has ended meanwhile"
+
+
+def _receive_answer(path: Path) -> Iterator[bytes]:
+    """Yield the parts of an answer. Raise `TimeoutError` if it takes longer than `_ANSWER_SECS`."""
+    deadline = time.monotonic() + _ANSWER_SECS
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_ANSWER_SECS)
+        connection.connect(str(path))
+        while part := connection.recv(1 << 16):
+            yield part
+            # A timeout of 0 would make the socket non-blocking.
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+
+
+def _kernel_wait(pid: int) -> str:
+    """Return the end of a message: the kernel function in which a process waits, if readable."""
+    with contextlib.suppress(OSError):
+        function = Path(f"/proc/{pid}/wchan").read_text()
+        if function not in ("", "0"):
+            return f"; in the kernel: {function}"
+    return ""

@@ -1,4 +1,4 @@
--- What the server does as a whole for a Redis step store. A write is carried out here, as RunState (aiohooks/stores/_run_state.py)
+-- What the server does as a whole for a Redis step store. A write is carried out here, as RunState (aiohooks/stores/engine.py)
 -- does it; tests/stores/test_redis_script.py sends the same writes to both. All other changes are made by RunState itself, in a
 -- process, which then replaces the state of the run if no other process was faster.
 --
