@@ -11,9 +11,8 @@ import asyncio
 import pytest
 
 import aiohooks as ah
-from aiohooks.errors import HookCancelledError, HookGroupClosedError, InvalidHookError
+from aiohooks.errors import HookCancelledError, HookGroupClosedError
 from aiohooks.testing import ManualClock
-from tests.support.checks import refused
 from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -67,33 +66,6 @@ async def test_a_call_that_outlives_its_group_queues_nothing(clock: ManualClock)
         await call
     await ticks()
     assert logged == []
-
-
-def test_a_name_that_is_nearly_a_method_is_refused() -> None:
-    """Its first letter, too, if the name has more than three."""
-
-    class Machine:
-        async def stop(self) -> None: ...
-
-        async def end(self) -> None: ...
-
-    async def method(self): ...
-
-    with refused(InvalidHookError, "Observer.atop is not a method", "did you mean 'stop'"):
-        ah.compose(Machine, [hook(stop=method, atop=method)])
-    ah.compose(Machine, [hook(stop=method, send=method)])
-
-
-def test_an_argument_that_is_named_has_to_be_there() -> None:
-    """Also if the method takes any keyword."""
-
-    class Named:
-        async def call(self, request, **more): ...
-
-    async def call(self, request, **more): ...
-
-    with refused(InvalidHookError, "it has no argument 'handler'"):
-        ah.compose(Named, [hook(call=call)], results={"call": ah.wrap(argument="handler")})
 
 
 async def test_a_call_that_cancels_its_own_task_at_its_end_has_failed() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -20,50 +20,10 @@ def hook(**methods: Any) -> Any:
     return type("Observer", (), methods)()
 
 
-# -- ways that cannot hold
+# -- methods without annotations
 
 
-class Job:
-    """As interceptors that hold what they wrap themselves."""
-
-    async def execute(self, job, attempt):  # type: ignore[no-untyped-def]
-        ran.append(job)
-
-    async def named(self, job: str, attempt: int) -> str:
-        return job
-
-    async def send(self, message: str, *, recipient: str) -> str:
-        return message
-
-    async def two(
-        self, first: Callable[[], Awaitable[str]], second: Callable[[], Awaitable[str]]
-    ) -> str:
-        return await first()
-
-
-ran: list[str] = []
-
-
-async def executes(self: object, *args: Any, **keywords: Any) -> Any:
-    ran.append("hook")
-
-
-@pytest.mark.parametrize("name", ["execute", "named", "send", "two"])
-@pytest.mark.parametrize("way", ["wrap", "chain"])
-def test_a_way_without_a_clear_argument_is_refused(
-    name: str, way: Literal["wrap", "chain"]
-) -> None:
-    """Where the way is given for the method, and where several hooks would need the way of all
-    methods; the message says what to write.
-    """
-    if (way, name) in (("chain", "two"), ("chain", "named")):
-        pytest.skip("this chain is clear, or has no argument of the result")
-    says = "clear which argument", f"ah.{way}(argument=...)"
-    with refused(InvalidHookError, f"Job.{name} cannot {way}", *says):
-        ah.compose(Job, [hook(**{name: executes})], results={name: way})
-    with refused(InvalidHookError, f".{name} and Observer#2.{name}", *says):
-        ah.compose(Job, [hook(**{name: executes}), hook(**{name: executes})], results=way)
-    ah.compose(Job, [hook(**{name: executes})], results=way)
+async def executes(self: object, *args: Any, **keywords: Any) -> Any: ...
 
 
 async def test_a_marked_method_may_leave_out_annotations() -> None:
@@ -123,27 +83,12 @@ class Ways:
     async def chain(self, text: str = "default") -> str:
         raise NotImplementedError
 
-    @ah.point("chain")
-    def plain_chain(self, text: str) -> str:
-        raise NotImplementedError
-
     @ah.point("wrap")
     async def wrap(self, text: str, call_next: Callable[[str], Awaitable[str]]) -> str:
         raise NotImplementedError
 
     @ah.point("merge")
     async def any(self) -> Any: ...
-
-    @ah.point("merge")
-    async def mapping(self) -> Mapping[str, int]:
-        raise NotImplementedError
-
-    @ah.point("merge")
-    def pair(self) -> tuple[int, ...]:
-        raise NotImplementedError
-
-    @ah.point("merge")
-    async def perhaps(self) -> list[int] | None: ...
 
     @ah.point("all")
     async def all(self) -> list[int]:

@@ -11,7 +11,6 @@ class Lifecycle:
     """
 
     strict: bool = False
-    labels: list[str] | None = None
 
     @property
     def quiet(self) -> bool:
@@ -28,12 +27,6 @@ class Lifecycle:
     async def first(self) -> None: ...
 
     async def second(self) -> None: ...
-
-    def label(self) -> str:
-        return "own"
-
-    async def answer(self, question: str, call_next: object) -> str:
-        return question
 
 
 class First(Lifecycle):

@@ -214,6 +214,7 @@ HOOKS: list[Any] = [
         for name in ("plain", "untyped")
         for one in (generator, around)
     ],
+    (made(Steps, hook(numbers=generator)), "Observer.numbers is a generator", "write it as `def`"),
     (
         made(Layers, hook(empty=around)),
         "Observer.empty is an async generator, but",
@@ -261,6 +262,14 @@ HOOKS: list[Any] = [
         )
         for way in (ah.wrap, ah.chain)
     ],
+    (
+        made(Events, hook(on_fields=any_arguments), results={"on_fields": ah.wrap(argument="x")}),
+        "it has no argument 'x'",
+    ),
+    (
+        made(Layers, hook(two=coroutine), hook(two=coroutine), results="wrap"),
+        "clear which argument is meant, ah.wrap(argument=...)",
+    ),
     (
         made(Layers, DIFFERENT, results={"different": "chain"}),
         "Layers.different cannot chain",
@@ -358,11 +367,13 @@ class Tools:
 
 
 class Job:
-    """Its method has a short name: a hook that sends something has a `send` beside it, which is not
+    """A method with a short name: a hook that sends something has a `send` beside it, which is not
     misspelt.
     """
 
     async def end(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
 
 NEAR = (
@@ -375,6 +386,7 @@ FAR = (
     " ontool_starx _on_tool_start"
 )
 NAMES = [(Tools, "on_tool_start", NEAR, FAR), (Job, "end", "ends edn en", "send and")]
+NAMES += [(Job, "stop", "atop", "send")]
 
 
 @pytest.mark.parametrize(
@@ -423,12 +435,6 @@ def test_what_fits_is_not(make: Make) -> None:
     more, an argument is named.
     """
     make()
-
-
-def test_a_generator_is_not_the_answer() -> None:
-    """Also where the method returns an iterator."""
-    with refused(InvalidHookError, "Observer.numbers is a generator", "write it as `def`"):
-        ah.compose(Steps, [hook(numbers=generator)])
 
 
 def test_a_hook_that_is_added_and_refused_leaves_the_group_as_it_was() -> None:

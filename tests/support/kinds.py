@@ -57,13 +57,6 @@ class Does:
         yield
 
 
-class DoesNotWrap(Does):
-    """Leaves out the methods that wrap, which have no time limit."""
-
-    wrap: Any = Kinds.wrap
-    around: Any = Kinds.around
-
-
 async def tail(value: Any) -> Any:
     """Return what it is given: what a wrapped call ends with."""
     return value
