@@ -255,13 +255,8 @@ def test_an_invalid_argument_is_refused(case: Case) -> None:
     ("make", "name"),
     [
         (monitored, "stop_grace_period_secs"),
-        (monitored, "yield_secs"),
         (partial(ah.configure, ah.NanHook("loss")), "timeout"),
-        (ah.Backoff, "initial_secs"),
         (ah.Every, "secs"),
-        (ah.SignalPolicy, "grace_secs"),
-        (partial(ah.hooks.GlobalStepWaiterHook, 1), "timeout"),
-        (ah.hooks.StopAtTimeHook, "secs"),
         (partial(ah.hooks.EarlyStoppingHook, "loss", patience=1), "min_delta"),
         (ManualClock().advance, "secs"),
     ],
@@ -370,11 +365,3 @@ def test_variables_are_assigned_from_a_mapping(values: Any) -> None:
     """`Variables.assign` takes a mapping, and says so."""
     with invalid(repr(values), "give a Mapping"):
         ah.Variables().assign(values)
-
-
-def test_the_context_of_a_timer_is_started_first() -> None:
-    """A timer that was not started says that it must be."""
-    timer = ah.Every(steps=1).timer()
-    for ask in (lambda: timer.due(1), lambda: timer.mark(1)):
-        with refused(ah.errors.NotReadyError, "not started", "call start(step) first"):
-            ask()
