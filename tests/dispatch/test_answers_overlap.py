@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -27,46 +26,28 @@ class Asked:
     @ah.point("first")
     async def first(self, text: str) -> Any: ...
 
-    @ah.point("together")
-    def plain(self, text: str) -> str | None: ...
-
 
 class Waits:
-    """Answers, or fails, after some turns of the loop, and records when it begins and how it
-    ends.
-    """
+    """Answers after some turns of the loop."""
 
-    def __init__(
-        self, name: str, turns: int = 0, answer: object = None, *, log: list[str] | None = None
-    ) -> None:
-        self.name, self.turns, self.answer = name, turns, answer
-        self.log = [] if log is None else log
+    def __init__(self, turns: int, answer: object) -> None:
+        self.turns = turns
+        self.answer = answer
 
     async def together(self, text: str) -> Any:
-        self.log.append(f"{self.name} begins")
-        try:
-            await ticks(self.turns)
-            if isinstance(self.answer, BaseException):
-                raise self.answer
-        except asyncio.CancelledError:
-            self.log.append(f"{self.name} is cancelled")
-            raise
-        self.log.append(f"{self.name} ends")
+        await ticks(self.turns)
         return self.answer
 
     merge = first = together
 
 
-class Plain(Waits):
-    """Answers immediately, in methods that cannot wait."""
+class Immediate:
+    """Answers in a method that cannot wait."""
 
-    async def together(self, text: str) -> Any:
-        return self.plain(text)
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
 
-    merge = first = together
-
-    def plain(self, text: str) -> Any:
-        self.log.append(self.name)
+    async def merge(self, text: str) -> Any:
         return self.answer
 
 
@@ -76,8 +57,8 @@ async def test_a_guard_that_is_cut_off_refuses(how: str) -> None:
     no answer.
     """
     guard, other = (
-        Waits("guard", 10**6, ["no"]),
-        Waits("other", 0, ["yes"] if how == "first" else None),
+        Waits(10**6, ["no"]),
+        Waits(0, ["yes"] if how == "first" else None),
     )
     with pytest.raises(
         HookTimeoutError, match=rf"^Waits\.{how} took longer than its timeout of 0.001 s"
@@ -100,4 +81,4 @@ async def test_a_guard_that_is_cut_off_refuses(how: str) -> None:
 async def test_what_cannot_be_merged_is_an_error(answers: list[Any], says: tuple[str, ...]) -> None:
     """It names the method and the results."""
     with refused(InvalidHookError, "Asked.merge got the results", *says):
-        await ah.compose(Asked, [Plain("", 0, one) for one in answers]).merge("x")
+        await ah.compose(Asked, [Immediate(one) for one in answers]).merge("x")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -25,14 +24,6 @@ class AgentHooks:
     async def before_model(self, request: str) -> str | None:
         return f"own {request}"
 
-    @ah.point("chain")
-    async def rewrite(self, about: int, prompt: str) -> str:
-        return prompt
-
-    @ah.point("wrap")
-    async def call_tool(self, call: str, call_next: Callable[[str], Awaitable[str]]) -> str:
-        return await call_next(call)
-
     async def count(self) -> int:
         return 0
 
@@ -42,21 +33,12 @@ class AgentHooks:
 class Answering:
     """Answers every question with its own text, after a while."""
 
-    def __init__(self, answer: str | None, calls: list[str] | None = None) -> None:
+    def __init__(self, answer: str) -> None:
         self.answer = answer
-        self.calls = [] if calls is None else calls
 
-    async def before_model(self, request: str) -> str | None:
+    async def before_model(self, request: str) -> str:
         await asyncio.sleep(0)
-        self.calls.append(f"{self.answer} of {request}")
         return self.answer
-
-    async def rewrite(self, number: int, text: str) -> str | None:
-        await asyncio.sleep(0)
-        return None if self.answer is None else f"{text}{self.answer}{number}"
-
-    async def call_tool(self, call: str, call_next: Callable[[str], Awaitable[str]]) -> str:
-        return f"{self.answer}({await call_next(call + '!')})"
 
 
 # -- methods that return something

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.every_python
 class Quick:
     """Implements everything without a wait; fails while `error` is set."""
 
-    def __init__(self, error: Exception | None = None, answer: int | None = None) -> None:
-        self.error, self.answer = error, answer
-        self.made = 0
+    error: Exception | None = None
+    answer: int | None = None
+    made = 0
 
     def make(self) -> int | None:
         self.made += 1

@@ -268,7 +268,7 @@ HOOKS: list[Any] = [
     ),
     (
         made(Layers, hook(two=coroutine), hook(two=coroutine), results="wrap"),
-        "clear which argument is meant, ah.wrap(argument=...)",
+        "clear which argument is meant, ah.chain(argument=...) or ah.wrap(argument=...)",
     ),
     (
         made(Layers, DIFFERENT, results={"different": "chain"}),

@@ -104,9 +104,8 @@ async def kill_after(creator: Any, hooks: list[Any], runs: int) -> None:
 class Calling(ah.SessionRunHook):
     """Calls a function with the context in `after_run`."""
 
-    def __init__(self, call: Callable[[ah.SessionRunContext], object], name: str = "") -> None:
+    def __init__(self, call: Callable[[ah.SessionRunContext], object]) -> None:
         self.call = call
-        self.name = name
 
     async def after_run(
         self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues

@@ -23,13 +23,11 @@ class BusyClock(ManualClock):
         return super().call_later(secs + 1e9, callback)
 
 
-async def seconds_run(
-    hook: StopAtTimeHook, clock: ManualClock, *others: ah.SessionRunHook, most: int = 100
-) -> tuple[int, str | None]:
+async def seconds_run(hook: StopAtTimeHook, clock: ManualClock) -> tuple[int, str | None]:
     """Return how many runs of one second each are made until the stop, and its reason."""
     runs = 0
-    async with counting(hook, *others) as session:
-        while not session.should_stop() and runs < most:
+    async with counting(hook) as session:
+        while not session.should_stop():
             runs += 1
             await session.run("train")
             clock.advance(1)
