@@ -142,9 +142,8 @@ async def test_outside_the_main_thread_it_has_no_effect(caplog: pytest.LogCaptur
         is None
     )
     assert session.status().runs == 1
-    assert [
-        "request_stop() of the session" in record.getMessage() for record in caplog.records
-    ] == [True]
+    (message,) = caplog.messages
+    assert "request_stop() of the session" in message
 
 
 @pytest.mark.parametrize(
