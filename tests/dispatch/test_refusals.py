@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, Self
 
 import pytest
@@ -35,6 +36,10 @@ def generator(self: object) -> Iterator[int]:
 
 async def around(self: object, *arguments: Any) -> AsyncIterator[None]:
     yield
+
+
+def generates(call: str) -> Iterator[int]:
+    yield 1
 
 
 def hook(*bases: type, **methods: Any) -> Any:
@@ -293,6 +298,14 @@ HOOKS: list[Any] = [
     ),
     # functions
     (lambda: ah.compose_functions([ah.configure(do_nothing, background=True)]), "background=True"),
+    *[
+        (add, "is a generator, but")
+        for function in (generates, hook(__call__=generator))
+        for add in (
+            partial(ah.compose_functions, [function]),
+            partial(ah.HookGroup(Calls).on(Calls.on), function),
+        )
+    ],
     (
         lambda: ah.compose_functions([ah.configure(lambda: None, timeout=1.0)]),
         "which no time limit can end",
