@@ -13,14 +13,10 @@ import pytest
 import aiohooks as ah
 from aiohooks.errors import HookCancelledError, HookGroupClosedError
 from aiohooks.testing import ManualClock
+from tests.support.kinds import hook
 from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python
-
-
-def hook(**methods):
-    """Return an object of a class with these methods."""
-    return type("Observer", (), methods)()
 
 
 class Events:

@@ -11,13 +11,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
 from tests.support.checks import invalid, refused
+from tests.support.kinds import hook
 
 pytestmark = pytest.mark.every_python
-
-
-def hook(**methods: Any) -> Any:
-    """Return an object of a class with these methods."""
-    return type("Observer", (), methods)()
 
 
 # -- methods without annotations

@@ -14,14 +14,10 @@ import pytest
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
 from tests.support.checks import refused
+from tests.support.kinds import hook
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
-
-
-def hook(**methods):
-    """Return an object of a class with these methods."""
-    return type("Observer", (), methods)()
 
 
 class Wraps:

@@ -15,7 +15,7 @@ import aiohooks as ah
 from aiohooks.dispatch import HookRegistration
 from aiohooks.errors import AiohooksError, InvalidArgumentError, InvalidHookError
 from tests.support.checks import refused
-from tests.support.kinds import Does, Kinds
+from tests.support.kinds import Does, Kinds, hook
 from tests.support.sessions import do_nothing
 
 pytestmark = pytest.mark.every_python
@@ -40,11 +40,6 @@ async def around(self: object, *arguments: Any) -> AsyncIterator[None]:
 
 def generates(call: str) -> Iterator[int]:
     yield 1
-
-
-def hook(*bases: type, **methods: Any) -> Any:
-    """Return an object of a class with these methods."""
-    return type("Observer", bases, methods)()
 
 
 # -- classes

@@ -57,6 +57,11 @@ class Does:
         yield
 
 
+def hook(*bases: type, **methods: Any) -> Any:
+    """Return an object of a class with these methods."""
+    return type("Observer", bases, methods)()
+
+
 async def tail(value: Any) -> Any:
     """Return what it is given: what a wrapped call ends with."""
     return value
