@@ -19,6 +19,7 @@ import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.errors import AbortedError
 from aiohooks.testing import ManualClock
+from tests.support.hooks import PhaseHook
 from tests.support.saving_sessions import HeldSaver, array_graph
 from tests.support.sessions import NO_BACKOFF, double, doubling, make_runs, use_up
 from tests.support.traces import Slow, Times, checked_events, played, trace_tracks
@@ -108,11 +109,8 @@ async def recovering(hooks: list[Any], clock: ManualClock) -> None:
             raise failure
         return {"loss": 1}
 
-    class Restores(ah.SessionRunHook):
-        async def after_create_session(self, *_: object) -> None:
-            await sleep(0.003)
-
-    await run(step, [*hooks, Restores()], recovery=NO_BACKOFF)
+    restores = PhaseHook("after_create_session", lambda *_: sleep(0.003))
+    await run(step, [*hooks, restores], recovery=NO_BACKOFF)
 
 
 def train_steps(*times: int) -> Times:
@@ -184,7 +182,7 @@ TRACKS: dict[str, tuple[int, Callable[[list[Any], ManualClock], Any], dict[str, 
         {
             "steps": [("step 2", 0, 5), ("step 2, attempt 2", 8, 5)],
             "step": [("step", 0, 5), ("step", 8, 5)],
-            "Restores": [("after_create_session", 5, 3)],
+            "PhaseHook": [("after_create_session", 5, 3)],
             "recoveries": [("recovery from AbortedError", 5, 3)],
         },
     ),
