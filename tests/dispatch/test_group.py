@@ -192,3 +192,34 @@ async def test_contexts_cannot_be_added_to_an_open_group() -> None:
         assert await group.hooks.before_model("x") == "a"
     with refused(ah.errors.HookGroupClosedError, "has been left"):
         group.add(Answering("b"))
+
+
+# -- many calls
+
+
+# -- what changes while it is used
+
+
+class Life:
+    async def on(self, depth: int) -> None: ...
+
+    @ah.point("first")
+    async def ask(self) -> str | None: ...
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_thousand_calls_inside_each_other(waits: bool) -> None:
+    """A level costs few frames of the stack."""
+
+    class Deeper:
+        async def on(self, depth: int) -> None:
+            if waits:
+                await asyncio.sleep(0)
+            if depth:
+                await group.hooks.on(depth - 1)
+            else:
+                reached.append(depth)
+
+    group, reached = ah.HookGroup(Life, [Deeper()]), list[int]()
+    await group.hooks.on(1000)
+    assert reached == [0]

@@ -23,6 +23,7 @@ from tests.support.sessions import (
     Loader,
     Source,
     counting,
+    doubling,
     outcome,
     same,
     use_up,
@@ -516,3 +517,25 @@ async def test_a_state_that_counts_an_unused_element_is_reported(
     *_, warning = counting_warnings(caplog)
     assert "skips it" in warning
     assert "give the object itself as feeds=" in warning
+
+
+# -- the task in which feeds are taken
+
+
+# -- what is kept of what a wait has taken
+
+
+async def test_all_feeds_are_taken_in_one_task() -> None:
+    """A generator of feeds may have a time limit around its `yield`, which belongs to a task."""
+    tasks: set[Any] = set()
+
+    async def feeds() -> AsyncIterator[int]:
+        async with asyncio.timeout(1000):
+            for number in range(4):
+                await asyncio.sleep(0)
+                tasks.add(asyncio.current_task())
+                yield number
+
+    async with doubling() as session:
+        assert [loss async for loss in session.steps("loss", feeds=feeds())] == [0, 2, 4, 6]
+    assert len(tasks) == 1

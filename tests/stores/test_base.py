@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from anyio import to_thread
 
+import aiohooks as ah
 from aiohooks.errors import InvalidArgumentError, StepTimeoutError, StoreClosedError
 from aiohooks.stores import MemoryStepStore, Position, StepStore
+from aiohooks.testing import check_step_store, step_store_checks
 from aiohooks.testing.clock import ManualClock
 from tests.support.waiting import advance_clock, parked, result_without_suspending
 
@@ -147,3 +149,28 @@ async def test_store_made_outside_a_loop_uses_the_loops_clock() -> None:
     store = await to_thread.run_sync(MemoryStepStore)
     with pytest.raises(StepTimeoutError):
         await store.wait_for(1, timeout=0.001)
+
+
+# -- the conformance suite, and what is its own
+
+
+@pytest.mark.parametrize("check", step_store_checks())
+async def test_conformance(check: str) -> None:
+    """The store of one process passes every check."""
+    stores: dict[str, MemoryStepStore] = {}
+
+    def make(run: str) -> MemoryStepStore:
+        return stores.setdefault(run, MemoryStepStore(run=run))
+
+    await check_step_store(make, check)
+
+
+async def test_a_store_in_memory_is_forgotten_by_closing_it() -> None:
+    """Code that forgets its run works with every kind of store."""
+    store = ah.open_step_store("memory://")
+    waits = await parked(store.wait_for(3), 2)
+    await store.forget()
+    with pytest.raises(ah.errors.StoreClosedError):
+        await waits
+    with pytest.raises(ah.errors.StoreClosedError):
+        await store.advance()
