@@ -148,9 +148,8 @@ def case(make: Callable[..., Any], *says: str, **arguments: Any) -> Case:
 
 VALUES = [
     case(
-        monitored, "stop_grace_period_secs is -1", "seconds, 0 or more", stop_grace_period_secs=-1
+        monitored, "stop_grace_period_secs is nan", "seconds, 0 or more", stop_grace_period_secs=NAN
     ),
-    case(monitored, "stop_grace_period_secs is nan", stop_grace_period_secs=NAN),
     case(ah.AsyncMonitoredSession, "write the step as `async def`", source=plain),
     case(
         ah.AsyncMonitoredSession,
@@ -180,7 +179,6 @@ VALUES = [
     case(ah.hooks.EffectsHook, "max_pending is 0", max_pending=0),
     case(TrackerHook, "values", values="loss"),
     case(ah.MemoryStepStore, f"step {2**53}", "give a whole number from 0", step=2**53),
-    case(ah.MemoryStepStore, "run=''", "give a printable name", run=""),
     case(ah.MemoryStepStore, r"run='a\nb'", "give a printable name", run="a\nb"),
     case(ah.Every, "Every() is never due", "give steps=, secs= or at=", steps=None),
     case(ah.Every, "steps of Every is 0", "at least 1", steps=0),
