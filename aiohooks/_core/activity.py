@@ -293,7 +293,10 @@ def observed_call(
         del error
 
 
-def _resumed_by_hand(coro: Any, observations: list[Observation]) -> Generator[Any, Any, Any]:
+def _resumed_by_hand(
+    coro: Any,
+    observations: list[Observation],
+) -> Generator[Any, Any, Any]:
     """Await a coroutine step by step, and notify `observations` when it first suspends.
 
     Those with a method `resumed` are notified of each suspension, and of the end of each.

@@ -683,7 +683,10 @@ class RunWaits:
 # is changed in the caller's context, too, as if it had run there.
 
 
-def changes(before: Context, after: Context) -> list[tuple[ContextVar[Any], Any]]:
+def changes(
+    before: Context,
+    after: Context,
+) -> list[tuple[ContextVar[Any], Any]]:
     """Return the variables that differ between two states of a context, with their new values.
 
     The value is `_MISSING` for a variable that is unset.
@@ -809,7 +812,9 @@ def _set(
 
 
 def _is_set_later(
-    variable: ContextVar[Any], before: Context, merged: dict[ContextVar[Any], Any]
+    variable: ContextVar[Any],
+    before: Context,
+    merged: dict[ContextVar[Any], Any],
 ) -> bool:
     """Return whether a later call has set a variable in the current context itself.
 

@@ -50,7 +50,11 @@ class LoopClock:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def call_later(self, secs: float, callback: Callable[[], object]) -> TimerHandle:
+    def call_later(
+        self,
+        secs: float,
+        callback: Callable[[], object],
+    ) -> TimerHandle:
         return asyncio.get_running_loop().call_later(secs, callback)
 
 

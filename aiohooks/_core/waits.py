@@ -176,7 +176,10 @@ def leave_behind(tasks: Iterable[asyncio.Task[Any]]) -> None:
         task.add_done_callback(LEFT_BEHIND.discard)
 
 
-async def wait_done(tasks: Iterable[asyncio.Future[Any]], secs: float | None) -> bool:
+async def wait_done(
+    tasks: Iterable[asyncio.Future[Any]],
+    secs: float | None,
+) -> bool:
     """Wait until all tasks are done, or `secs` have passed, and return whether they are done.
 
     No task is cancelled.
@@ -252,7 +255,10 @@ def wait_for_others(waiter: Awaitable[T]) -> Awaitable[T]:
     return waiter if until is None else until(waiter)
 
 
-def until_stop(waiter: Awaitable[T], run: RunScope | None) -> Awaitable[T]:
+def until_stop(
+    waiter: Awaitable[T],
+    run: RunScope | None,
+) -> Awaitable[T]:
     """Return a wait that ends with the waiter, or with a stop of the run's session."""
     if run is None or run.session is None:
         return waiter
@@ -303,7 +309,11 @@ class Waiters:
     def __bool__(self) -> bool:
         return bool(self._futures)
 
-    async def wait(self, secs: float | None = None, clock: Clock | None = None) -> None:
+    async def wait(
+        self,
+        secs: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         """Wait until `wake`, or for `secs` on `clock`, by default the current one."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures[waiter] = None

@@ -225,7 +225,10 @@ def location(frame: Frame) -> str:
     return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
 
-def frames_of(innermost: Frame | None, callers: Container[str] = ()) -> Frames:
+def frames_of(
+    innermost: Frame | None,
+    callers: Container[str] = (),
+) -> Frames:
     """Return the frames of a thread up to those functions, the outermost first."""
     frames: deque[Frame] = deque()
     frame = innermost

@@ -536,7 +536,10 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
     return graph
 
 
-def _input_parameters(fn: Callable[..., Any], subject: str) -> list[inspect.Parameter]:
+def _input_parameters(
+    fn: Callable[..., Any],
+    subject: str,
+) -> list[inspect.Parameter]:
     """Return the parameters of a function. Raise if one of them cannot be passed by name."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
@@ -650,7 +653,11 @@ class Values:
             self.failure = error
         self.waiting_workers.wake()
 
-    def prepare(self, changes: Iterable[Change], results: Sequence[Any]) -> dict[str, Any]:
+    def prepare(
+        self,
+        changes: Iterable[Change],
+        results: Sequence[Any],
+    ) -> dict[str, Any]:
         """Return the new values of the variables that a run changes. Set nothing yet.
 
         If a result cannot be added to a variable, raise the error of the addition with a note.

@@ -130,7 +130,10 @@ def _split_container(fetches: Any) -> tuple[list[Any], Callable[[list[Any]], Any
     return None
 
 
-def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[Node, Any]:
+def canonical_feeds(
+    graph: Graph,
+    feed_dict: Mapping[Any, Any] | None,
+) -> dict[Node, Any]:
     """Return the feeds by node.
 
     A key is a node or a name.
@@ -359,7 +362,9 @@ class Plan:
 
 
 def _call_with_slots(
-    fn: Callable[..., Any], positional: Sequence[int], named: Mapping[str, int]
+    fn: Callable[..., Any],
+    positional: Sequence[int],
+    named: Mapping[str, int],
 ) -> Callable[[list[Any]], Any]:
     """Return a function that calls `fn` with arguments from these slots of the values of a run."""
     take_positional = taking(positional)
@@ -573,7 +578,11 @@ class Session:
         return self._closed
 
     @overload
-    async def run(self, fetches: Node[A], feed_dict: FeedDict = None) -> A: ...
+    async def run(
+        self,
+        fetches: Node[A],
+        feed_dict: FeedDict = None,
+    ) -> A: ...
     @overload
     async def run(self, fetches: Any, feed_dict: FeedDict = None) -> Any: ...
     async def run(self, fetches: Any, feed_dict: FeedDict = None) -> Any:
@@ -640,7 +649,11 @@ class Session:
         return self._run_plan(plan, request.build or default_build, fed_values, run_waits)
 
     async def _run_plan(
-        self, plan: Plan, build: Build, fed_values: list[Any], run_waits: RunWaits | None
+        self,
+        plan: Plan,
+        build: Build,
+        fed_values: list[Any],
+        run_waits: RunWaits | None,
     ) -> Any:
         """Call the operations of a plan and commit their results.
 
@@ -738,7 +751,10 @@ class Session:
         return self._plans[key], build, feeds
 
     def _step_to_run(
-        self, nodes: tuple[Node, ...], fed: tuple[Node, ...], is_raw: bool
+        self,
+        nodes: tuple[Node, ...],
+        fed: tuple[Node, ...],
+        is_raw: bool,
     ) -> Operation | None:
         """Return the operation of the step function if the run must call it.
 
@@ -771,7 +787,12 @@ class Session:
             return None
         return step
 
-    def _commit(self, plan: Plan, values: list[Any], run_waits: RunWaits | None) -> Awaitable[bool]:
+    def _commit(
+        self,
+        plan: Plan,
+        values: list[Any],
+        run_waits: RunWaits | None,
+    ) -> Awaitable[bool]:
         """Commit the changes of a run, or change nothing and return False if it was overtaken."""
         commit = self._commit_changes(plan, values, run_waits)
         if not plan.steps or self.global_step.inline:

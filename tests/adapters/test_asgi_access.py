@@ -167,13 +167,11 @@ async def test_other_machines_get_the_bare_state(server: Any) -> None:
 
 FORWARDED: list[tuple[dict[str, str], Any, str]] = [
     ({"X-Forwarded-For": "203.0.113.9"}, LOCAL[0], "x-forwarded-for"),
-    ({"x-forwarded-for": "127.0.0.1"}, LOCAL[0], "x-forwarded-for"),
     ({"x-forwarded-host": "example.com"}, LOCAL[0], "x-forwarded-host"),
     ({"forwarded": "for=203.0.113.9"}, LOCAL[0], "forwarded"),
     ({"x-real-ip": "203.0.113.9"}, LOCAL[0], "x-real-ip"),
     ({"via": "1.1 nginx"}, ("/run/x.sock", None), "via"),
     ({"cf-connecting-ip": "203.0.113.9"}, LOCAL[0], "cf-connecting-ip"),
-    ({"x-forwarded-for": "127.0.0.1"}, REMOTE[0], "x-forwarded-for"),
     ({"x-forwarded-for": "testclient", "host": "localhost"}, ("testserver", 80), "x-forwarded-for"),
     ({}, LOCAL[0], "the client's address is 203.0.113.9"),
     ({}, REMOTE[0], "the server's address is 10.0.0.5"),

@@ -8,8 +8,9 @@ from aiohooks import AsyncMonitoredSession, NanHook, SessionRunHook, configure
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.errors import InvalidArgumentError
 from tests.support.asgi import Exchange, ask
+from tests.support.hooks import PhaseHook
 from tests.support.services import FeedQueue, SlowToOpen, make_service, serving, step
-from tests.support.waiting import ticks
+from tests.support.waiting import raises_after, ticks
 
 
 async def probed(service: SessionService) -> tuple[str, int | None, int | None]:
@@ -67,10 +68,6 @@ async def test_a_crash_turns_health_red_and_the_server_continues(
 async def test_a_failure_of_a_session_that_is_entered_elsewhere_stays() -> None:
     """Its step or its creation fails: `health` is 503 with the reason from then on."""
 
-    class Unready(SessionRunHook):
-        async def begin(self) -> None:
-            raise OSError("no disk")
-
     async def failing(value: float) -> float:
         raise ValueError(value)
 
@@ -82,7 +79,7 @@ async def test_a_failure_of_a_session_that_is_entered_elsewhere_stays() -> None:
     assert await probed(service) == ("failed", 503, 503)
     assert (await ask(service, "/health")).json["failure"] == "ValueError(1.0)"
     assert (await ask(service, "/steps/9")).json["error"] == "failed"
-    session = AsyncMonitoredSession(step, [Unready()])
+    session = AsyncMonitoredSession(step, [PhaseHook("begin", raises_after(0, OSError("no disk")))])
     service = SessionService(session)
     with pytest.raises(OSError, match="no disk"):
         await session.__aenter__()

@@ -16,9 +16,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import aiohooks as ah
 from aiohooks.adapters.opentelemetry import OpenTelemetryHook
-from tests.support.hooks import Stubborn
+from tests.support.hooks import PhaseHook, Stubborn
 from tests.support.sessions import doubling
-from tests.support.waiting import parked, ticks
+from tests.support.waiting import parked, suspend, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -183,14 +183,9 @@ async def test_a_hook_that_is_left_running(telemetry: Telemetry) -> None:
     span.
     """
     stubborn = Stubborn()
-
-    class Yields(ah.SessionRunHook):
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            await asyncio.sleep(0)
-
     hooks: list[Any] = [
         telemetry.hook,
-        Yields(),
+        PhaseHook("before_run", suspend),
         ah.configure(stubborn, timeout=0.01, on_error="log"),
     ]
     async with doubling(*hooks, stop_grace_period_secs=0.01) as session:

@@ -143,9 +143,7 @@ async def test_a_session_does_not_wait_for_a_tracker_that_hangs(
     assert hook.statistics() == TrackerStatistics(sent=1, lost=19, error=error)
     assert clock.now() == 5.0
     assert "ScriptedTracker() has not ended 5.0 s after the session" in caplog.text
-    messages = [
-        record.getMessage() for record in caplog.records if "are lost" in record.getMessage()
-    ]
+    messages = [text for text in caplog.messages if "are lost" in text]
     assert len(messages) == 2
     assert "3 wait already" in messages[0]
     assert "of 10 steps" in messages[1]
@@ -169,9 +167,7 @@ async def test_a_tracker_that_fails_stops_nothing(
     assert hook.statistics() == TrackerStatistics(
         lost=120, error=f"{type(error).__name__}: {error}"
     )
-    messages = [
-        record.getMessage() for record in caplog.records if "are lost" in record.getMessage()
-    ]
+    messages = [text for text in caplog.messages if "are lost" in text]
     assert [message.split("the metrics of ")[1].split(" steps")[0] for message in messages] == [
         "1",
         "10",

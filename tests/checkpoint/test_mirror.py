@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,6 @@ from tests.support.faulty_files import Disk, Hang, memory_mirror, status_of
 from tests.support.waiting import HANG_SECS, cancel_and_wait, parked, until_true
 
 QUICKLY = Backoff(0, 0)
-
-
-class KeepFirst(KeepPolicy):
-    """Keeps the checkpoint of step 1."""
-
-    def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
-        return {checkpoint for checkpoint in checkpoints if checkpoint.step == 1}
 
 
 FILES = ("arrays.safetensors", "manifest.json", "state.msgpack")

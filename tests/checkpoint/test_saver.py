@@ -154,18 +154,6 @@ async def test_if_none_is_good_it_is_an_error_now_and_later(tmp_path: Path, coun
         assert (await saver.restore()) is not None
 
 
-async def test_a_damaged_one_of_the_requested_step_is_an_error(tmp_path: Path) -> None:
-    """Another step is not restored instead."""
-    paths = saved(tmp_path, 1, 2)
-    damage(paths[1])
-    async with Saver(tmp_path) as saver:
-        with pytest.raises(
-            CorruptCheckpointError, match=r"arrays\.safetensors does not have the checksum"
-        ):
-            await saver.restore(2)
-        assert (await saver.restore(1)) is not None
-
-
 async def test_verify_reads_all_and_changes_nothing(tmp_path: Path) -> None:
     """It needs no lock, so it works beside a writer. Those that were set aside come behind the
     others, the newest first.

@@ -49,24 +49,6 @@ def test_a_class_without_new_objects_is_refused() -> None:
         ah.compose(Only, [Waits()])
 
 
-def test_generators_are_refused() -> None:
-    """Functions and called objects: their bodies would never run."""
-
-    def generate(event):
-        yield
-
-    class Called:
-        def __call__(self, event):
-            yield
-
-    group = ah.HookGroup(Events)
-    for function in (generate, Called()):
-        with pytest.raises(InvalidHookError, match="is a generator, but"):
-            group.on(Events.on_event)(function)
-        with pytest.raises(InvalidHookError, match="is a generator, but"):
-            ah.compose_functions([function])
-
-
 async def test_a_generator_that_fits_in_a_group_is_refused_by_a_session() -> None:
     """A session awaits its hooks, also of a class that a group has seen."""
 

@@ -3,67 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.errors import InvalidHookError
+from aiohooks.errors import HookTimeoutError, InvalidHookError
 from tests.support.checks import invalid, refused
+from tests.support.kinds import hook
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
 
-def hook(**methods: Any) -> Any:
-    """Return an object of a class with these methods."""
-    return type("Observer", (), methods)()
+# -- methods without annotations
 
 
-# -- ways that cannot hold
-
-
-class Job:
-    """As interceptors that hold what they wrap themselves."""
-
-    async def execute(self, job, attempt):  # type: ignore[no-untyped-def]
-        ran.append(job)
-
-    async def named(self, job: str, attempt: int) -> str:
-        return job
-
-    async def send(self, message: str, *, recipient: str) -> str:
-        return message
-
-    async def two(
-        self, first: Callable[[], Awaitable[str]], second: Callable[[], Awaitable[str]]
-    ) -> str:
-        return await first()
-
-
-ran: list[str] = []
-
-
-async def executes(self: object, *args: Any, **keywords: Any) -> Any:
-    ran.append("hook")
-
-
-@pytest.mark.parametrize("name", ["execute", "named", "send", "two"])
-@pytest.mark.parametrize("way", ["wrap", "chain"])
-def test_a_way_without_a_clear_argument_is_refused(
-    name: str, way: Literal["wrap", "chain"]
-) -> None:
-    """Where the way is given for the method, and where several hooks would need the way of all
-    methods; the message says what to write.
-    """
-    if (way, name) in (("chain", "two"), ("chain", "named")):
-        pytest.skip("this chain is clear, or has no argument of the result")
-    says = "clear which argument", f"ah.{way}(argument=...)"
-    with refused(InvalidHookError, f"Job.{name} cannot {way}", *says):
-        ah.compose(Job, [hook(**{name: executes})], results={name: way})
-    with refused(InvalidHookError, f".{name} and Observer#2.{name}", *says):
-        ah.compose(Job, [hook(**{name: executes}), hook(**{name: executes})], results=way)
-    ah.compose(Job, [hook(**{name: executes})], results=way)
+async def executes(self: object, *args: Any, **keywords: Any) -> Any: ...
 
 
 async def test_a_marked_method_may_leave_out_annotations() -> None:
@@ -123,27 +80,12 @@ class Ways:
     async def chain(self, text: str = "default") -> str:
         raise NotImplementedError
 
-    @ah.point("chain")
-    def plain_chain(self, text: str) -> str:
-        raise NotImplementedError
-
     @ah.point("wrap")
     async def wrap(self, text: str, call_next: Callable[[str], Awaitable[str]]) -> str:
         raise NotImplementedError
 
     @ah.point("merge")
     async def any(self) -> Any: ...
-
-    @ah.point("merge")
-    async def mapping(self) -> Mapping[str, int]:
-        raise NotImplementedError
-
-    @ah.point("merge")
-    def pair(self) -> tuple[int, ...]:
-        raise NotImplementedError
-
-    @ah.point("merge")
-    async def perhaps(self) -> list[int] | None: ...
 
     @ah.point("all")
     async def all(self) -> list[int]:
@@ -302,3 +244,76 @@ async def test_each_call_of_hooks_that_cannot_wait_has_its_result() -> None:
         assert await only.on(prompt) == f"{prompt}?"
         with refused(InvalidHookError, f"got the results [None, '{prompt}?']"):
             await group.on(prompt)
+
+
+# -- hooks that overlap and have one result
+
+
+class Asked:
+    """A class with a method for each way to have one answer of several hooks."""
+
+    @ah.point("together")
+    async def together(self, text: str) -> Any: ...
+
+    @ah.point("merge")
+    async def merge(self, text: str) -> Any: ...
+
+    @ah.point("first")
+    async def first(self, text: str) -> Any: ...
+
+
+class Waits:
+    """Answers after some turns of the loop."""
+
+    def __init__(self, turns: int, answer: object) -> None:
+        self.turns = turns
+        self.answer = answer
+
+    async def together(self, text: str) -> Any:
+        await ticks(self.turns)
+        return self.answer
+
+    merge = first = together
+
+
+class Immediate:
+    """Answers in a method that cannot wait."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+
+    async def merge(self, text: str) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize("how", ["first", "together", "merge"])
+async def test_a_guard_that_is_cut_off_refuses(how: str) -> None:
+    """Its time limit is an error of the call in every way to answer; with `on_error="log"` it has
+    no answer.
+    """
+    guard, other = (
+        Waits(10**6, ["no"]),
+        Waits(0, ["yes"] if how == "first" else None),
+    )
+    with pytest.raises(
+        HookTimeoutError, match=rf"^Waits\.{how} took longer than its timeout of 0.001 s"
+    ):
+        await getattr(ah.compose(Asked, [ah.configure(guard, timeout=0.001), other]), how)("x")
+    logged = ah.configure(guard, timeout=0.001, on_error="log")
+    expected = [] if how == "merge" else other.answer
+    assert await getattr(ah.compose(Asked, [logged, other]), how)("x") == expected
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ([[1], "text"], ("[[1], 'text']", "lists, tuples, or dicts")),
+        ([(1,), [2]], ("[(1,), [2]]", "cannot be merged")),
+        ([7, None], ("[7, None]", "or None")),
+        ([{"a": 1}, {"a": 1}], ("[{'a': 1}, {'a': 1}]", "different keys")),
+    ],
+)
+async def test_what_cannot_be_merged_is_an_error(answers: list[Any], says: tuple[str, ...]) -> None:
+    """It names the method and the results."""
+    with refused(InvalidHookError, "Asked.merge got the results", *says):
+        await ah.compose(Asked, [Immediate(one) for one in answers]).merge("x")

@@ -75,30 +75,11 @@ async def test_init_runs_once_before_the_hooks_are_there() -> None:
     assert Registering.called == ["own", "hook", "hook"]
 
 
-def test_an_init_that_wants_arguments_names_them() -> None:
-    """The message has what is wanted, also when some of it is given; errors of `__init__` itself
-    are in the message, too.
-    """
+class Wants:
+    def __init__(self, app: str, *, port: int) -> None:
+        raise AttributeError("a port")
 
-    class Wants:
-        def __init__(self, app: str, *, port: int, path: str = "/") -> None:
-            if port < 0:
-                raise AttributeError("a port")
-
-        async def on(self) -> None: ...
-
-    with refused(InvalidHookError, "Wants", "'app'", "give what it needs as init="):
-        ah.compose(Wants, [Hook()])
-    with refused(InvalidHookError, "'port'", "give what it needs as init="):
-        ah.HookGroup(Wants, [Hook()], init={"app": "x"})
-    with refused(
-        InvalidHookError, "failed with init={'app': 'x', 'port': -1}: AttributeError('a port')"
-    ):
-        ah.compose(Wants, [Hook()], init={"app": "x", "port": -1})
-    with refused(InvalidHookError, "unexpected keyword argument 'ports'"):
-        ah.compose(Wants, [Hook()], init={"app": "x", "port": 1, "ports": 2})
-    with refused(InvalidHookError, "failed with init=[1]", "must be a mapping"):
-        ah.compose(Wants, [Hook()], init=[1])  # type: ignore[arg-type]
+    async def on(self) -> None: ...
 
 
 # -- kinds of classes
@@ -212,7 +193,14 @@ async def test_any_class_is_a_lifecycle(kind: Any, init: dict[str, Any] | None) 
 @pytest.mark.parametrize(
     ("kind", "init", "words"),
     [
-        (Frozen, None, ("Frozen", "'number'", "give what it needs")),
+        (Frozen, None, ("Frozen", "'number'", "give what it needs as init=")),
+        (Wants, {"app": "x"}, ("'port'", "give what it needs as init=")),
+        (
+            Wants,
+            {"app": "x", "port": -1},
+            ("failed with init={'app': 'x', 'port': -1}: AttributeError('a port')",),
+        ),
+        (Wants, [1], ("failed with init=[1]", "must be a mapping")),
         (Model, None, ("Model", "number", "Field required", "give what it needs")),
         (Model, {"number": "x"}, ("Model", "init={'number': 'x'}", "valid integer")),
         (Member, None, ("Member cannot be a hook interface", "derive one that can")),
@@ -222,10 +210,10 @@ async def test_any_class_is_a_lifecycle(kind: Any, init: dict[str, Any] | None) 
         (5, None, ("5 is not a class",)),
     ],
 )
-def test_other_classes_are_refused(
-    kind: Any, init: dict[str, Any] | None, words: tuple[str, ...]
-) -> None:
-    """Each by its name, with what to do, and never with an error that is not of this library."""
+def test_other_classes_are_refused(kind: Any, init: Any, words: tuple[str, ...]) -> None:
+    """Each by its name, with what to do, and never with an error that is not of this library; so
+    is what `init` lacks, and what it fails with.
+    """
     with refused(InvalidHookError, *words):
         ah.compose(kind, [Hook()], init=init)
 
@@ -286,3 +274,66 @@ def test_what_is_set_on_the_composite_reaches_the_hooks_of_its_class() -> None:
     assert not hasattr(foreign, "broker")
     group.hooks.seen = ["seen"]
     assert group.hooks.seen == first.seen == ["seen"]
+
+
+# -- what a composite takes over from its hooks beside their methods
+
+
+class Lifecycle:
+    """A framework's class: it has an attribute, a property that hooks may override, and one that
+    looks at the class.
+    """
+
+    strict: bool = False
+
+    @property
+    def quiet(self) -> bool:
+        return False
+
+    @property
+    def has_second(self) -> bool:
+        return type(self).second is not Lifecycle.second
+
+    @property
+    def outdated(self) -> bool:
+        raise AssertionError("this property is not to be read")
+
+    async def first(self) -> None: ...
+
+    async def second(self) -> None: ...
+
+
+class First(Lifecycle):
+    async def first(self) -> None: ...
+
+
+class Both(First):
+    async def second(self) -> None: ...
+
+
+def test_a_property_that_looks_at_the_class_speaks_of_all_hooks() -> None:
+    """A property that no hook overrides is not read from the hooks: on the composite it says what
+    holds for all of them.
+    """
+    assert not ah.compose(Lifecycle, [First(), First()]).has_second
+    assert ah.compose(Lifecycle, [First(), Both()]).has_second
+
+
+def test_attributes_that_hooks_set_are_taken_over() -> None:
+    """An attribute is taken over whether the class of a hook sets it or the hook itself, and a
+    property as well.
+    """
+
+    class Strict(First):
+        strict = True
+        quiet = True
+
+    other = Strict()
+    hook = First()
+    hook.strict = True
+    assert ah.compose(Lifecycle, [hook]).strict
+    composite = ah.compose(Lifecycle, [other, Strict()])
+    assert (composite.strict, composite.quiet) == (True, True)
+    # Of the class itself, they are what they are in the class of the framework.
+    assert type(composite).strict is False
+    assert type(composite).quiet is Lifecycle.quiet

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -25,14 +24,6 @@ class AgentHooks:
     async def before_model(self, request: str) -> str | None:
         return f"own {request}"
 
-    @ah.point("chain")
-    async def rewrite(self, about: int, prompt: str) -> str:
-        return prompt
-
-    @ah.point("wrap")
-    async def call_tool(self, call: str, call_next: Callable[[str], Awaitable[str]]) -> str:
-        return await call_next(call)
-
     async def count(self) -> int:
         return 0
 
@@ -42,21 +33,12 @@ class AgentHooks:
 class Answering:
     """Answers every question with its own text, after a while."""
 
-    def __init__(self, answer: str | None, calls: list[str] | None = None) -> None:
+    def __init__(self, answer: str) -> None:
         self.answer = answer
-        self.calls = [] if calls is None else calls
 
-    async def before_model(self, request: str) -> str | None:
+    async def before_model(self, request: str) -> str:
         await asyncio.sleep(0)
-        self.calls.append(f"{self.answer} of {request}")
         return self.answer
-
-    async def rewrite(self, number: int, text: str) -> str | None:
-        await asyncio.sleep(0)
-        return None if self.answer is None else f"{text}{self.answer}{number}"
-
-    async def call_tool(self, call: str, call_next: Callable[[str], Awaitable[str]]) -> str:
-        return f"{self.answer}({await call_next(call + '!')})"
 
 
 # -- methods that return something
@@ -210,3 +192,34 @@ async def test_contexts_cannot_be_added_to_an_open_group() -> None:
         assert await group.hooks.before_model("x") == "a"
     with refused(ah.errors.HookGroupClosedError, "has been left"):
         group.add(Answering("b"))
+
+
+# -- many calls
+
+
+# -- what changes while it is used
+
+
+class Life:
+    async def on(self, depth: int) -> None: ...
+
+    @ah.point("first")
+    async def ask(self) -> str | None: ...
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_thousand_calls_inside_each_other(waits: bool) -> None:
+    """A level costs few frames of the stack."""
+
+    class Deeper:
+        async def on(self, depth: int) -> None:
+            if waits:
+                await asyncio.sleep(0)
+            if depth:
+                await group.hooks.on(depth - 1)
+            else:
+                reached.append(depth)
+
+    group, reached = ah.HookGroup(Life, [Deeper()]), list[int]()
+    await group.hooks.on(1000)
+    assert reached == [0]

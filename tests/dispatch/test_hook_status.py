@@ -22,9 +22,9 @@ pytestmark = pytest.mark.every_python
 class Quick:
     """Implements everything without a wait; fails while `error` is set."""
 
-    def __init__(self, error: Exception | None = None, answer: int | None = None) -> None:
-        self.error, self.answer = error, answer
-        self.made = 0
+    error: Exception | None = None
+    answer: int | None = None
+    made = 0
 
     def make(self) -> int | None:
         self.made += 1
@@ -114,9 +114,7 @@ async def test_what_the_end_drops_is_counted(caplog: pytest.LogCaptureFixture) -
                 await group.hooks.none(1)
             asyncio.get_running_loop().call_later(0.01, clock.advance, 1)
     assert group.status() == [("Stuck", 0, None, 5, None, 0)]
-    assert [record.getMessage() for record in caplog.records] == [
-        "5 background calls of Stuck are left, and are dropped"
-    ]
+    assert caplog.messages == ["5 background calls of Stuck are left, and are dropped"]
 
 
 async def test_hooks_of_one_name_are_told_apart() -> None:

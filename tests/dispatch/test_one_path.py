@@ -47,7 +47,7 @@ async def test_a_failing_hook_is_logged_and_disabled(
     for _ in range(6):
         await call(group.hooks, kind)
     assert (hook.calls, group.status()[0].failures, group.status()[0].disabled) == (4, 3, True)
-    assert "failed 2 times in a row and is not called any more" in caplog.records[-1].getMessage()
+    assert "failed 2 times in a row and is not called any more" in caplog.messages[-1]
 
 
 def test_a_plain_method_has_these_rules() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, Self
 
 import pytest
@@ -14,7 +15,7 @@ import aiohooks as ah
 from aiohooks.dispatch import HookRegistration
 from aiohooks.errors import AiohooksError, InvalidArgumentError, InvalidHookError
 from tests.support.checks import refused
-from tests.support.kinds import Does, Kinds
+from tests.support.kinds import Does, Kinds, hook
 from tests.support.sessions import do_nothing
 
 pytestmark = pytest.mark.every_python
@@ -37,9 +38,8 @@ async def around(self: object, *arguments: Any) -> AsyncIterator[None]:
     yield
 
 
-def hook(*bases: type, **methods: Any) -> Any:
-    """Return an object of a class with these methods."""
-    return type("Observer", bases, methods)()
+def generates(call: str) -> Iterator[int]:
+    yield 1
 
 
 # -- classes
@@ -214,6 +214,7 @@ HOOKS: list[Any] = [
         for name in ("plain", "untyped")
         for one in (generator, around)
     ],
+    (made(Steps, hook(numbers=generator)), "Observer.numbers is a generator", "write it as `def`"),
     (
         made(Layers, hook(empty=around)),
         "Observer.empty is an async generator, but",
@@ -262,6 +263,14 @@ HOOKS: list[Any] = [
         for way in (ah.wrap, ah.chain)
     ],
     (
+        made(Events, hook(on_fields=any_arguments), results={"on_fields": ah.wrap(argument="x")}),
+        "it has no argument 'x'",
+    ),
+    (
+        made(Layers, hook(two=coroutine), hook(two=coroutine), results="wrap"),
+        "clear which argument is meant, ah.chain(argument=...) or ah.wrap(argument=...)",
+    ),
+    (
         made(Layers, DIFFERENT, results={"different": "chain"}),
         "Layers.different cannot chain",
         *UNCLEAR,
@@ -284,6 +293,14 @@ HOOKS: list[Any] = [
     ),
     # functions
     (lambda: ah.compose_functions([ah.configure(do_nothing, background=True)]), "background=True"),
+    *[
+        (add, "is a generator, but")
+        for function in (generates, hook(__call__=generator))
+        for add in (
+            partial(ah.compose_functions, [function]),
+            partial(ah.HookGroup(Calls).on(Calls.on), function),
+        )
+    ],
     (
         lambda: ah.compose_functions([ah.configure(lambda: None, timeout=1.0)]),
         "which no time limit can end",
@@ -358,11 +375,13 @@ class Tools:
 
 
 class Job:
-    """Its method has a short name: a hook that sends something has a `send` beside it, which is not
+    """A method with a short name: a hook that sends something has a `send` beside it, which is not
     misspelt.
     """
 
     async def end(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
 
 NEAR = (
@@ -375,6 +394,7 @@ FAR = (
     " ontool_starx _on_tool_start"
 )
 NAMES = [(Tools, "on_tool_start", NEAR, FAR), (Job, "end", "ends edn en", "send and")]
+NAMES += [(Job, "stop", "atop", "send")]
 
 
 @pytest.mark.parametrize(
@@ -423,12 +443,6 @@ def test_what_fits_is_not(make: Make) -> None:
     more, an argument is named.
     """
     make()
-
-
-def test_a_generator_is_not_the_answer() -> None:
-    """Also where the method returns an iterator."""
-    with refused(InvalidHookError, "Observer.numbers is a generator", "write it as `def`"):
-        ah.compose(Steps, [hook(numbers=generator)])
 
 
 def test_a_hook_that_is_added_and_refused_leaves_the_group_as_it_was() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.checks import refused
-from tests.support.sessions import counting, counting_graph, doubling, run_session
+from tests.support.sessions import counting, counting_graph, doubling
 from tests.support.waiting import forever
 
 
@@ -218,15 +218,6 @@ def raising(error: Exception) -> Callable[..., None]:
         raise error
 
     return fail
-
-
-async def test_errors_in_the_thread() -> None:
-    """An error of a method is the hook's error: the same object, with a note that names it."""
-    error = OSError("disk full")
-    with pytest.raises(OSError, match="disk full") as caught:
-        await run_session(doubling(plain(after_run=raising(error))), 1, "loss")
-    assert caught.value is error
-    assert caught.value.__notes__ == ["raised by BlockingHook.after_run at step 1"]
 
 
 async def test_attributes_of_the_object() -> None:

@@ -104,9 +104,8 @@ async def kill_after(creator: Any, hooks: list[Any], runs: int) -> None:
 class Calling(ah.SessionRunHook):
     """Calls a function with the context in `after_run`."""
 
-    def __init__(self, call: Callable[[ah.SessionRunContext], object], name: str = "") -> None:
+    def __init__(self, call: Callable[[ah.SessionRunContext], object]) -> None:
         self.call = call
-        self.name = name
 
     async def after_run(
         self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
@@ -203,23 +202,6 @@ async def test_a_checkpoint_from_before_the_hook_undoes_all(tmp_path: Path) -> N
     hooks = [hook, saving(None, every=LAST)]
     await train(chief(tmp_path, failing_at(3, lambda: "")), hooks, 3, recovery=NO_BACKOFF)
     assert receiver.keys == ["r/2/publish/1", "r/3/publish/1"]
-
-
-async def test_the_next_process_delivers_what_is_left(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A session that fails leaves them in its checkpoint, and says how many; the next one delivers
-    them first, by their keys.
-    """
-    await kill_after(chief(tmp_path), [effects(publish=blocked), saving(None)], 2)
-    assert (
-        caplog.messages[-1]
-        == "effects that were not delivered: {'publish': 2}; the next process delivers them, or"
-        " repeats their steps"
-    )
-    receiver = Receiver()
-    await train(chief(tmp_path), [effects(publish=receiver), saving(None)], 1)
-    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1", "r/3/publish/1"]
 
 
 async def blocked(effect: ah.hooks.Effect) -> None:
@@ -509,30 +491,6 @@ async def test_a_kind_that_fails_blocks_itself_alone(
     assert failed[0] == f"delivery of r/1/publish/1 failed, in attempt 1; {repeated}"
     assert failed[-1] == f"delivery of r/2/publish/1 failed, in attempt 10; {repeated}"
     assert len(failed) == 11
-
-
-async def test_runs_wait_while_too_much_is_not_delivered() -> None:
-    """The run that has recorded the last one of `max_pending` ends when one is delivered, or at a
-    stop.
-    """
-    gate = asyncio.Semaphore(0)
-
-    async def deliver(effect: ah.hooks.Effect) -> None:
-        await gate.acquire()
-
-    hook = effects(publish=deliver, when="commit", max_pending=2)
-    async with ah.AsyncMonitoredSession(step, [hook], stop_grace_period_secs=0.1) as session:
-        await session.run(())
-        running = await parked(session.run(()), 20)
-        assert not running.done()
-        assert "EffectsHook.after_run" in str(session.status())
-        gate.release()
-        await running
-        running = await parked(session.run(()), 20)
-        assert not running.done()
-        session.request_stop("enough")
-        await running
-        assert session.global_step.latest.step == 3
 
 
 async def test_a_drain_waits_for_room_and_nothing_is_lost(

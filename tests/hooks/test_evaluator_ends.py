@@ -117,11 +117,6 @@ async def await_a_cancelled_task(evaluation: Evaluation) -> None:
             "the evaluation at step 1 ended with .* its input has ended",
         ),
         (
-            lambda: failing(StopAsyncIteration()),
-            ah.AiohooksError,
-            "the evaluation at step 1 ended with .* its input has ended",
-        ),
-        (
             lambda: await_a_cancelled_task,
             ah.errors.HookCancelledError,
             "the evaluation at step 1 was cancelled, and not by its",

@@ -25,7 +25,7 @@ async def test_a_resumed_run_logs_as_an_uninterrupted_one(
             for _ in range(4):
                 clock.advance(2.0)
                 await session.run("train")
-    assert [record.getMessage() for record in caplog.records if "loss" in record.getMessage()] == [
+    assert [text for text in caplog.messages if "loss" in text] == [
         "step 1: loss = 10",
         "step 3: loss = 10 (4.000 sec)",
         "step 6: loss = 10",

@@ -45,19 +45,9 @@ OBSERVED: list[tuple[list[Any], dict[str, Any], str | None]] = [
     ),
     ([3, 2, 1, 0], {"patience": 1}, None),
     (
-        [1, 2, 0.5, 2, 2],
-        {"patience": 2},
-        "at step 5: loss = 2, no better for 2 observations; the best was 0.5 at step 3",
-    ),
-    (
         [1, 2, 2, 3, 3, 3],
         {"patience": 2, "mode": "max"},
         "at step 6: loss = 3, no better for 2 observations; the best was 3",
-    ),
-    (
-        [1, 2, 3, 2, 2],
-        {"patience": 2, "mode": "max"},
-        "at step 5: loss = 2, no better for 2 observations; the best was 3",
     ),
     (
         [1.0, 0.95, 0.91, 0.8],
@@ -88,8 +78,7 @@ OBSERVED: list[tuple[list[Any], dict[str, Any], str | None]] = [
         "at step 3: loss = 1 is as good as the threshold, 1",
     ),
     ([3, NAN, 2], {"patience": 5}, "at step 2: loss = nan is not finite"),
-    ([3, INF, 2], {"stopping_threshold": 1}, "at step 2: loss = inf is not finite"),
-    ([-INF, 2], {"stopping_threshold": 1}, "at step 1: loss = -inf is not finite"),
+    ([3, -INF, 2], {"stopping_threshold": 1}, "at step 2: loss = -inf is not finite"),
 ]
 
 

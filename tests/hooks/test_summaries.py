@@ -14,7 +14,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.records import SummarySaverHook
-from aiohooks.testing import ManualClock
 from tests.support.checks import invalid
 from tests.support.event_files import restarts, scalars
 from tests.support.sessions import (
@@ -27,52 +26,19 @@ from tests.support.sessions import (
 )
 
 
-def graph_with_look() -> ah.Graph:
-    """Return a graph whose `train` advances the step by one, `leap` by five, and `look` not at
-    all.
-    """
-    graph = counting_graph()
-    graph.train_op(steps=5, name="leap")(lambda: None)
-    graph.operation(name="look")(lambda: 42)
-    return graph
-
-
-async def run(
-    hook: ah.SessionRunHook,
-    fetch: str,
-    runs: int,
-    clock: ManualClock | None = None,
-    secs: float = 0.0,
-) -> None:
-    """Make so many runs in a session; the clock advances by `secs` before each."""
-    async with ah.AsyncMonitoredSession(graph_with_look(), [hook]) as session:
-        for number in range(runs):
-            if clock is not None and number:
-                clock.advance(secs)
-            await session.run(fetch)
-
-
-async def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    """The values of the first run and of each step that crosses a boundary are there, under their
-    tags.
-    """
-    hook = SummarySaverHook(tmp_path, {"a/total": "total", "loss": "loss"}, every=ah.Every(steps=8))
-    await run(hook, "train", 30)
-    assert scalars(tmp_path, "a/total") == [(1, 0), (8, 7), (16, 15), (24, 23)]
-    assert scalars(tmp_path, "loss") == [(step, 10) for step in (1, 8, 16, 24)]
-    assert restarts(tmp_path) == [1]
-
-
 async def test_only_due_runs_evaluate_the_values(tmp_path: Path) -> None:
-    """The values are fetched for the runs that are written, and for no other."""
+    """The values of the first run and of each step that crosses a boundary are there, under their
+    tags; they are fetched for no other run.
+    """
     graph = counting_graph()
     numbers = itertools.count(1)
     graph.operation(name="watched")(lambda: next(numbers))
     async with ah.AsyncMonitoredSession(
-        graph, [SummarySaverHook(tmp_path, ["watched"], every=ah.Every(steps=8))]
+        graph, [SummarySaverHook(tmp_path, {"a/watched": "watched"}, every=ah.Every(steps=8))]
     ) as session:
         await make_runs(session, 30, "train")
-    assert scalars(tmp_path, "watched") == [(1, 1), (8, 2), (16, 3), (24, 4)]
+    assert scalars(tmp_path, "a/watched") == [(1, 1), (8, 2), (16, 3), (24, 4)]
+    assert restarts(tmp_path) == [1]
 
 
 async def test_a_recovery_that_moves_the_step_back(tmp_path: Path) -> None:
@@ -98,25 +64,25 @@ async def test_an_invalid_directory_is_an_error_before_the_first_run(tmp_path: P
 
 
 class FullDisk:
-    """Makes the event files fail, at the n-th write and at so many after it."""
+    """Makes the event files fail at the n-th write."""
 
-    def __init__(self, first: int, count: int = 1) -> None:
+    def __init__(self, failing: int) -> None:
         self.calls = 0
-        self.fails = range(first, first + count)
+        self.failing = failing
 
     def wrap(self, write: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
         def call(records: list[Any]) -> None:
             self.calls += 1
-            if self.calls in self.fails:
+            if self.calls == self.failing:
                 raise OSError(28, "No space left on device")
             write(records)
 
         return call
 
 
-def on_full_disk(hook: SummarySaverHook, first: int, count: int = 1) -> ah.SessionRunHook:
+def on_full_disk(hook: SummarySaverHook, failing: int) -> ah.SessionRunHook:
     """A hook that fills the disk of another one's writer, once that has begun."""
-    disk = FullDisk(first, count)
+    disk = FullDisk(failing)
 
     class Fills(ah.SessionRunHook):
         order = 1
@@ -178,7 +144,8 @@ def test_nothing_is_written_after_a_torn_record(tmp_path: Path) -> None:
 async def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for one record, each run waits for the previous record, and all are written."""
     monkeypatch.setattr(SummarySaverHook, "_max_queue", 1)
-    await run(SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1)), "train", 20)
+    hook = SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1))
+    await run_session(counting(hook), 20, "train")
     assert scalars(tmp_path, "total") == [(step, step - 1) for step in range(1, 21)]
 
 

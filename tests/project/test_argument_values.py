@@ -148,9 +148,8 @@ def case(make: Callable[..., Any], *says: str, **arguments: Any) -> Case:
 
 VALUES = [
     case(
-        monitored, "stop_grace_period_secs is -1", "seconds, 0 or more", stop_grace_period_secs=-1
+        monitored, "stop_grace_period_secs is nan", "seconds, 0 or more", stop_grace_period_secs=NAN
     ),
-    case(monitored, "stop_grace_period_secs is nan", stop_grace_period_secs=NAN),
     case(ah.AsyncMonitoredSession, "write the step as `async def`", source=plain),
     case(
         ah.AsyncMonitoredSession,
@@ -180,7 +179,6 @@ VALUES = [
     case(ah.hooks.EffectsHook, "max_pending is 0", max_pending=0),
     case(TrackerHook, "values", values="loss"),
     case(ah.MemoryStepStore, f"step {2**53}", "give a whole number from 0", step=2**53),
-    case(ah.MemoryStepStore, "run=''", "give a printable name", run=""),
     case(ah.MemoryStepStore, r"run='a\nb'", "give a printable name", run="a\nb"),
     case(ah.Every, "Every() is never due", "give steps=, secs= or at=", steps=None),
     case(ah.Every, "steps of Every is 0", "at least 1", steps=0),
@@ -255,13 +253,8 @@ def test_an_invalid_argument_is_refused(case: Case) -> None:
     ("make", "name"),
     [
         (monitored, "stop_grace_period_secs"),
-        (monitored, "yield_secs"),
         (partial(ah.configure, ah.NanHook("loss")), "timeout"),
-        (ah.Backoff, "initial_secs"),
         (ah.Every, "secs"),
-        (ah.SignalPolicy, "grace_secs"),
-        (partial(ah.hooks.GlobalStepWaiterHook, 1), "timeout"),
-        (ah.hooks.StopAtTimeHook, "secs"),
         (partial(ah.hooks.EarlyStoppingHook, "loss", patience=1), "min_delta"),
         (ManualClock().advance, "secs"),
     ],
@@ -370,11 +363,3 @@ def test_variables_are_assigned_from_a_mapping(values: Any) -> None:
     """`Variables.assign` takes a mapping, and says so."""
     with invalid(repr(values), "give a Mapping"):
         ah.Variables().assign(values)
-
-
-def test_the_context_of_a_timer_is_started_first() -> None:
-    """A timer that was not started says that it must be."""
-    timer = ah.Every(steps=1).timer()
-    for ask in (lambda: timer.due(1), lambda: timer.mark(1)):
-        with refused(ah.errors.NotReadyError, "not started", "call start(step) first"):
-            ask()

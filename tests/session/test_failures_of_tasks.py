@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from tests.support.checks import logged_errors
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import doubling, outcome
 from tests.support.waiting import forever, raises_after, ticks
@@ -105,7 +106,7 @@ async def test_an_error_of_end_hides_no_failure(
 
     assert await outcome(doubling(PhaseHook("end", raises_after(30, error))), use) is failure
     assert f"and then: {error!r}" in failure.__notes__
-    assert error in [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert error in logged_errors(caplog)
 
 
 async def test_errors_of_end_keep_the_failure_that_is_among_them(failure: OSError) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
@@ -18,12 +17,13 @@ import pytest
 import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.testing import RecordingHook, explore
-from tests.support.checks import invalid
+from tests.support.checks import invalid, logged_errors
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
     Loader,
     Source,
     counting,
+    doubling,
     outcome,
     same,
     use_up,
@@ -343,10 +343,8 @@ async def test_feeds_that_fail_after_a_stop_end_the_session_as_usual(
     session = ah.AsyncMonitoredSession(same, [hook])
     assert await outcome(session, use) is None
     assert (session.stop_reason, hook.phases()[-2:]) == ("SIGTERM", ["end", "close"])
-    (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
-    assert record.exc_info is not None
-    assert record.exc_info[1] is error
-    assert "while the session stops; it ends normally" in record.getMessage()
+    assert logged_errors(caplog) == [error]
+    assert "while the session stops; it ends normally" in caplog.text
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -370,7 +368,7 @@ async def test_feeds_that_a_stop_ends_cleanly_are_no_error(
     session = ah.AsyncMonitoredSession(same)
     assert await outcome(session, use) is None
     assert session.stop_reason == "SIGTERM"
-    assert [record.levelname for record in caplog.records if record.levelno > logging.INFO] == []
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(("prefetch", "thread"), [(0, True), (2, False), (2, True)])
@@ -397,9 +395,7 @@ async def test_feeds_that_fail_when_a_stop_closes_them_delay_no_end(
     session = ah.AsyncMonitoredSession(same, [hook], stop_grace_period_secs=0.1)
     assert await outcome(session, use) is None
     assert hook.phases()[-2:] == ["end", "close"]
-    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert record.exc_info is not None
-    assert record.exc_info[1] is error
+    assert logged_errors(caplog) == [error]
 
 
 @pytest.mark.parametrize("thread", [False, True])
@@ -425,8 +421,7 @@ async def test_a_prefetched_error_outlives_the_loop_that_has_not_got_it(
                 await use_up(session.steps("batch", feeds=feeds, prefetch=3, thread=thread))
             await until_true(lambda: not session.status().background)
             await use_up(session.steps("batch", feeds=feeds, prefetch=3))
-    logged = [record.exc_info for record in caplog.records if record.levelname == "ERROR"]
-    assert [info and info[1] for info in logged] == ([] if continues else [error])
+    assert logged_errors(caplog) == ([] if continues else [error])
 
 
 class Numbers:
@@ -522,3 +517,25 @@ async def test_a_state_that_counts_an_unused_element_is_reported(
     *_, warning = counting_warnings(caplog)
     assert "skips it" in warning
     assert "give the object itself as feeds=" in warning
+
+
+# -- the task in which feeds are taken
+
+
+# -- what is kept of what a wait has taken
+
+
+async def test_all_feeds_are_taken_in_one_task() -> None:
+    """A generator of feeds may have a time limit around its `yield`, which belongs to a task."""
+    tasks: set[Any] = set()
+
+    async def feeds() -> AsyncIterator[int]:
+        async with asyncio.timeout(1000):
+            for number in range(4):
+                await asyncio.sleep(0)
+                tasks.add(asyncio.current_task())
+                yield number
+
+    async with doubling() as session:
+        assert [loss async for loss in session.steps("loss", feeds=feeds())] == [0, 2, 4, 6]
+    assert len(tasks) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from tests.support.checks import logged_errors
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
     CreatorOf,
@@ -27,15 +27,6 @@ from tests.support.waiting import fail, forever, parked, raises_after, ticks, un
 pytestmark = pytest.mark.every_python
 
 OWNERS = pytest.mark.parametrize("owner", ["session", "coord"])
-
-
-def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the errors in the log, with tracebacks."""
-    return [
-        repr(record.exc_info[1])
-        for record in caplog.records
-        if record.levelno == logging.ERROR and record.exc_info
-    ]
 
 
 def notes(error: BaseException | None) -> list[str]:
@@ -128,7 +119,7 @@ async def test_of_several_errors_none_is_lost(
         note for note in notes(error) if not note.startswith(("raised by", "in session"))
     ] == noted
     assert (error.__context__ is None) if context is None else str(error.__context__) == context
-    assert logged(caplog) == [f"OSError({one!r})" for one in log]
+    assert [str(failure) for failure in logged_errors(caplog)] == log
     assert all(message.startswith("session 'trainer': ") for message in caplog.messages)
 
 
@@ -154,7 +145,7 @@ async def test_errors_that_answer_a_cancel(ended: str, caplog: pytest.LogCapture
     if ended == "by a cancel":
         assert isinstance(raised, asyncio.CancelledError)
         assert "a background task had failed: ValueError('cleanup failed')" in notes(raised)
-        assert logged(caplog) == ["ValueError('cleanup failed')"]
+        assert repr(logged_errors(caplog)) == "[ValueError('cleanup failed')]"
     else:
         assert repr(raised) == "ValueError('cleanup failed')"
         assert "a background task had failed before: OSError('lost')" in notes(raised)
@@ -375,7 +366,7 @@ async def test_a_task_that_fails_after_its_session_has_ended_is_logged(
     assert await ending is None
     released.set()
     await asyncio.wait(tasks)
-    assert logged(caplog) == ["OSError('too late')"]
+    assert repr(logged_errors(caplog)) == "[OSError('too late')]"
 
 
 async def test_a_background_failure_from_which_the_next_run_would_have_recovered(
@@ -386,13 +377,10 @@ async def test_a_background_failure_from_which_the_next_run_would_have_recovered
     async with doubling(name="chief") as session:
         session.coord.start_soon(fail, error, name="producer")
         await ticks()
-    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
-    assert (
-        record.getMessage()
-        == "session 'chief': a background task failed, from which the next run would have recovered"
-    )
-    assert record.exc_info is not None
-    assert record.exc_info[1] is error
+    assert caplog.messages == [
+        "session 'chief': a background task failed, from which the next run would have recovered"
+    ]
+    assert logged_errors(caplog) == [error]
 
 
 @pytest.mark.parametrize("passes", range(1, 6))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 import pytest
@@ -21,11 +20,6 @@ from tests.support.waiting import (
     ticks,
     until_true,
 )
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-
 
 # -- in a run
 
@@ -66,7 +60,7 @@ async def test_an_uncancellable_call_has_the_grace_period(
         name = (
             "PhaseHook#2.before_run at step 1" if where == "hook" else "operation 'waits' at step 1"
         )
-        assert warnings_of(caplog) == [
+        assert caplog.messages == [
             f"{name} still runs 9 s after its cancellation; continuing without it"
         ]
         await uncancellable.release()
@@ -97,7 +91,7 @@ async def test_a_closing_that_takes_too_long_after_a_cancel(
     assert not ending.done()
     clock.advance(9)
     assert isinstance(await ending, asyncio.CancelledError)
-    assert warnings_of(caplog)[-1:] == [
+    assert caplog.messages[-1:] == [
         "the end of session 'trainer' still runs 9 s after its cancellation; continuing without it"
     ]
     await uncancellable.release()

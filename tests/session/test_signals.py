@@ -49,20 +49,16 @@ async def send(number: signal.Signals, arrived: Any = lambda: False) -> None:
 
 async def test_what_a_signal_cancels_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """At the second signal the log has the status of the session that it cancels."""
-
-    class Hangs(ah.SessionRunHook):
-        async def after_run(self, *_: object) -> None:
-            await forever()
-
-    async with doubling(Hangs(), name="trainer", handle_signals=True) as session:
-        running = await parked(session.run("loss"))
+    hangs = PhaseHook("after_run", forever)
+    async with doubling(hangs, name="trainer", handle_signals=True) as session:
+        running = await parked(session.run("loss"), 20)
         await send(signal.SIGTERM, session.should_stop)
         task = asyncio.current_task()
         assert task is not None
         with contextlib.suppress(asyncio.CancelledError):
             await send(signal.SIGTERM, task.cancelling)
         assert "cancelling session trainer: step" in caplog.text
-        assert "Hangs.after_run" in caplog.text
+        assert "PhaseHook.after_run" in caplog.text
         running.cancel()
         task.uncancel()
         await asyncio.wait([running])
@@ -76,13 +72,10 @@ async def test_what_a_stopped_session_waits_for_is_logged(
     hook that hangs, or the code of its block.
     """
     gate = asyncio.Event()
-
-    class Hangs(ah.SessionRunHook):
-        async def after_run(self, *_: object) -> None:
-            await gate.wait()
+    hangs = PhaseHook("after_run", lambda *_: gate.wait())
 
     async def main() -> None:
-        async with doubling(Hangs(), name="trainer", handle_signals=True) as session:
+        async with doubling(hangs, name="trainer", handle_signals=True) as session:
             if place == "block":
                 gate.set()
             await session.run("loss")
@@ -99,7 +92,7 @@ async def test_what_a_stopped_session_waits_for_is_logged(
     clock.advance(0.1)
     text = caplog.messages[1]
     assert text.startswith("a caller has waited 1 s for the end of session trainer: ")
-    assert {"run": "Hangs.after_run", "block": "the session's block"}[place] in text
+    assert {"run": "PhaseHook.after_run", "block": "the session's block"}[place] in text
     gates[place].set()
     await training
     assert clock.pending == 0
@@ -142,9 +135,8 @@ async def test_outside_the_main_thread_it_has_no_effect(caplog: pytest.LogCaptur
         is None
     )
     assert session.status().runs == 1
-    assert [
-        "request_stop() of the session" in record.getMessage() for record in caplog.records
-    ] == [True]
+    (message,) = caplog.messages
+    assert "request_stop() of the session" in message
 
 
 @pytest.mark.parametrize(

@@ -244,8 +244,8 @@ async def test_a_signal_that_cannot_be_handled_is_left_alone(
         )
         assert await outcome(handling(), lambda session: session.run("loss")) is None
     assert signal.getsignal(USER) is earlier
-    (record,) = caplog.records
-    assert why in record.getMessage()
+    (message,) = caplog.messages
+    assert why in message
 
 
 async def test_handlers_of_the_loop_stay(caplog: pytest.LogCaptureFixture) -> None:

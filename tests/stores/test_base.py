@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 from anyio import to_thread
 
-from aiohooks.errors import InvalidArgumentError, StepTimeoutError, StoreClosedError
+import aiohooks as ah
+from aiohooks.errors import InvalidArgumentError, StepTimeoutError, StoreClosedError, WrongLoopError
 from aiohooks.stores import MemoryStepStore, Position, StepStore
+from aiohooks.testing import check_step_store, step_store_checks
 from aiohooks.testing.clock import ManualClock
 from tests.support.waiting import advance_clock, parked, result_without_suspending
 
@@ -147,3 +151,106 @@ async def test_store_made_outside_a_loop_uses_the_loops_clock() -> None:
     store = await to_thread.run_sync(MemoryStepStore)
     with pytest.raises(StepTimeoutError):
         await store.wait_for(1, timeout=0.001)
+
+
+# -- the conformance suite, and what is its own
+
+
+@pytest.mark.parametrize("check", step_store_checks())
+async def test_conformance(check: str) -> None:
+    """The store of one process passes every check."""
+    stores: dict[str, MemoryStepStore] = {}
+
+    def make(run: str) -> MemoryStepStore:
+        return stores.setdefault(run, MemoryStepStore(run=run))
+
+    await check_step_store(make, check)
+
+
+async def test_a_store_in_memory_is_forgotten_by_closing_it() -> None:
+    """Code that forgets its run works with every kind of store."""
+    store = ah.open_step_store("memory://")
+    waits = await parked(store.wait_for(3), 2)
+    await store.forget()
+    with pytest.raises(ah.errors.StoreClosedError):
+        await waits
+    with pytest.raises(ah.errors.StoreClosedError):
+        await store.advance()
+
+
+# -- loops and threads, statistics, subscriptions
+
+
+def asynchronous_calls(store: MemoryStepStore) -> list[Coroutine[Any, Any, object]]:
+    """Call each method that suspends and is refused where the store cannot be used."""
+    return [
+        store.advance(),
+        store.raise_to(5),
+        store.reset(5),
+        store.value(),
+        store.wait_for(1),
+        store.wait_initialised(),
+        store.mark_initialised(),
+        enter(store.lead()),
+    ]
+
+
+async def enter(block: AbstractAsyncContextManager[object]) -> None:
+    async with block:
+        pass
+
+
+# --- changes
+
+
+# --- loops and threads
+
+
+def test_other_loop_is_refused_before_any_effect() -> None:
+    """A store belongs to the loop of its first use; in another one every call fails and changes
+    nothing.
+    """
+    store = MemoryStepStore()
+    assert asyncio.run(store.advance()) == 1
+
+    async def use() -> None:
+        for coro in (*asynchronous_calls(store), store.aclose()):
+            with pytest.raises(
+                WrongLoopError, match="another event loop than its own; from a thread"
+            ):
+                await coro
+        with pytest.raises(WrongLoopError):
+            await anext(store.changes())
+        with pytest.raises(WrongLoopError):
+            store.publisher("chief")
+
+    asyncio.run(use())
+    with pytest.raises(WrongLoopError):  # where none is running
+        result_without_suspending(store.advance())
+    assert store.latest == Position(1, 1)
+
+
+def test_without_a_loop_only_reading_is_allowed() -> None:
+    """Outside of any loop `latest`, `statistics` and the repr work; a call that needs a loop is
+    refused.
+    """
+    store = MemoryStepStore(3)
+    assert store.latest == store.statistics().latest == Position(1, 3)
+    with pytest.raises(WrongLoopError, match="where no event loop is running"):
+        store.publisher("chief")
+    with pytest.raises(WrongLoopError, match="where no event loop is running"):
+        result_without_suspending(store.advance())
+    assert repr(store) == "<MemoryStepStore 'default' at step 3 of epoch 1, no publisher>"
+
+
+# --- statistics, subscriptions
+
+
+async def test_statistics_can_be_read_in_any_thread() -> None:
+    """Also while something waits, where the time of the wait is needed."""
+    store = MemoryStepStore()
+    waiting = await parked(store.wait_for(1))
+    statistics = await asyncio.to_thread(store.statistics)
+    assert statistics.waiting_secs is not None
+    await store.advance()
+    await waiting

@@ -85,15 +85,6 @@ async def test_every_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     assert await open_run(tmp_path) == Position(1, 0)
 
 
-async def test_another_version_is_named(tmp_path: Path) -> None:
-    """The error says which version was found, and which one can be read."""
-    DAMAGES["another version"](await make_run(tmp_path))
-    with pytest.raises(
-        StoreDamagedError, match="found version 3, expected a database of version 2"
-    ):
-        await local_store(tmp_path).value()
-
-
 async def test_a_run_of_an_earlier_version(tmp_path: Path) -> None:
     """A run in the files of the first version is left alone; the error names its directory, and
     what to do with it.

@@ -19,6 +19,11 @@ def drop(things: list[Any]) -> None:
     gc.collect()
 
 
+def logged_errors(caplog: pytest.LogCaptureFixture) -> list[BaseException | None]:
+    """Return the errors in the log, with tracebacks."""
+    return [record.exc_info[1] for record in caplog.records if record.exc_info]
+
+
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
     """Let nothing be freed in the block but what is not referenced any more, without the garbage

@@ -130,5 +130,4 @@ class FakeRayEngine(RayEngine):
         return self._cluster.actors.get(self.link.run)
 
     async def delete(self) -> None:
-        self._deleted = True
         self._cluster.actors.pop(self.link.run).stop()

@@ -122,14 +122,12 @@ async def fail() -> None:
     raise ah.UnavailableError("the data server is away")
 
 
-async def run_steps(
-    *hooks: ah.SessionRunHook, store: ah.StepStore | None = None, count: int = 9
-) -> None:
+async def run_steps(*hooks: ah.SessionRunHook, store: ah.StepStore | None = None) -> None:
     """Run steps until one hangs."""
     async with ah.AsyncMonitoredSession(
         train_step, hooks, global_step=store, name="chief"
     ) as session:
-        for _ in range(count):
+        for _ in range(9):
             await session.run(())  # run
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -95,9 +94,9 @@ async def state_at(path: Path, step: int | None = None) -> Any:
     return restored.state
 
 
-async def values_at(path: Path, step: int | None = None) -> Any:
-    """Return the variables in the newest checkpoint, or in that of a step."""
-    return (await state_at(path, step))["variables"]
+async def values_at(path: Path) -> Any:
+    """Return the variables in the newest checkpoint."""
+    return (await state_at(path))["variables"]
 
 
 class Listener(ah.hooks.CheckpointSaverListener):
@@ -186,24 +185,15 @@ class HeldSaver(ah.checkpoint.Saver):
 
 
 class Disk:
-    """Replaces `os` in a Saver: a write blocks its thread until `free` is set if `held`, and fails
-    while `full`.
-    """
+    """Replaces `os` in a Saver: a write fails while `full`."""
 
-    def __init__(self, *, held: bool = False, full: bool = False) -> None:
-        self.full = full
-        self.reached = threading.Event()
-        self.free = threading.Event()
-        if not held:
-            self.free.set()
+    full = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
     def write(self, fd: int, data: Any) -> int:
-        """Write, or fail, when `free` is set."""
-        self.reached.set()
-        self.free.wait()
+        """Write, or fail."""
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return os.write(fd, data)

@@ -188,13 +188,11 @@ class WorkerProcess:
         return self.process.returncode is None
 
 
-async def reply_to(
-    answer: asyncio.Future[dict[str, Any]], what: str, secs: float = HANG_SECS
-) -> dict[str, Any]:
+async def reply_to(answer: asyncio.Future[dict[str, Any]], what: str) -> dict[str, Any]:
     """Return the reply, or raise `StuckError`."""
-    done, _ = await asyncio.wait([answer], timeout=secs)
+    done, _ = await asyncio.wait([answer], timeout=HANG_SECS)
     if not done:
-        raise StuckError(f"{what}: no answer within {secs:g} s")
+        raise StuckError(f"{what}: no answer within {HANG_SECS} s")
     return answer.result()
 
 

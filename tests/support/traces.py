@@ -47,8 +47,9 @@ async def played(clock: ManualClock, coro: Coroutine[Any, Any, T]) -> T:
 class Slow(SessionRunHook):
     """Waits so many milliseconds in its methods; 0 does not wait."""
 
-    def __init__(self, *, before: int = 0, after: int = 0, end: int = 0) -> None:
-        self._before, self._after, self._end = before, after, end
+    def __init__(self, *, before: int = 0, after: int = 0) -> None:
+        self._before = before
+        self._after = after
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         if self._before:
@@ -58,10 +59,6 @@ class Slow(SessionRunHook):
     async def after_run(self, *_: object) -> None:
         if self._after:
             await sleep(self._after / 1000)
-
-    async def end(self, session: object) -> None:
-        if self._end:
-            await sleep(self._end / 1000)
 
 
 def trace_tracks(path: Path) -> dict[str, Times]:

@@ -12,13 +12,10 @@ Metrics = dict[str, float]
 class ScriptedTracker:
     """Keeps the metrics that it gets, by step, and every call.
 
-    Like most trackers it removes nothing: `start` returns its last step, unless it `replaces`.
+    Like most trackers it removes nothing: `start` returns its last step.
     """
 
-    def __init__(
-        self, failures: Mapping[int, BaseException] | None = None, *, replaces: bool = False
-    ) -> None:
-        self.replaces = replaces
+    def __init__(self, failures: Mapping[int, BaseException] | None = None) -> None:
         self.metrics: list[tuple[int, Metrics]] = []
         self.times: list[float] = []
         self.calls: list[str] = []
@@ -40,10 +37,7 @@ class ScriptedTracker:
     def start(self, step: int) -> int:
         with self._call("start", -1):
             self.calls.append(f"start {step}")
-            if not self.replaces:
-                return max([step, *self.steps])
-            self.metrics = [each for each in self.metrics if each[0] <= step]
-            return step
+            return max([step, *self.steps])
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
         with self._call("log_metrics", step):

@@ -1,30 +1,17 @@
-"""Programs for `explore`: planted bugs of different kinds, and correct programs.
-
-`python -m tests.testing.explored_programs` prints after how many schedules each bug is found, by
-random choices of the order and by priorities, and that the correct programs raise no alarm.
-"""
+"""Programs for `explore`: planted bugs of different kinds, and correct programs."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import platform
-import re
 import socket
-import statistics
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 import aiohooks as ah
 from aiohooks.testing import (
-    ExplorationError,
     always,
     choose,
-    exploration,
-    explore,
     may_happen,
     unreliable,
 )
@@ -425,20 +412,6 @@ async def a_queue_with_a_time_limit() -> None:
         await asyncio.wait([timer])
 
 
-@correct()
-async def a_lock_in_a_task_group() -> None:
-    """Take turns."""
-    lock = asyncio.Lock()
-
-    async def use() -> None:
-        async with lock:
-            await asyncio.sleep(0.01)
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(3):
-            tasks.create_task(use())
-
-
 @correct("cancel", "failure")
 async def a_connection() -> None:
     """Send lines over a connection, and wait for the end of both sides."""
@@ -485,54 +458,3 @@ async def a_task_that_polls() -> None:
 async def a_thread() -> None:
     """Wait for a thread."""
     assert await asyncio.to_thread(sum, (1, 2)) == 3
-
-
-async def schedules_to_find(defect: Defect, first: int, most: int) -> int:
-    """Return after how many schedules the bug is found, from this seed on; `most` if it is not."""
-    try:
-        await explore(defect.program, seeds=range(first, first + most), disturb=defect.disturb)
-    except ExplorationError as error:
-        match = re.search(r"([\d,]+) schedules\)", str(error))
-        if match is not None and str(error).startswith(defect.problem):
-            return int(match[1].replace(",", ""))
-    return most
-
-
-async def compare(options: argparse.Namespace) -> None:
-    """Print a row for each bug, and one for each correct program."""
-    columns = {"random": 0.0, "priorities": 1.0, "both": exploration._PRIORITIES_RATE}
-    print(f"Python {platform.python_version()}, median and most of {options.rounds} rounds")
-    print(f"{'bug':50}", *(f"{name:>14}" for name in columns))
-    for name, planted in DEFECTS.items():
-        cells: list[str] = []
-        for rate in columns.values():
-            with mock.patch.object(exploration, "_PRIORITIES_RATE", rate):
-                needed = [
-                    await schedules_to_find(planted, 10_000 * number, options.seeds)
-                    for number in range(options.rounds)
-                ]
-            cells.append(f"{statistics.median(needed):8g} {max(needed):5}")
-        print(f"{name:50}", *cells, flush=True)
-    for name, (program, kinds) in CORRECT.items():
-        began = time.process_time()
-        explored = await explore(program, seeds=options.seeds, disturb=kinds)
-        secs = time.process_time() - began
-        print(f"{name:50} no alarm in {explored.schedules:,} schedules, {secs:.2f} s CPU")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m tests.testing.explored_programs")
-    parser.add_argument("--seeds", type=int, default=1_000, help="most schedules of a program")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each bug is searched")
-    options = parser.parse_args(arguments)
-    with (
-        mock.patch.object(exploration, "_MOST_SHRINKING", 0),
-        mock.patch("aiohooks.testing._schedule_run._MOST_STEPS", 2_000),
-        mock.patch("aiohooks.testing._schedule_run._MOST_TURNS", 2_000),
-    ):
-        asyncio.run(compare(options))
-
-
-if __name__ == "__main__":
-    main()

@@ -81,8 +81,8 @@ async def test_the_ticket_of_a_task_that_has_ended_is_given_back(
     assert (await late).number == 1
     statistics = gate.statistics()
     assert (statistics.abandoned, statistics.open, statistics.waiting) == (1, 1, 0)
-    (record,) = caplog.records
-    assert "item 0, admitted by task 'holder', is abandoned" in record.getMessage()
+    (message,) = caplog.messages
+    assert "item 0, admitted by task 'holder', is abandoned" in message
 
 
 async def test_a_lost_ticket_that_is_reset_counts_once() -> None:

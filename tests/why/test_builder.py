@@ -131,36 +131,6 @@ async def test_the_holder_of_a_lock(how: str) -> None:
         assert not found(text, r"<- task '(first|second)'")
 
 
-async def test_a_lock_that_was_acquired_without_with() -> None:
-    """Who holds it is not known, and said."""
-    lock = asyncio.Lock()
-    await lock.acquire()
-    task = asyncio.create_task(lock.acquire(), name="second")
-    assert found(
-        await lines(),
-        r"task 'second'.*asyncio.Lock.acquire \(its holder is not known: no task is in a `with`"
-        r" block of it",
-    )
-    lock.release()
-    await task
-
-
-async def test_a_task_that_wants_its_own_lock() -> None:
-    """It is a deadlock of one."""
-    async with starting() as start:
-        holder = Holder()
-
-        async def twice() -> None:
-            async with holder.lock, holder.lock:
-                pass
-
-        start(twice(), "twice")
-        assert found(
-            await lines(),
-            r"^deadlock: task 'twice'.* <- asyncio.Lock.acquire <- task 'twice'",
-        )
-
-
 async def test_a_task_that_enters_a_block_does_not_hold_its_lock() -> None:
     """It waits for the one that has acquired it, and that is no deadlock."""
     async with starting() as start:

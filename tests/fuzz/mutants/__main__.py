@@ -58,7 +58,7 @@ TESTS = {
     "dispatch": (
         "tests/dispatch",
         "tests/session/test_status.py",
-        "tests/session/test_own_tasks.py",
+        "tests/session/test_feeds.py",
         "tests/session/test_monitored.py",
         "tests/core/test_observers.py",
         "tests/hooks/test_profiler.py",
