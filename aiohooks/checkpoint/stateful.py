@@ -173,6 +173,11 @@ class RandomState:
 
 
 def _access(generator: Any) -> _Access:
+    """Return how the state of a generator of `random`, torch or numpy is read, and how it is set.
+
+    Raises:
+        InvalidArgumentError: it is none of these.
+    """
     if hasattr(generator, "getstate"):
         return generator.getstate, generator.setstate
     if hasattr(generator, "get_state"):

@@ -182,12 +182,11 @@ class Interface:
         return [point for point in points if self.overrides(hook, point.name)]
 
     def check(self, registered: RegisteredHook) -> list[Point]:
-        """Return the methods that a hook implements. Raise unless it can be called as the interface
-        says.
+        """Check that all methods of a hook can be called, and return those of the interface.
 
         Raises:
-            InvalidHookError: a method has another kind of function or another signature; or it
-                would never be called.
+            InvalidHookError: a method is of another kind of function, does not take the arguments,
+                or has a misspelt name, under which it would never be called.
         """
         hook: object = registered.hook
         if isinstance(hook, (types.FunctionType, types.MethodType)):
@@ -195,6 +194,7 @@ class Interface:
                 f"{hook!r} is a function; give it to compose_functions, or add it to a HookGroup"
                 " with `on`"
             )
+        # Members of the class that hooks cannot implement, such as generators.
         for name, reason in self._unsupported.items():
             own = inspect.getattr_static(hook, name, None)
             if own is not None and own is not self.members[name]:
@@ -205,6 +205,7 @@ class Interface:
         points = self.implemented(hook)
         for point in points:
             self._check_method(registered, point)
+        # Once for each class, as this looks at all its members.
         if type(hook) not in self._seen.checked:
             self._check_spelling(registered)
             self._seen.checked.add(type(hook))

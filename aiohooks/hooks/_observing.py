@@ -43,8 +43,11 @@ class Sampling:
         *,
         first: bool,
     ) -> None:
-        """Make one in `begin`, as it keeps the session's clock. With `first` the first run is due,
-        whatever its step.
+        """Begin to decide. A hook makes this object in `begin`, where the clock is the session's.
+
+        Args:
+            every: when a run is due.
+            first: whether the first run is due as well, whatever its step.
         """
         self._timer: EveryTimer = every.timer()
         self._clock: Clock = current_clock()
@@ -53,9 +56,9 @@ class Sampling:
         # The step that the last run has committed, and by how much that run advanced it.
         self._committed: int | None = None
         self._advance = 1
-        # Whether the current run fetches.
+        # Whether values were fetched in the current run.
         self._is_fetched = False
-        # The Unix time at which the clock was 0.
+        # The Unix time at which the clock was 0, which `start` notes.
         self._unix: float
 
     def start(self, step: int) -> bool:

@@ -512,9 +512,7 @@ class QueueSource(Source):
 
     ends_at_drain = True
     _due: int | None = None
-    """In a drain, how many more elements are taken before the producers are ended: as many as may
-    have waited for room when it began. None before a drain.
-    """
+    """In a drain, how many more elements are taken before the queue ends. None before a drain."""
 
     def _read_now(self, producers: Producers | None) -> Element | None:
         if self.is_draining:
@@ -535,18 +533,18 @@ class QueueSource(Source):
         return element
 
     def _end_producers(self, producers: Producers | None) -> None:
-        """In a drain, end the producers when their pending puts are done.
+        """In a drain, end the producers once the elements are taken that they had put already, or
+        that they wait to put.
 
-        Each task waits in at most one `put`. Producers that are not named cannot be ended: then the
-        queue ends after all elements that it had, and that any task may have waited to put.
+        When the drain begins, each task waits in at most one `put`. Without `producers`, any task
+        may be one, and none can be ended: the queue ends then, although others may put more.
         """
-        due = self._due
-        if due is None:
-            due = len(producers or asyncio.all_tasks())
+        if self._due is None:
+            self._due = len(producers or asyncio.all_tasks())
+            # Named producers are ended, so what they leave in the queue is taken afterwards.
             if not producers:
-                due += self.feeds.qsize()
-            self._due = due
-        if due > 0 and not self.feeds.empty():
+                self._due += self.feeds.qsize()
+        if self._due > 0 and not self.feeds.empty():
             return
         self._coordinator.end_producers(producers or ())
         if producers is None and not self.feeds.empty():

@@ -626,8 +626,10 @@ class Steps(Generic[T_co]):
                 element = await self._next_element()
                 return await self._run_with(element)
             except FeedsWentBack:
+                # A recovery has set the feeds back, so that this element comes again later.
                 continue
             except (StopAsyncIteration, StopRequestedError):
+                # A later loop over the same feeds begins with the elements that are not used.
                 feeds.keep_sources()
                 feeds.end_loop(self)
                 raise StopAsyncIteration from None
