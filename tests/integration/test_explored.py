@@ -104,5 +104,5 @@ def test_the_command_prints_a_row_for_each_program(capsys: pytest.CaptureFixture
     table = capsys.readouterr().out.splitlines()
     assert table[1].split()[:5] == ["two", "steps,", "1", "hooks", "6"]
     assert table[2].split()[:2] == ["sum", "6"]
-    assert main(["--program", "leaves_a_task", "--injected-bugs"]) == 0
-    assert capsys.readouterr().out.split() == ["leaves_a_task", "found"]
+    assert main(["--program", "child_vanishes", "--injected-bugs"]) == 0
+    assert capsys.readouterr().out.split() == ["child_vanishes", "found"]
