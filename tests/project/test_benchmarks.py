@@ -68,7 +68,6 @@ def assert_measured(result: Result) -> None:
         "checkpoint",
         "group",
         "taskgroup",
-        "tf-hooks",
         "torch-checkpoint",
     )
     assert result.verdict in (("ok", "MISSED") if result.bar is not None else ("-",))
