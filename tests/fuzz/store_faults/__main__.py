@@ -40,7 +40,6 @@ from tests.fuzz.store_faults.engines import (
 )
 from tests.fuzz.store_faults.plans import Plan
 from tests.fuzz.store_faults.trials import CallTrial, LeadTrial, Trial
-from tests.support.step_laws import Operation
 from tests.support.store_processes import SlownessWatch
 
 
@@ -58,8 +57,6 @@ class Outcome:
     excused: int = 0
     """How many trials lost their chief because the machine was too slow."""
     watch: SlownessWatch = field(default_factory=SlownessWatch)
-    last_calls: list[Operation] = field(default_factory=list[Operation])
-    """The calls at random of the last trial that made some and lost no data."""
 
     def report(self) -> int:
         """Print the results; return the exit code."""
@@ -110,8 +107,6 @@ async def run_trial(setup: EngineSetup, number: int, seed: int, outcome: Outcome
         late = trial.late_secs
         outcome.calls += len(trial.history)
         outcome.plans.append(plan)
-        if isinstance(trial, CallTrial) and group != "data lost":
-            outcome.last_calls = trial.history
     outcome.late_secs = max(outcome.late_secs, late)
     kind = type(trial).__name__.removesuffix("Trial").lower()
     print(
