@@ -1,6 +1,6 @@
 """Training that is killed repeatedly ends as if it had not been killed.
 
-    python -m tests.fuzz.kill_training --kills 30
+    python -m tests.fuzz.kill_training --count 30
 
 `examples/train_torch.py` (AdamW, a scheduler, dropout, bfloat16, shuffled batches taken ahead,
 evaluations and checkpoints beside the training) runs as a process, is killed with SIGKILL at random
@@ -166,13 +166,11 @@ def tracked_at_the_end(directory: Path, steps: int) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
-    parser = command("kill_training", __doc__)
-    parser.add_argument("--kills", type=int, default=30, help="(default %(default)s)")
-    options = parser.parse_args(arguments)
+    options = command("kill_training", __doc__, count=30).parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="kill-training-") as directory:
-        tally = kill_training(Path(directory), kills=options.kills, seed=options.seed)
+        tally = kill_training(Path(directory), kills=options.count, seed=options.seed)
     print(tally.report(), flush=True)
-    return int(bool(tally.violations) or tally.kills < options.kills)
+    return int(bool(tally.violations) or tally.kills < options.count)
 
 
 if __name__ == "__main__":

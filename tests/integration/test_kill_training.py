@@ -1,6 +1,6 @@
 """Training that is killed ends as if it had not been killed: a few kills.
 
-There are more of them in the command: `python -m tests.fuzz.kill_training --kills 30`.
+There are more of them in the command: `python -m tests.fuzz.kill_training --count 30`.
 """
 
 from __future__ import annotations

@@ -181,8 +181,7 @@ def package(module: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    parser = command("mutants", __doc__)
-    parser.add_argument("--count", type=int, default=500, help="faults (default %(default)s)")
+    parser = command("mutants", __doc__, count=500)
     parser.add_argument(
         "--module",
         nargs="+",

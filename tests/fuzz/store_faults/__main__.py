@@ -152,9 +152,8 @@ async def run_trials(
 
 def main() -> int:
     """Run the command; return the exit code."""
-    parser = command("store_faults", __doc__)
+    parser = command("store_faults", __doc__, count=90)
     parser.add_argument("--engine", choices=ENGINES, required=True)
-    parser.add_argument("--count", type=int, default=90)
     parser.add_argument("--parallel", type=int, default=4, help="how many trials at the same time")
     parser.add_argument(
         "--trial",
