@@ -13,7 +13,6 @@ from tests.benchmarks.rows_checkpoint import (
 )
 from tests.benchmarks.rows_dispatch import (
     against_aiosignal,
-    background_observer,
     feeds_ahead,
     making_groups,
     run_in_turn,
@@ -42,7 +41,6 @@ DISPATCH: Mapping[str, Row] = {
     "taskgroup": suspending_group,
     "making": making_groups,
     "in-turn": run_in_turn,
-    "background": background_observer,
     "feeds-ahead": feeds_ahead,
 }
 """Groups of hooks, with or without a session."""

@@ -67,7 +67,6 @@ def assert_measured(result: Result) -> None:
     assert result.bar is not None or result.row in (
         "checkpoint",
         "group",
-        "taskgroup",
         "torch-checkpoint",
     )
     assert result.verdict in (("ok", "MISSED") if result.bar is not None else ("-",))
