@@ -19,6 +19,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks.session import creators
 from aiohooks.stores import Position
+from tests.support.checkpoint_files import Call, Seam
 from tests.support.source import ROOT
 
 
@@ -37,15 +38,16 @@ class Events:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class CountingDisk:
+class CountedFiles(Seam):
     """The file system of the checkpoints: each operation is an event."""
 
     def __init__(self, events: Events) -> None:
+        super().__init__()
         self._events = events
 
-    def __getattr__(self, name: str) -> Any:
+    def do(self, call: Call) -> Any:
         self._events.add("file")
-        return getattr(os, name)
+        return call.make()
 
 
 def main(kind: str, last: str, file: str, *options: str) -> None:
@@ -68,7 +70,7 @@ def main(kind: str, last: str, file: str, *options: str) -> None:
             return position
 
     warnings.simplefilter("error")
-    ah.checkpoint.Saver._fs = CountingDisk(events)
+    ah.checkpoint.Saver._fs = CountedFiles(events)
     where_it_is_made: Any = creators
     where_it_is_made.MemoryStepStore = ReportingStore
     example = str(ROOT / "examples" / "train_torch.py")
