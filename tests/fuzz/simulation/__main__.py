@@ -2,7 +2,7 @@
 alone or of a training.
 
 A seed decides everything that happens, on every Python. A seed with a violation is printed with its
-faults; `--only N --trace` shows all that happens in it. `--bugs` injects each bug, and prints the
+faults; `--seed N --trace` shows all that happens in it. `--bugs` injects each bug, and prints the
 first seed that finds it.
 """
 
@@ -63,8 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="what they do (default %(default)s)",
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", type=int, help="simulate this seed alone")
-    parser.add_argument("--trace", action="store_true", help="with --only: print all that happens")
+    parser.add_argument(
+        "--trace", action="store_true", help="print all that happens in the first seed, and end"
+    )
     parser.add_argument(
         "--bugs", action="store_true", help="inject each bug, and simulate until it is found"
     )
@@ -75,8 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.bugs:
         return find_bugs([options.bug] if options.bug else BUGS, partial(_finding, seeds))
     with BUGS[options.bug].injected() if options.bug else contextlib.nullcontext():
-        if options.only is not None:
-            result = simulate(options.only, options.engine, scenario, tracing=options.trace)
+        if options.trace:
+            result = simulate(options.seed, options.engine, scenario, tracing=True)
             print(*(result.lines or ()), *_describe(result), sep="\n")
             return int(bool(result.violations))
         return _report(simulated(seeds, options.engine, scenario, options.processes))
