@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 import aiohooks as ah
-from tests.support.checkpoint_files import Call, Seam
 
 EVERY_STEP = ah.Every(steps=1)
 
@@ -186,27 +185,28 @@ class HeldSaver(ah.checkpoint.Saver):
             self.ended.append(step)
 
 
-class Disk(Seam):
+class Disk:
     """Replaces `os` in a Saver: a write blocks its thread until `free` is set if `held`, and fails
     while `full`.
     """
 
     def __init__(self, *, held: bool = False, full: bool = False) -> None:
-        super().__init__()
         self.full = full
         self.reached = threading.Event()
         self.free = threading.Event()
         if not held:
             self.free.set()
 
-    def do(self, call: Call) -> Any:
-        """Do an operation; write, or fail, when `free` is set."""
-        if call.name == "write":
-            self.reached.set()
-            self.free.wait()
-            if self.full:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return call.make()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def write(self, fd: int, data: Any) -> int:
+        """Write, or fail, when `free` is set."""
+        self.reached.set()
+        self.free.wait()
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.write(fd, data)
 
 
 def disk_full_error() -> ah.AiohooksError:
