@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.benchmarks.measure import Counts, Result, measure
-from tests.benchmarks.report import Report, header, line, load, save, write_page
+from tests.benchmarks.report import Report, line, load, save, write_page
 from tests.benchmarks.rows import GROUPS, ROWS, SECTIONS
 from tests.conformance.report import LOOPS, installed_loops, loop_factory
 
@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def report_on(loop: str, rows: Sequence[str], counts: Counts) -> Report:
     """Measure rows on one event loop; each line is printed as soon as it is measured."""
-    print(f"\nPython {platform.python_version()}, {loop}\n{header()}")
+    print(f"\nPython {platform.python_version()}, {loop}")
 
     async def all_rows() -> list[Result]:
         results: list[Result] = []

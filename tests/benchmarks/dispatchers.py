@@ -372,17 +372,10 @@ HEADINGS = (
 )
 
 
-def table(lines: Sequence[Line], markdown: bool) -> str:
-    """Format the table, for a terminal or a page."""
-    rows = [HEADINGS, *lines]
-    if markdown:
-        first, *rest = (f"| {' | '.join(row)} |" for row in rows)
-        return "\n".join([first, f"|{' --- |' * 6}{' ---: |' * 2}", *rest])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+def table(lines: Sequence[Line]) -> str:
+    """Format the table of the page."""
+    first, *rest = (f"| {' | '.join(row)} |" for row in [HEADINGS, *lines])
+    return "\n".join([first, f"|{' --- |' * 6}{' ---: |' * 2}", *rest])
 
 
 def versions(loop: str) -> str:
@@ -409,11 +402,11 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     with asyncio.Runner(loop_factory=loop_factory(options.loop)) as runner:
         lines, missing = runner.run(look(replace(Counts(), rounds=options.rounds)))
-    text = table(lines, options.page is not None)
+    text = f"{versions(options.loop)}\n\n{table(lines)}"
     if options.page is not None:
-        replace_figures(options.page, SECTION, f"{versions(options.loop)}\n\n{text}")
+        replace_figures(options.page, SECTION, text)
     else:
-        print(f"{versions(options.loop)}\n\n{text}")
+        print(text)
     if missing:
         print(f"\n{', '.join(missing)}; pip install --group bench", file=sys.stderr)
     return 0

@@ -13,6 +13,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import resource
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -177,18 +178,9 @@ async def _calibrated(lane: Lane, setup: Setup, counts: Counts) -> int:
         times = min(2 * times, setup.most_times)
 
 
-def _counter_of_disturbances() -> Callable[[], int]:
-    """Return a function that counts how often this thread lost its core; where that is not known,
-    always 0.
-    """
-    if importlib.util.find_spec("resource") is None:
-        return lambda: 0
-    resource = importlib.import_module("resource")
-    who = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
-    return lambda: int(resource.getrusage(who).ru_nivcsw)
-
-
-disturbances = _counter_of_disturbances()
+def disturbances() -> int:
+    """Return how often this thread has lost its core."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 async def _undisturbed(lane: Lane, times: int) -> float:

@@ -58,43 +58,15 @@ def _versions() -> Iterator[tuple[str, str]]:
             continue
 
 
-HEADINGS = ("row", "work", "bar", "figure", "quartiles", "", "ours us", "theirs us", "rounds")
-
-
-def header() -> str:
-    """Return the first line of the table."""
-    return _line(HEADINGS)
-
-
 def line(result: Result) -> str:
-    """Format one line of the table."""
+    """Format one result for a terminal."""
     if result.figure is None:
-        return _line((result.row, result.work, "", "", "", "-", "", "", f"  {result.missing}"))
-    return _line(
-        (
-            result.row,
-            result.work,
-            _bar(result),
-            f"{result.figure:.3f}",
-            f"{result.low:.3f}-{result.high:.3f}",
-            result.verdict,
-            _amount(result.ours_secs, result.unit),
-            _amount(result.theirs_secs, result.unit),
-            str(result.rounds),
-        )
-    )
-
-
-def _line(cells: Sequence[str]) -> str:
-    row, work, bar, figure, spread, verdict, ours, theirs, rounds = cells
+        return f"{result.row}: {result.work}: {result.missing}"
+    bar = "" if result.bar is None else f", bar {result.bar:.3g}: {result.verdict}"
     return (
-        f"{row:<14}{work:<90}{bar:>7}{figure:>8}{spread:>14} "
-        f" {verdict:<7}{ours:>10}{theirs:>11}{rounds:>7}".rstrip()
+        f"{result.row}: {result.work}: {result.figure:.3f} ({result.low:.3f} to {result.high:.3f})"
+        f"{bar}; {_times_cell(result)} in {result.rounds} rounds"
     )
-
-
-def _bar(result: Result) -> str:
-    return "" if result.bar is None else f"<={result.bar:.3g}"
 
 
 def _amount(value: float | None, unit: str) -> str:

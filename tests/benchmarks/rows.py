@@ -9,12 +9,10 @@ from tests.benchmarks.measure import Row
 from tests.benchmarks.rows_checkpoint import (
     background_checkpoint,
     checkpoint_memory,
-    checkpoint_mirror,
     checkpoint_restore,
 )
 from tests.benchmarks.rows_dispatch import (
     against_aiosignal,
-    background_observer,
     feeds_ahead,
     making_groups,
     run_in_turn,
@@ -32,7 +30,7 @@ from tests.benchmarks.rows_hooks import (
     waiting_hooks,
 )
 from tests.benchmarks.rows_import import imports
-from tests.benchmarks.rows_processes import callers, crowd, local_and_redis, poll, wake
+from tests.benchmarks.rows_processes import callers, crowd, wake
 from tests.benchmarks.rows_stores import advance_past_waiters, wake_waiters
 from tests.benchmarks.rows_telemetry import opentelemetry_spans, timeline
 from tests.benchmarks.rows_torch import torch_checkpoint, torch_loop
@@ -43,7 +41,6 @@ DISPATCH: Mapping[str, Row] = {
     "taskgroup": suspending_group,
     "making": making_groups,
     "in-turn": run_in_turn,
-    "background": background_observer,
     "feeds-ahead": feeds_ahead,
 }
 """Groups of hooks, with or without a session."""
@@ -65,7 +62,6 @@ SESSION: Mapping[str, Row] = {
     "wake": wake_waiters,
     "checkpoint": background_checkpoint,
     "restore": checkpoint_restore,
-    "mirror": checkpoint_mirror,
     "memory": checkpoint_memory,
     "torch-loop": torch_loop,
     "torch-checkpoint": torch_checkpoint,
@@ -73,7 +69,7 @@ SESSION: Mapping[str, Row] = {
 }
 """In one process."""
 
-OF_EACH_STORE = {"wake": wake, "callers": callers, "crowd": crowd, "poll": poll}
+OF_EACH_STORE = {"wake": wake, "callers": callers, "crowd": crowd}
 STORES: Mapping[str, Mapping[str, Row]] = {
     store: {f"{store}-{name}": partial(row, store) for name, row in OF_EACH_STORE.items()}
     for store in ("local", "redis", "ray")
@@ -83,8 +79,7 @@ STORES: Mapping[str, Mapping[str, Row]] = {
 SECTIONS: Mapping[str, Mapping[str, Row]] = {
     "dispatch": DISPATCH,
     "session": SESSION,
-    "stores": {name: row for rows in STORES.values() for name, row in rows.items()}
-    | {"local-redis": local_and_redis},
+    "stores": {name: row for rows in STORES.values() for name, row in rows.items()},
 }
 ROWS: Mapping[str, Row] = {name: row for rows in SECTIONS.values() for name, row in rows.items()}
 GROUPS: Mapping[str, Mapping[str, Row]] = {**SECTIONS, **STORES}

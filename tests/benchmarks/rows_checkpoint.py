@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import tempfile
 import time
 import tracemalloc
@@ -60,7 +59,6 @@ class Training:
         variables.
         """
         self.variables = ah.Variables()
-        self.saver = saver
         creator = ah.ChiefSessionCreator(
             graph, variables=self.variables, scaffold=ah.Scaffold(tracked=tracked)
         )
@@ -93,17 +91,10 @@ class Training:
         return made, secs
 
     async def saved(self) -> tuple[int, float]:
-        """Run steps, the first of which is saved, until the checkpoint is durable, and in the
-        mirror if there is one.
-        """
+        """Run steps, the first of which is saved, until the checkpoint is durable."""
         before = self.hook.saved
         self._clock.advance(PERIOD_SECS)
-
-        def is_complete() -> bool:
-            mirror = self.saver.mirror_status
-            return self.hook.saved > before and (mirror is None or mirror.pending == 0)
-
-        return await self.steps_until(is_complete)
+        return await self.steps_until(lambda: self.hook.saved > before)
 
     def lost_to(self, saved: Callable[[], Awaitable[tuple[int, float]]]) -> Lane:
         """Return a lane: how much longer the steps during saves took than as many before and after
@@ -182,7 +173,7 @@ def _feeds() -> dict[str, Any]:
 
 @asynccontextmanager
 async def opened_training(
-    graph: ah.Graph, counts: Counts, *, mirrored: bool = False, **tracked: ah.checkpoint.Stateful
+    graph: ah.Graph, counts: Counts, **tracked: ah.checkpoint.Stateful
 ) -> AsyncIterator[Training]:
     """Open the session of a training, and make a few steps."""
     few = min(FEW, counts.rounds)
@@ -190,13 +181,7 @@ async def opened_training(
         tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory,
         ManualClock() as clock,
     ):
-        mirror = None
-        if mirrored:
-            mirror = f"file://{directory}/mirror"
-            os.mkdir(f"{directory}/mirror")
-        async with Saver(
-            Path(directory, "run"), keep=ah.checkpoint.KeepNewest(1), mirror=mirror
-        ) as saver:
+        async with Saver(directory, keep=ah.checkpoint.KeepNewest(1)) as saver:
             training = Training(graph, few, clock, saver, **tracked)
             async with training.session:
                 await training.steps(few)
@@ -247,42 +232,6 @@ async def background_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
             ],
             most_times=1,
             most_rounds=15,
-        )
-
-
-@asynccontextmanager
-async def checkpoint_mirror(counts: Counts) -> AsyncIterator[Setup]:
-    """Training time lost to a save and its copy to a mirror, until that is verified, and to a save
-    without a mirror.
-    """
-    async with AsyncExitStack() as stack:
-        mirrored = await stack.enter_async_context(
-            opened_training(lookups(counts.checkpoint_bytes), counts, mirrored=True)
-        )
-        plain = await stack.enter_async_context(
-            opened_training(lookups(counts.checkpoint_bytes), counts)
-        )
-        directory = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-"))
-        )
-        work = f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB"
-        yield Setup(
-            {
-                "mirrored": mirrored.lost_to(mirrored.saved),
-                "plain": plain.lost_to(plain.saved),
-                "savez": saved_by_numpy(plain, directory),
-            },
-            [
-                Figure(
-                    f"{work} and its mirror / a blocking np.savez and fsync",
-                    None,
-                    "mirrored",
-                    "savez",
-                ),
-                Figure("the same without a mirror", None, "plain", "savez"),
-            ],
-            most_times=1,
-            most_rounds=5,
         )
 
 

@@ -24,13 +24,6 @@ class Events:
         """Called for each event."""
 
 
-class Unannotated:
-    """One whose author does not say what its method returns."""
-
-    async def on_event(self, event):  # type: ignore[no-untyped-def]
-        """Called for each event."""
-
-
 class Silent(Events):
     """Cannot wait."""
 
@@ -53,19 +46,9 @@ class Suspending(Events):
         await asyncio.sleep(0)
 
 
-class Waiting(Events):
-    """Waits for a future."""
-
-    async def on_event(self, event: str) -> None:
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        loop.call_soon(future.set_result, None)
-        await future
-
-
-def calling(hooks: list[Events], kind: type[Any] = Events) -> Callable[[], Awaitable[None]]:
+def calling(hooks: list[Events]) -> Callable[[], Awaitable[None]]:
     """Return a function that calls a group of these hooks once."""
-    call: Any = ah.compose(kind, hooks).on_event
+    call: Any = ah.compose(Events, hooks).on_event
     return partial(call, "started")
 
 
@@ -91,7 +74,6 @@ async def against_aiosignal(counts: Counts) -> AsyncIterator[Setup]:
     yield Setup(
         {
             "group": repeated(calling(hooks)),
-            "unannotated": repeated(calling(hooks, Unannotated)),
             "aiosignal": repeated(partial(signal.send, "started")),
         },
         [
@@ -99,12 +81,6 @@ async def against_aiosignal(counts: Counts) -> AsyncIterator[Setup]:
                 "a group of 5 hooks that cannot wait / aiosignal calls the same five in turn",
                 1.1,
                 "group",
-                "aiosignal",
-            ),
-            Figure(
-                "the same, where the class does not say what is returned",
-                1.1,
-                "unannotated",
                 "aiosignal",
             ),
         ],
@@ -153,42 +129,25 @@ async def silent_group(counts: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def suspending_group(counts: Counts) -> AsyncIterator[Setup]:
-    """Hooks that suspend once, beside starting them in an `asyncio.TaskGroup`, and gathering
-    them.
-    """
+    """Hooks that suspend once, beside starting them in an `asyncio.TaskGroup`."""
     hooks: list[Events] = [Suspending() for _ in range(HOOKS)]
-    waiting: list[Events] = [Waiting() for _ in range(HOOKS)]
 
-    async def task_group(hooks: list[Events]) -> None:
+    async def task_group() -> None:
         async with asyncio.TaskGroup() as tasks:
             for hook in hooks:
                 tasks.create_task(hook.on_event("started"))
 
-    async def gathered() -> None:
-        await asyncio.gather(*[hook.on_event("started") for hook in hooks])
-
-    most = bar(0.95, 1.05, 1.1)
     yield Setup(
         {
             "group": repeated(calling(hooks)),
-            "TaskGroup": repeated(partial(task_group, hooks)),
-            "gather": repeated(gathered),
-            "waiting": repeated(calling(waiting)),
-            "waiting TaskGroup": repeated(partial(task_group, waiting)),
+            "TaskGroup": repeated(task_group),
         },
         [
             Figure(
                 "a group of 5 hooks that suspend once / an asyncio.TaskGroup of the same five",
-                most,
+                bar(0.95, 1.05, 1.1),
                 "group",
                 "TaskGroup",
-            ),
-            Figure("the same, each waits for a future", most, "waiting", "waiting TaskGroup"),
-            Figure(
-                "5 hooks that suspend once / asyncio.gather of the same five",
-                None,
-                "group",
-                "gather",
             ),
         ],
     )
@@ -280,31 +239,6 @@ class Observer(ah.SessionRunHook):
         await asyncio.sleep(WAIT_SECS)
 
 
-async def slow_step() -> None:
-    """A step that waits."""
-    await asyncio.sleep(WAIT_SECS)
-
-
-@asynccontextmanager
-async def background_observer(counts: Counts) -> AsyncIterator[Setup]:
-    """A hook that observes each step in the background, beside the step alone."""
-    observer: Any = ah.configure(Observer(), background=True)
-    async with ah.AsyncMonitoredSession(slow_step, [observer]) as session:
-        yield Setup(
-            {"observed": repeated(partial(session.run, "slow_step")), "alone": repeated(slow_step)},
-            [
-                Figure(
-                    "a step of 10 ms, observed as long in the background / the step alone",
-                    1.1,
-                    "observed",
-                    "alone",
-                )
-            ],
-            most_times=10,
-            most_rounds=20,
-        )
-
-
 async def slow_feeds(number: int) -> AsyncIterator[float]:
     """Feeds that take as long as the step."""
     for _ in range(number):
@@ -333,7 +267,7 @@ async def feeds_ahead(counts: Counts) -> AsyncIterator[Setup]:
 
     async def alone() -> None:
         for _ in range(steps):
-            await slow_step()
+            await fed_step(1.0)
 
     async def in_turn() -> None:
         async for batch in slow_feeds(steps):

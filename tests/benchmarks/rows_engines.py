@@ -114,8 +114,6 @@ async def tensorflow_hooks(counts: Counts) -> AsyncIterator[Setup]:
                     {
                         "step": repeated(partial(session.run, step)),
                         "original step": _running(original, step),
-                        "empty": repeated(partial(session.run, empty)),
-                        "original empty": _running(original, empty),
                     },
                     [
                         Figure(
@@ -124,12 +122,6 @@ async def tensorflow_hooks(counts: Counts) -> AsyncIterator[Setup]:
                             1.2,
                             "step",
                             "original step",
-                        ),
-                        Figure(
-                            "the same with a step that only adds 1 to the global step",
-                            None,
-                            "empty",
-                            "original empty",
                         ),
                     ],
                     most_times=200,

@@ -12,9 +12,6 @@ from functools import partial
 from typing import Any
 
 import aiohooks as ah
-from aiohooks._core.calls import RunWaits
-from aiohooks.dispatch.calls import call_groups
-from aiohooks.session.hook import HookSet
 from aiohooks.session.status import WHY_VARIABLE
 from aiohooks.session.why import enable_why
 from tests.benchmarks.measure import Counts, Figure, Setup, repeated
@@ -67,20 +64,6 @@ class SuspendingHook(ah.SessionRunHook):
         self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
     ) -> None:
         await asyncio.sleep(0)
-
-
-class SuspendingFetchingHook(FetchingHook):
-    """Suspends once in both phases, and fetches a value."""
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
-        await asyncio.sleep(0)
-        return ah.SessionRunArgs(self.name)
-
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
-        await asyncio.sleep(0)
-        self.seen = run_values.results
 
 
 class WaitingHook(ah.SessionRunHook):
@@ -297,60 +280,23 @@ async def marginal_cost(counts: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def suspending_hooks(counts: Counts) -> AsyncIterator[Setup]:
-    """Hooks that all suspend, against gathering their coroutines: a whole run, and its two phases
-    alone.
-    """
-    quiet: list[ah.SessionRunHook] = [SuspendingHook() for _ in range(HOOKS)]
-    asking: list[ah.SessionRunHook] = [SuspendingFetchingHook(name) for name in NAMES]
-    context = ah.SessionRunContext(ah.SessionRunArgs(), ah.Session(ah.Graph()))
-    values = ah.SessionRunValues(None, None, None)
+    """Hooks that all suspend, against gathering their coroutines."""
+    hooks = [SuspendingHook() for _ in range(HOOKS)]
     async with AsyncExitStack() as stack:
         yield Setup(
             {
-                "run": repeated(await opened(stack, quiet)),
-                "run by hand": repeated(partial(ByHand(quiet, NAMES[:1]).run, 1.0)),
-                "asking": repeated(await opened(stack, asking, NAMES)),
-                "asking by hand": repeated(partial(ByHand(asking, NAMES).run, 1.0)),
-                "phases": repeated(_both_phases(quiet, context, values)),
-                "phases by hand": repeated(partial(_gathered_phases, quiet, context, values)),
+                "run": repeated(await opened(stack, hooks)),
+                "by hand": repeated(partial(ByHand(hooks, NAMES[:1]).run, 1.0)),
             },
             [
                 Figure(
                     "5 hooks suspend in both phases / gather and the graph by hand",
                     0.95,
                     "run",
-                    "run by hand",
+                    "by hand",
                 ),
-                Figure("the same, each fetches its own value", 0.95, "asking", "asking by hand"),
-                Figure("the two phases alone / two gathers", 0.95, "phases", "phases by hand"),
             ],
         )
-
-
-def _both_phases(
-    hooks: Sequence[ah.SessionRunHook], context: ah.SessionRunContext, values: ah.SessionRunValues
-) -> Callable[[], Awaitable[None]]:
-    checked, waits = HookSet(ah.Coordinator(), hooks, ah.Graph()), RunWaits()
-
-    async def both() -> None:
-        await call_groups(checked.before_run, (context,), step=1, waits=waits)
-        await call_groups(
-            checked.after_run,
-            (context,),
-            second_args=iter([(values,) * len(hooks)]),
-            step=1,
-            waits=waits,
-        )
-        waits.reset()
-
-    return both
-
-
-async def _gathered_phases(
-    hooks: Sequence[ah.SessionRunHook], context: ah.SessionRunContext, values: ah.SessionRunValues
-) -> None:
-    await asyncio.gather(*[hook.before_run(context) for hook in hooks])
-    await asyncio.gather(*[hook.after_run(context, values) for hook in hooks])
 
 
 @asynccontextmanager

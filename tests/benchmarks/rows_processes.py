@@ -109,18 +109,6 @@ async def crowd(name: str, counts: Counts) -> AsyncIterator[Setup]:
 
 
 @asynccontextmanager
-async def poll(name: str, _: Counts) -> AsyncIterator[Setup]:
-    """A wake-up, against a waiter that polls twice a second."""
-    async with lanes_of(name) as (engine, row):
-        what = (
-            f"{engine.title}: a wake in another process / a waiter that looks every 0.5 s, as"
-            " TensorFlow's"
-        )
-        lanes = {kind: await row.waking(kind, 1, 1) for kind in ("ours", "poll")}
-        yield Setup(lanes, [Figure(what, None, OURS, "poll")], most_times=1, most_rounds=20)
-
-
-@asynccontextmanager
 async def callers(name: str, _: Counts) -> AsyncIterator[Setup]:
     """Many callers of a process advance at the same time, and one alone; without waiters. The times
     are for one advance.
@@ -146,30 +134,6 @@ async def callers(name: str, _: Counts) -> AsyncIterator[Setup]:
                     engine.alone_bar,
                     alone,
                     each("bare alone"),
-                ),
-            ],
-            most_rounds=100,
-        )
-
-
-@asynccontextmanager
-async def local_and_redis(_: Counts) -> AsyncIterator[Setup]:
-    """Advances of the local store and of the one on Redis, side by side: it is to make five times
-    as many a second.
-    """
-    async with lanes_of("local") as (local, here), lanes_of("redis") as (redis, there):
-        what = f"{local.title} / {redis.title}"
-        yield Setup(
-            {**await here.advancing("ours", "local"), **await there.advancing("ours", "redis")},
-            [
-                Figure(
-                    f"{what}: one caller advances", 1 / 5, each("local alone"), each("redis alone")
-                ),
-                Figure(
-                    f"{what}: {CALLERS} callers advance together",
-                    1 / 5,
-                    each("local together"),
-                    each("redis together"),
                 ),
             ],
             most_rounds=100,

@@ -42,17 +42,13 @@ async def advance_past_waiters(counts: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def wake_waiters(counts: Counts) -> AsyncIterator[Setup]:
-    """Waking many at one step, against as many futures that tasks await: the call, and until all of
-    them have run.
-    """
+    """Waking many at one step, against as many futures that tasks await, until all have run."""
     store = ah.MemoryStepStore()
     try:
         yield Setup(
             {
-                "store": _waking(store, counts.woken, whole=True),
-                "futures": _setting(counts.woken, whole=True),
-                "store's call": _waking(store, counts.woken, whole=False),
-                "futures' calls": _setting(counts.woken, whole=False),
+                "store": _waking(store, counts.woken),
+                "futures": _setting(counts.woken),
             },
             [
                 Figure(
@@ -62,12 +58,6 @@ async def wake_waiters(counts: Counts) -> AsyncIterator[Setup]:
                     "store",
                     "futures",
                 ),
-                Figure(
-                    "the call alone: advance / set_result of each",
-                    2.0,
-                    "store's call",
-                    "futures' calls",
-                ),
             ],
             most_times=1,
             most_rounds=40,
@@ -76,7 +66,7 @@ async def wake_waiters(counts: Counts) -> AsyncIterator[Setup]:
         await store.aclose()
 
 
-def _waking(store: ah.StepStore, count: int, *, whole: bool) -> Lane:
+def _waking(store: ah.StepStore, count: int) -> Lane:
     async def lane(times: int) -> float:
         secs = 0.0
         for _ in range(times):
@@ -85,13 +75,13 @@ def _waking(store: ah.StepStore, count: int, *, whole: bool) -> Lane:
             await asyncio.sleep(0)
             began = time.perf_counter()
             await store.advance()
-            secs += await _until_run(waits, began, whole)
+            secs += await _secs_until_run(waits, began)
         return secs
 
     return lane
 
 
-def _setting(count: int, *, whole: bool) -> Lane:
+def _setting(count: int) -> Lane:
     async def bare(future: asyncio.Future[int]) -> int:
         return await future
 
@@ -105,20 +95,16 @@ def _setting(count: int, *, whole: bool) -> Lane:
             began = time.perf_counter()
             for future in futures:
                 future.set_result(1)
-            secs += await _until_run(waits, began, whole)
+            secs += await _secs_until_run(waits, began)
         return secs
 
     return lane
 
 
-async def _until_run(waits: Sequence[asyncio.Task[Any]], began: float, whole: bool) -> float:
-    """Seconds from `began` until now, or, for the whole of it, until the last of the waits has
-    run.
-    """
-    secs = time.perf_counter() - began
+async def _secs_until_run(waits: Sequence[asyncio.Task[Any]], began: float) -> float:
+    """Return the seconds from `began` until the last of the waits has run."""
     while not waits[-1].done():  # noqa: ASYNC110 - ticks of the loop are what is measured
         await asyncio.sleep(0)
-    if whole:
-        secs = time.perf_counter() - began
+    secs = time.perf_counter() - began
     assert all(wait.done() for wait in waits)
     return secs

@@ -5,22 +5,16 @@ training.
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import time
-import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 import aiohooks as ah
-from tests.benchmarks.measure import Counts, Figure, Lane, Setup, blocking_writes, imported
-from tests.benchmarks.rows_checkpoint import Training, opened_training
+from tests.benchmarks.measure import Counts, Figure, Setup, blocking_writes, imported
+from tests.benchmarks.rows_checkpoint import opened_training
 
 STEPS = 500
 """Steps from one checkpoint of the loop to the next."""
@@ -168,10 +162,6 @@ async def torch_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
         directory = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-"))
         )
-        stack.enter_context(_process_group(torch))
-        checkpoint: Any = imported("torch", "torch.distributed.checkpoint")
-        by_hand = ByHand([tensor.numpy() for tensor in network.model.state_dict().values()])
-        stack.callback(by_hand.threads.shutdown)
         work = (
             f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB of"
             " torch state"
@@ -181,94 +171,10 @@ async def torch_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
             {
                 "hook": training.lost_to(training.saved),
                 "torch.save": blocking_writes(directory, lambda file: torch.save(state(), file)),
-                "async_save": _saving(
-                    lambda path: checkpoint.async_save(state(), checkpoint_id=path),
-                    training,
-                    directory,
-                ),
-                "by hand": _saving(by_hand.save, training, directory),
-                "copy": by_hand.copy_alone,
             },
             [
                 Figure(f"{work} / a blocking torch.save and fsync", 0.15, "hook", theirs),
-                Figure(
-                    "the same by hand: a copy, and a thread that writes and syncs it",
-                    None,
-                    "by hand",
-                    theirs,
-                ),
-                Figure("that copy alone", None, "copy", theirs),
-                Figure(
-                    "the same with torch.distributed.checkpoint.async_save",
-                    None,
-                    "async_save",
-                    theirs,
-                ),
             ],
             most_times=1,
             most_rounds=15,
         )
-
-
-class ByHand:
-    """The least that a save in the background does: a copy in memory that is used again, and a
-    thread that writes it.
-    """
-
-    def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Takes the memory of the tensors."""
-        self._arrays = arrays
-        self._copies = [array.copy() for array in arrays]
-        self.threads = ThreadPoolExecutor(1)
-
-    def copy(self) -> None:
-        """Copy the tensors."""
-        for copy, array in zip(self._copies, self._arrays, strict=True):
-            np.copyto(copy, array)
-
-    async def copy_alone(self, times: int) -> float:
-        """Copy them so many times: a lane."""
-        began = time.perf_counter()
-        for _ in range(times):
-            self.copy()
-        return time.perf_counter() - began
-
-    def save(self, path: Path) -> Future[None]:
-        """Copy them, and begin to write the copies."""
-        self.copy()
-        return self.threads.submit(self._write, path)
-
-    def _write(self, path: Path) -> None:
-        checksum = 0
-        with path.open("wb", buffering=0) as file:
-            for copy in self._copies:
-                data = memoryview(cast("Any", copy))
-                checksum = zlib.crc32(data, checksum)
-                file.write(data)
-            os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def _process_group(torch: Any) -> Iterator[None]:
-    """Make the group of this process alone, which `async_save` needs."""
-    distributed: Any = imported("torch", "torch.distributed")
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
-
-
-def _saving(save: Callable[[Path], Future[Any]], training: Training, directory: Path) -> Lane:
-    """Return a lane: the training time lost to `save`, which begins to write to a path."""
-
-    async def saved() -> tuple[int, float]:
-        with tempfile.TemporaryDirectory(dir=directory) as there:
-            began = time.perf_counter()
-            saving = save(Path(there, "state"))
-            secs = time.perf_counter() - began
-            made, more = await training.steps_until(saving.done)
-            saving.result()
-        return made, secs + more
-
-    return training.lost_to(saved)

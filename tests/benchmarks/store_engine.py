@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import (
     AbstractAsyncContextManager,
@@ -17,11 +16,8 @@ from contextlib import (
 from dataclasses import dataclass
 from typing import Protocol
 
-from aiohooks import StepStore, open_step_store
+from aiohooks import open_step_store
 from tests.support.needs import MissingError
-
-POLL_SECS = 0.5
-"""How often TensorFlow's GlobalStepWaiterHook looks."""
 
 
 class Counter(Protocol):
@@ -89,26 +85,9 @@ def engine_of(name: str) -> Engine:
     return engine
 
 
-class _Polling:
-    """Polls as TensorFlow's GlobalStepWaiterHook does: it looks, sleeps for half a second, and
-    looks again.
-    """
-
-    def __init__(self, store: StepStore) -> None:
-        self._store = store
-        self.advance = store.advance
-
-    async def wait_for(self, step: int) -> None:
-        await asyncio.sleep(
-            POLL_SECS * random.random()
-        )  # it has begun whenever it has, and not just now
-        while (await self._store.value()).step < step:  # noqa: ASYNC110 - that is what it does
-            await asyncio.sleep(POLL_SECS)
-
-
 @asynccontextmanager
 async def opened(engine: Engine, kind: str, url: str) -> AsyncIterator[Counter]:
-    """Our store ("ours"), it asked as TensorFlow asks ("poll"), or by hand ("bare").
+    """Our store ("ours"), or by hand ("bare").
 
     Those of one kind count together, in whatever process they are.
     """
@@ -118,4 +97,4 @@ async def opened(engine: Engine, kind: str, url: str) -> AsyncIterator[Counter]:
                 yield counter
         else:
             async with open_step_store(url, run=kind) as store:
-                yield _Polling(store) if kind == "poll" else store
+                yield store

@@ -1,30 +1,19 @@
-"""Replay a file of recorded scenarios, by default the project's own, and print the differences."""
+"""Replay the recorded scenarios, and print the differences."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from tests.conformance.records import TRACES, Mode, load
+from tests.conformance.records import Mode, load
 from tests.conformance.report import installed_loops, replay_all
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print a line for each mode and loop, then each disagreement; return 1 if there is any."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
-    parser.add_argument(
-        "file",
-        nargs="?",
-        type=Path,
-        default=TRACES,
-        help="a file of records, one JSON object a line",
-    )
-    parser.add_argument(
-        "--show", type=int, default=5, help="disagreements to print for each mode and loop"
-    )
-    options = parser.parse_args(argv)
-    records = load(options.file)
+    parser.parse_args(argv)
+    records = load()
     reports = []
     for loop in installed_loops():
         for mode in Mode:
@@ -32,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
             print(reports[-1], flush=True)
     failed = [report for report in reports if not report.ok]
     for report in failed:
-        print(f"\n{report.details(options.show)}")
+        print(f"\n{report.details()}")
     return 1 if failed else 0
 
 

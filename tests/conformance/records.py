@@ -69,9 +69,9 @@ class Mode(enum.StrEnum):
     """
 
 
-def load(path: Path = TRACES) -> list[Record]:
-    """Load the records of a file."""
-    with path.open(encoding="utf-8") as lines:
+def load() -> list[Record]:
+    """Load the records."""
+    with TRACES.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.strip()]
 
 

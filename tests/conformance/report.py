@@ -49,12 +49,10 @@ class Report:
             f" ({self.secs:.1f} s)"
         )
 
-    def details(self, limit: int = 5) -> str:
+    def details(self) -> str:
         """Format the first disagreements."""
-        blocks = [describe(*found) for found in self.disagreements[:limit]]
-        if len(self.disagreements) > limit:
-            blocks.append(f"... and {len(self.disagreements) - limit} more")
-        blocks += [f"complaint: {text}" for text in self.stray[:limit]]
+        blocks = [describe(*found) for found in self.disagreements[:5]]
+        blocks += [f"complaint: {text}" for text in self.stray[:5]]
         return "\n\n".join([str(self), *blocks])
 
 

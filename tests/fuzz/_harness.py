@@ -9,7 +9,7 @@ import logging
 import os
 import tempfile
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,14 +17,18 @@ from unittest import mock
 Method = Callable[..., Any]
 
 
-def command(module: str, doc: str | None) -> argparse.ArgumentParser:
-    """Make the parser of a program, which is called by its docstring and takes a seed."""
+def command(module: str, doc: str | None, count: int | None = None) -> argparse.ArgumentParser:
+    """Make the parser of a program, which takes a seed, and a number of trials if there is a
+    default `count`.
+    """
     parser = argparse.ArgumentParser(
         prog=f"python -m tests.fuzz.{module}",
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seed", type=int, default=0, help="the first one (default %(default)s)")
+    if count is not None:
+        parser.add_argument("--count", type=int, default=count, help="trials (default %(default)s)")
     return parser
 
 
@@ -87,3 +91,13 @@ def bug_in(
         bugs[replacement.__name__] = Bug(owner, name, replacement, found_by)
 
     return add
+
+
+def find_bugs(names: Iterable[str], find: Callable[[str], str | None]) -> int:
+    """Print how each bug is found, and return 1 if one is not."""
+    missed = 0
+    for name in names:
+        found = find(name)
+        missed += found is None
+        print(f"{name}: {'NOT FOUND' if found is None else f'found: {found}'}", flush=True)
+    return int(missed > 0)

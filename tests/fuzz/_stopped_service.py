@@ -33,6 +33,7 @@ from starlette.routing import Mount, Route
 import aiohooks as ah
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.checkpoint import Saver
+from tests.support.checkpoint_files import Call, Seam
 from tests.support.hooks import EveryPhaseHook
 
 SERVERS = ("uvicorn", "hypercorn")
@@ -175,25 +176,20 @@ class HoldingHook(EveryPhaseHook):
                 await self._hold()
 
 
-class HoldingDisk:
-    """A file system that holds the session at a call, once the phase may be entered."""
+class HoldingDisk(Seam):
+    """A file system that holds the session at an operation, once the phase may be entered."""
 
-    def __init__(self, hold: Hold, call: str, *, immediately: bool) -> None:
+    def __init__(self, hold: Hold, name: str, *, immediately: bool) -> None:
+        super().__init__()
         self._hold = hold
-        self._call = call
+        self._name = name
         self._immediately = immediately
 
-    def __getattr__(self, name: str) -> Any:
-        call: Any = getattr(os, name)
-        if name != self._call or not (self._immediately or self._hold.entered):
-            return call
-
-        def held(*arguments: Any, **options: Any) -> Any:
-            self._call = ""
+    def do(self, call: Call) -> Any:
+        if call.name == self._name and (self._immediately or self._hold.entered):
+            self._name = ""
             self._hold.hold()
-            return call(*arguments, **options)
-
-        return held
+        return call.make()
 
 
 def session_of(source: Any, *hooks: ah.SessionRunHook, **options: Any) -> ah.AsyncMonitoredSession:

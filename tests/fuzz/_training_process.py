@@ -1,82 +1,82 @@
-"""Runs an example that trains, in a process that reports every committed step.
+"""Runs `examples/train_torch.py`, and kills it at an event.
 
-The processes are forked from a server that has imported this module, and with it what the example
-imports, which saves seconds for each of them; torch only where an example needs it. The example
-itself is executed anew.
+    python -m tests.fuzz._training_process KIND N FILE OPTIONS...
+
+The event is the N-th of its kind: a committed step ("step"), or an operation of the checkpoints on
+the disk ("file"); no event has another kind. The file gets a line for each step that was restored
+or committed.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import runpy
-import struct
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
-from multiprocessing.context import ForkServerProcess
-from multiprocessing.reduction import DupFd
 from typing import Any
-
-import sklearn.datasets
-import sklearn.model_selection  # noqa: F401 - what the example imports
 
 import aiohooks as ah
 from aiohooks.session import creators
 from aiohooks.stores import Position
+from tests.support.checkpoint_files import Call, Seam
 from tests.support.source import ROOT
 
-RECORD = struct.Struct("<?q119x")
-"""Whether the step was restored, and the step; so long that a pipe of one page is full after a
-few.
-"""
+
+class Events:
+    """Counts the events of a kind, and kills this process at the last one."""
+
+    def __init__(self, kind: str, last: int) -> None:
+        self._kind = kind
+        self._remaining = last
+
+    def add(self, kind: str) -> None:
+        """Count an event."""
+        if kind == self._kind:
+            self._remaining -= 1
+            if self._remaining == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
-def start(steps_fd: int, output_fd: int, example: str, options: Sequence[str]) -> ForkServerProcess:
-    """Start a process that runs an example with these options.
+class CountedFiles(Seam):
+    """The file system of the checkpoints: each operation is an event."""
 
-    Args:
-        steps_fd: where it writes a record of each step, after it has been committed or restored.
-        output_fd: its standard output and error output.
-        example: the name of its file.
-        options: of the example.
-    """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a server with threads cannot fork
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, *(["torch"] if "torch" in example else [])])
-    arguments = (
-        DupFd(steps_fd),
-        DupFd(output_fd),
-        str(ROOT / "examples" / example),
-        [*options],
-    )
-    process = context.Process(target=_train, args=arguments, daemon=True)
-    process.start()
-    return process
+    def __init__(self, events: Events) -> None:
+        super().__init__()
+        self._events = events
+
+    def do(self, call: Call) -> Any:
+        self._events.add("file")
+        return call.make()
 
 
-def _train(steps: Any, output: Any, example: str, options: list[str]) -> None:
-    fd = steps.detach()
-    os.dup2(output.detach(), 1)
-    os.dup2(1, 2)
-    warnings.simplefilter("error")
+def main(kind: str, last: str, file: str, *options: str) -> None:
+    """Run the example with these options."""
+    events = Events(kind, int(last))
+    steps = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
     class ReportingStore(ah.MemoryStepStore):
-        """Reports each step when it is committed or restored."""
+        """Writes each step when it is committed or restored."""
 
         def advance_nowait(self, by: int = 1) -> int:
             step = super().advance_nowait(by)
-            os.write(fd, RECORD.pack(False, step))
+            os.write(steps, b"committed %d\n" % step)
+            events.add("step")
             return step
 
         async def reset(self, step: int) -> Position:
             position = await super().reset(step)
-            os.write(fd, RECORD.pack(True, step))
+            os.write(steps, b"restored %d\n" % step)
             return position
 
-    changed: Any = ah
-    changed.MemoryStepStore = ReportingStore
+    warnings.simplefilter("error")
+    ah.checkpoint.Saver._fs = CountedFiles(events)
     where_it_is_made: Any = creators
     where_it_is_made.MemoryStepStore = ReportingStore
+    example = str(ROOT / "examples" / "train_torch.py")
     sys.argv = [example, *options]
     runpy.run_path(example, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

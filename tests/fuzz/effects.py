@@ -33,7 +33,7 @@ import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.checkpoint import KeepNewest
 from aiohooks.hooks.effects import EffectsHook
-from tests.fuzz._harness import Bug, command, log_disabled, scratch
+from tests.fuzz._harness import Bug, command, find_bugs, log_disabled, scratch
 
 KINDS = ("publish", "charge", "notify")
 MOST_KILLS = 6
@@ -474,13 +474,13 @@ BUGS: dict[str, Bug] = {
 }
 
 
-def finds(name: str, most: int = 300) -> int | None:
-    """Return the number of the first training that finds a bug."""
+def finding(name: str) -> str | None:
+    """Return which training is the first that finds a bug."""
     with BUGS[name].injected():
         return next(
             (
-                number
-                for number in range(most)
+                f"training {number + 1}"
+                for number in range(300)
                 if run_programs(1, 1000 + number, lambda _: None, Counter())
             ),
             None,
@@ -489,24 +489,13 @@ def finds(name: str, most: int = 300) -> int | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
-    parser = command("effects", __doc__)
-    parser.add_argument(
-        "--count", type=int, default=2000, help="how many trainings (default %(default)s)"
-    )
+    parser = command("effects", __doc__, count=2000)
     parser.add_argument(
         "--injected-bugs", action="store_true", help="show that each injected bug is found"
     )
     options = parser.parse_args(arguments)
-    if options.count < 1:
-        parser.error("--count is at least 1")
     if options.injected_bugs:
-        found = {name: finds(name) for name in BUGS}
-        for name, number in found.items():
-            print(
-                f"{name}: {'NOT FOUND' if number is None else f'found by training {number + 1}'}",
-                flush=True,
-            )
-        return int(None in found.values())
+        return find_bugs(BUGS, finding)
     tally = Counter[str]()
     wrong = run_programs(options.count, options.seed, lambda text: print(text, flush=True), tally)
     print(

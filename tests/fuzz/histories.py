@@ -84,9 +84,8 @@ async def make_histories(
 
 def main() -> int:
     """Run the command and return its exit status."""
-    parser = command("histories", __doc__)
+    parser = command("histories", __doc__, count=20_000)
     parser.add_argument("--engine", choices=ENGINES, required=True)
-    parser.add_argument("--count", type=int, default=20_000, help="histories (default %(default)s)")
     parser.add_argument("--parallel", type=int, default=6, help="how many at the same time")
     given = parser.parse_args()
     seeds = range(given.seed, given.seed + given.count)

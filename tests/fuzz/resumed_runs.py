@@ -396,13 +396,7 @@ def run_programs(count: int, seed: int, report: Callable[[str], None]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
-    parser = command("resumed_runs", __doc__)
-    parser.add_argument(
-        "--count", type=int, default=1000, help="how many programs (default %(default)s)"
-    )
-    options = parser.parse_args(arguments)
-    if options.count < 1:
-        parser.error("--count is at least 1")
+    options = command("resumed_runs", __doc__, count=1000).parse_args(arguments)
     wrong = run_programs(options.count, options.seed, lambda text: print(text, flush=True))
     print(
         f"{options.count} programs with random cuts, {wrong} of which did not end as the"

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 
 import pytest
 
 from tests.fuzz.effects import BUGS
-from tests.support.source import ROOT
-from tests.support.waiting import HANG_SECS
+from tests.support.processes import run_python
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the program in a process of its own, without threads, which it forks."""
-    command = [sys.executable, "-m", "tests.fuzz.effects", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECS, check=False
-    )
+    return run_python("-m", "tests.fuzz.effects", *arguments)
 
 
 @pytest.mark.slow
@@ -39,4 +34,4 @@ def test_the_injected_bugs_are_found() -> None:
     """Each of them by one of the first trainings."""
     ended = run("--injected-bugs")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.count("found by training") == len(BUGS)
+    assert ended.stdout.count("found: training") == len(BUGS)

@@ -74,4 +74,4 @@ async def test_a_few_faults(cluster: str) -> None:
     )
     said, _ = await process.communicate()
     assert process.returncode == 0, said.decode()
-    assert b"6 faults: 0 stuck" in said
+    assert b"6 faults: 0 violations" in said

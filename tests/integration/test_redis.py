@@ -169,9 +169,6 @@ async def test_without_the_right_to_end_its_own_read(server: Server, run: str) -
         assert await wait == 3
 
 
-# What changes in the server.
-
-
 # Arguments.
 
 

@@ -24,46 +24,6 @@ pytestmark = [
 TERM, INT = signal.SIGTERM, signal.SIGINT
 LOOPS = installed_loops()
 
-PROGRAM = """
-    import asyncio, logging, os, signal, sys, threading
-    import aiohooks as ah
-    from aiohooks.session import run as run_module
-
-    logging.disable()
-
-    class Hook(ah.SessionRunHook):
-        async def before_run(self, run_context):
-            print("ready", flush=True)
-            await session.until(asyncio.Event().wait())
-
-        async def end(self, session):
-            print("end", flush=True)
-            if SIGNALS > 1:
-                await asyncio.Event().wait()
-
-        async def close(self, exc):
-            print("close", flush=True)
-            if SIGNALS > 2:
-                await asyncio.Event().wait()
-
-    async def step():
-        pass
-
-    async def main():
-        global session
-        async with ah.AsyncMonitoredSession(step, [Hook()], handle_signals=True) as session:
-            await session.run("step")
-        print("after", flush=True)
-        return RESULT
-
-    if LOOP == "asyncio":
-        run_module._new_event_loop = asyncio.new_event_loop
-    RUN
-"""
-AH_RUN = "ah.run(main)"
-RUNNER = "asyncio.Runner(loop_factory=run_module._new_event_loop).run(main())"
-
-
 WAITS = """
     import sys
     import aiohooks as ah
@@ -86,6 +46,7 @@ WAITS = """
 """
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("creator", ["WorkerSessionCreator", "ChiefSessionCreator"])
 def test_a_signal_while_a_session_waits_for_another_one(creator: str, tmp_path: Path) -> None:
     """A worker that waits for its chief, and a chief that waits for the lead, end at the first
@@ -133,60 +94,19 @@ def test_a_signal_while_a_step_waits_for_a_hook_that_hangs() -> None:
     assert (code, output) == (128 + TERM, dropped)
 
 
-def program(run: str, loop: str, result: object = None, signals: int = 1) -> list[str]:
-    """Return the command of a program that waits in a step, and after it for the other signals."""
-    source = textwrap.dedent(PROGRAM)
-    for name, value in (
-        ("RUN", run),
-        ("LOOP", repr(loop)),
-        ("RESULT", repr(result)),
-        ("SIGNALS", str(signals)),
-    ):
-        source = source.replace(name, value)
-    return [sys.executable, "-c", source]
-
-
 def send_signals(command: list[str], *numbers: signal.Signals) -> tuple[int, str, str]:
-    """Send signals to a program, one at each of its waits, and return its exit code, output and
-    errors.
-    """
+    """Send signals to a program once it is ready, and return its exit code, output and errors."""
     with processes.start(command) as process:
         assert process.stdout is not None
         try:
-            for number, line in zip(numbers, ("ready", "end", "close"), strict=False):
-                assert process.stdout.readline() == f"{line}\n"
+            for number in numbers:
+                assert process.stdout.readline() == "ready\n"
                 process.send_signal(number)
             output, errors = process.communicate(timeout=HANG_SECS)
         except BaseException:
             process.kill()
             raise
     return process.returncode, output.replace("\n", " ").strip(), errors
-
-
-CASES: list[tuple[str, object, list[signal.Signals], tuple[int, str]]] = [
-    (AH_RUN, None, [TERM], (143, "end close after")),
-    (AH_RUN, 0, [TERM], (0, "end close after")),
-    ("sys.exit(ah.run(main))", 7, [TERM], (7, "end close after")),
-    (f"{RUNNER}; sys.exit(128 + session.stop_signal)", None, [TERM], (143, "end close after")),
-    (AH_RUN, None, [TERM, TERM], (143, "close")),
-    (AH_RUN, 0, [INT, TERM], (143, "close")),
-]
-
-
-# Processes are slow: each case runs on one loop, in turn.
-@pytest.mark.sample
-@pytest.mark.parametrize(
-    ("run", "result", "numbers", "wanted", "loop"),
-    [(*case, LOOPS[place % len(LOOPS)]) for place, case in enumerate(CASES)],
-)
-def test_the_exit_code(
-    run: str, result: object, numbers: list[signal.Signals], wanted: tuple[int, str], loop: str
-) -> None:
-    """The exit code is the one of docs/guides/signals.md: 128 + n, unless the program chooses
-    another; stderr is empty.
-    """
-    code, output, errors = send_signals(program(run, loop, result, len(numbers)), *numbers)
-    assert (code, output, errors) == (*wanted, "")
 
 
 ENDS = """

@@ -67,9 +67,6 @@ def assert_measured(result: Result) -> None:
     assert result.bar is not None or result.row in (
         "checkpoint",
         "group",
-        "mirror",
-        "taskgroup",
-        "tf-hooks",
         "torch-checkpoint",
     )
     assert result.verdict in (("ok", "MISSED") if result.bar is not None else ("-",))
@@ -77,7 +74,6 @@ def assert_measured(result: Result) -> None:
     assert result.figure > 0 or result.row in (
         "marginal",
         "checkpoint",
-        "mirror",
         "torch-checkpoint",
     )
     assert result.ours_secs is not None

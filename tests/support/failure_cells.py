@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohooks as ah
 from tests.conformance.replay import TICK_LIMIT, within_ticks
-from tests.support.tools_of_hooks import Tool, no_tool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,10 +40,6 @@ class Cell(NamedTuple):
     hook: int
     raises: type[Exception] | None
     suspends: bool
-    tool: Tool = no_tool
-    """What all hooks and operations use in every call, around what they do, and in their
-    cleanup.
-    """
 
     @property
     def others_wait(self) -> bool:
@@ -53,9 +48,8 @@ class Cell(NamedTuple):
 
     def __str__(self) -> str:
         what = self.raises.__name__ if self.raises else self.kind
-        used = "" if self.tool is no_tool else f"-{self.tool.__name__}"
         kind = "suspending" if self.suspends else "plain"
-        return f"{self.phase}-{what}-hook{self.hook}-{kind}{used}"
+        return f"{self.phase}-{what}-hook{self.hook}-{kind}"
 
 
 @dataclass
@@ -110,12 +104,12 @@ class CellRun:
         self.monitored.request_stop("asked by a hook")
 
     async def perform(self, phase: str, number: int, request_stop: Callable[[], None]) -> None:
-        """Record the call, and act, with the cell's tool."""
+        """Record the call, and act."""
         if phase == "operation":
             phase = "run"
         else:
             self.outcome.events.append((phase, number))
-        await self.cell.tool(lambda: self.act(phase, number, request_stop))
+        await self.act(phase, number, request_stop)
 
     async def act(self, phase: str, number: int, request_stop: Callable[[], None]) -> None:
         """Suspend if the cell does, and misbehave if this is the hook that does."""
@@ -148,7 +142,6 @@ class CellRun:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
             self.outcome.cancelled.append(number)
-            await self.cell.tool(_cleanup)
             if self.cell.kind == "cancel":
                 raise OSError("an error during cleanup") from None
             raise
@@ -174,9 +167,6 @@ class CellRun:
         outcome.step = self.steps.latest.step
         outcome.cancelling = self.task.cancelling()
         outcome.left_running = len(asyncio.all_tasks() - before)
-
-
-async def _cleanup() -> None: ...
 
 
 class MisbehavingHook(ah.SessionRunHook):

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import aiohooks as ah
 from tests.support.failure_cells import HOOKS, OVERLAPPING, RUNS, Cell, Event
-from tests.support.tools_of_hooks import Tool, no_tool
 
 PHASES = ("begin", "after_create_session", "before_run", "run", "after_run", "end", "close")
 KINDS = ("error", "cancel", "stop", "clean end")
@@ -112,16 +111,16 @@ RULES: dict[tuple[str, str], Rule] = {
 }
 
 
-def cells(tool: Tool = no_tool) -> list[Cell]:
+def cells() -> list[Cell]:
     """Return the matrix: 5 hooks, 7 phases, 4 kinds (the clean end with two types), hooks that
-    suspend or do not; with `tool`.
+    suspend or do not.
     """
     raises: dict[str, tuple[type[Exception] | None, ...]] = {
         "error": (ValueError,),
         "clean end": (ah.OutOfRangeError, StopAsyncIteration),
     }
     return [
-        Cell(phase, kind, hook, raised, suspends, tool)
+        Cell(phase, kind, hook, raised, suspends)
         for phase, kind, hook, suspends in itertools.product(PHASES, KINDS, HOOKS, (False, True))
         for raised in raises.get(kind, (None,))
     ]
@@ -132,8 +131,8 @@ def expected_events(cell: Cell) -> list[tuple[Event, bool]]:
 
     Overlapping hooks of a phase overlap where they may wait. If hooks suspend, those after the
     misbehaving one were started too; otherwise they were not, except that a hook that cancels its
-    task suspends to do so, as do most tools, and then they may have been. The session is closed
-    once, before or after the hooks are.
+    task suspends to do so, and then they may have been. The session is closed once, before or after
+    the hooks are.
     """
     rule = RULES[cell.phase, cell.kind]
     events: list[tuple[Event, bool]] = []
@@ -141,11 +140,7 @@ def expected_events(cell: Cell) -> list[tuple[Event, bool]]:
     def called(phase: str, who: str) -> None:
         last = {ALL: len(HOOKS), UP_TO: cell.hook, NONE: 0}[who]
         events.extend(((phase, number), True) for number in HOOKS[:last])
-        if (
-            who == UP_TO
-            and phase in OVERLAPPING
-            and (cell.suspends or cell.kind == "cancel" or cell.tool is not no_tool)
-        ):
+        if who == UP_TO and phase in OVERLAPPING and (cell.suspends or cell.kind == "cancel"):
             events.extend(((phase, number), cell.suspends) for number in HOOKS[last:])
 
     called("begin", rule.begin)

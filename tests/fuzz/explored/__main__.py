@@ -15,7 +15,9 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
+from tests.fuzz._harness import find_bugs
 from tests.fuzz.explored.harness import finding
 from tests.fuzz.explored.programs import BUGS, PROGRAMS, results
 
@@ -52,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(
             f"no program contains {options.program!r}; there are: {', '.join([*PROGRAMS, *BUGS])}"
         )
-    return find_bugs(names, options.seeds) if options.injected_bugs else explore_all(names, options)
+    if options.injected_bugs:
+        return find_bugs(names, partial(finding_of, seeds=options.seeds))
+    return explore_all(names, options)
 
 
 def explore_all(names: Sequence[str], options: argparse.Namespace) -> int:
@@ -75,19 +79,11 @@ def explore_all(names: Sequence[str], options: argparse.Namespace) -> int:
     return int(failed)
 
 
-def find_bugs(names: Sequence[str], seeds: int) -> int:
-    """Print whether each bug was found."""
-    failed = False
-    for name in names:
-        bug = BUGS[name]
-        found = asyncio.run(finding(bug.program, bug.finding, seeds))
-        failed = failed or bug.finding not in found
-        print(
-            f"{name:60}"
-            f" {'found' if bug.finding in found else f'NOT FOUND: {bug.finding}; but {found}'}",
-            flush=True,
-        )
-    return int(failed)
+def finding_of(name: str, seeds: int) -> str | None:
+    """Return what a bug is found as."""
+    bug = BUGS[name]
+    found = asyncio.run(finding(bug.program, bug.finding, seeds))
+    return bug.finding if bug.finding in found else None
 
 
 if __name__ == "__main__":

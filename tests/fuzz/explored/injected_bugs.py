@@ -39,7 +39,6 @@ from tests.fuzz.explored.fixture import (
 from tests.fuzz.explored.hook_groups import Quiet, calls_after_failures
 from tests.fuzz.explored.stores import StoreFixture, WatchedConnection, WatchedStore, lead_and_train
 from tests.fuzz.explored.version_gates import gate_of
-from tests.fuzz.random_programs.injected_bugs import BUGS
 from tests.support.waiting import forever, ticks
 
 FAULTY: dict[str, tuple[SessionScenario, str]] = {}
@@ -60,18 +59,13 @@ def faulty(
     return add
 
 
-# -- small coroutines, without a library
+# -- small coroutines, without a library: what `explore` finds by itself is for its own tests
 
 
 async def work(fixture: Fixture) -> None:
     for _ in range(2):
         await asyncio.sleep(0)
         await soon()
-
-
-async def fail(fixture: Fixture) -> None:
-    await work(fixture)
-    raise ValueError
 
 
 @faulty("cancel count: cancelling() grew by 0 over 1")
@@ -93,59 +87,6 @@ async def interrupts_itself_and_forgets(fixture: Fixture) -> None:
     await work(fixture)
     asyncio.Task.cancel(task)  # past the counting
     await soon()
-
-
-@faulty("leak: task 'orphan' outlived")
-async def leaves_a_task(fixture: Fixture) -> None:
-    """The child is cancelled, and not awaited."""
-    child = asyncio.get_running_loop().create_task(
-        fixture.probe.watch("child", work, fixture), name="orphan"
-    )
-    try:
-        await asyncio.wait([child])
-    finally:
-        child.cancel()
-
-
-@faulty("never retrieved")
-async def drops_an_error(fixture: Fixture) -> None:
-    child = asyncio.get_running_loop().create_task(fixture.probe.watch("child", fail, fixture))
-    await asyncio.wait([child])
-
-
-@faulty("was never awaited")
-async def drops_a_coroutine(fixture: Fixture) -> None:
-    later = work(fixture)
-    await soon()
-    await later
-
-
-@faulty("a deadlock")
-async def waits_for_a_first_exception_only(fixture: Fixture) -> None:
-    """A cancelled child does not wake the waiter."""
-    loop = asyncio.get_running_loop()
-    children = [
-        loop.create_task(fixture.probe.watch("child", work, fixture)),
-        loop.create_task(forever()),
-    ]
-    try:
-        await asyncio.wait(children, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for child in children:
-            child.cancel()
-        await asyncio.wait(children)
-
-
-@faulty("it does not end")
-async def tries_indefinitely(fixture: Fixture) -> None:
-    """An `except` that is too wide around a wait."""
-    done = False
-    while not done:
-        try:
-            await soon()
-            done = not fixture.probe.delivered
-        except asyncio.CancelledError:
-            await asyncio.sleep(0)
 
 
 # -- sessions
@@ -227,30 +168,7 @@ async def child_vanishes(fixture: Fixture) -> None:
     await two_steps(fixture)
 
 
-# -- in the library: what all calls of users' code go through, and how hooks begin and close
-
-
-def _core_bug(name: str, finding: str) -> None:
-    async def body(fixture: Fixture) -> None:
-        async def fails_in_cleanup(call: int) -> None:
-            try:
-                await soon()
-            except asyncio.CancelledError:
-                await soon()
-                raise Broken from None
-
-        fixture.actions["h0.before_run"] = fails_in_cleanup
-        fixture.actions["h1.before_run"] = lambda _: soon()
-        with BUGS[name].injected():
-            await two_steps(fixture)
-
-    FAULTY[name] = (SessionScenario(name, body), finding)
-
-
-_core_bug("caller_is_cancelled_to_wake_it", "caller's task: the library has cancelled it")
-_core_bug("outer_cancel_is_dropped_beside_a_failure", "cancellation: cancelled")
-_core_bug("cancel_by_a_third_party_is_swallowed", "lost cancellation: ")
-_core_bug("cancelled_calls_are_not_awaited", "siblings: ")
+# -- in the library: how hooks begin and close
 
 
 def library_bug(owner: type | ModuleType, name: str, **actions: Action) -> Callable[[Method], None]:

@@ -17,10 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.fuzz._harness import command
@@ -182,8 +180,7 @@ def package(module: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    parser = command("mutants", __doc__)
-    parser.add_argument("--count", type=int, default=500, help="faults (default %(default)s)")
+    parser = command("mutants", __doc__, count=500)
     parser.add_argument(
         "--module",
         nargs="+",
@@ -202,12 +199,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=20,
         help="a fault whose test takes longer is killed (default %(default)s)",
     )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=1,
-        help="packages that are tried at a time (default %(default)s)",
-    )
     parser.add_argument("--verbose", action="store_true", help="print what kills each fault, too")
     options = parser.parse_args(arguments)
 
@@ -220,18 +211,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             by_package.setdefault(name, []).append(one)
 
-    def try_package(name: str) -> None:
-        start = time.monotonic()
+    for name, faults in by_package.items():
         tests = options.tests or (*TESTS.get(name, (f"tests/{name}",)), *ALL)
-        for fault, fate, test in tried(by_package[name], tests, options.hang_secs):
+        for fault, fate, test in tried(faults, tests, options.hang_secs):
             if fault is not None:
                 fates[name, fate] += 1
             if (fault or test) and (fate != "killed" or options.verbose):
                 print(f"{fate}: {fault or ''}" + (f"\n    {test}" if test else ""), flush=True)
-        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
-
-    with ThreadPoolExecutor(options.processes) as pool:
-        list(pool.map(try_package, sorted(by_package, key=lambda name: -len(by_package[name]))))
     return report(fates)
 
 

@@ -50,11 +50,10 @@ def removable(kills: Kills, kept: Iterable[str]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    parser = command("mutants.arbiter", __doc__)
+    parser = command("mutants.arbiter", __doc__, count=100)
     parser.add_argument("tests", nargs="+", help="the tests that are judged")
     parser.add_argument("--module", nargs="+", required=True, help="modules, or folders of them")
     parser.add_argument("--keep", nargs="*", default=(), help="tests that stay")
-    parser.add_argument("--count", type=int, default=100, help="faults (default %(default)s)")
     parser.add_argument("--hang-secs", type=float, default=20)
     options = parser.parse_args(arguments)
     faults = [

@@ -51,12 +51,15 @@ class Case:
     numbers: tuple[signal.Signals, ...]
     run: str
     loop: str
+    result: str
+    """What the program gives `aiohooks.run` to exit with: "0", or nothing."""
     lines: int
     """Without a phase: the number of printed lines after which the first signal is sent."""
 
     def __str__(self) -> str:
         names = ", ".join(number.name for number in self.numbers)
-        return f"{names} at {self.phase or f'line {self.lines}'}, {self.run}.run on {self.loop}"
+        place = self.phase or f"line {self.lines}"
+        return f"{names} at {place}, {self.run}.run on {self.loop}, exits with {self.result!r}"
 
     @property
     def stays(self) -> list[str]:
@@ -72,7 +75,7 @@ class Case:
         """
         last = self.numbers[-1]
         if len(self.numbers) == 1:
-            return {128 + last if self.run == "aiohooks" else 0}
+            return {128 + last if self.run == "aiohooks" and not self.result else 0}
         if len(self.numbers) == 2 and not (last == signal.SIGINT and self.run == "asyncio"):
             return {128 + last}
         return {-last}  # after a third signal, and after a KeyboardInterrupt
@@ -113,7 +116,8 @@ def _cases(count: int, loop: str, seed: int) -> Iterator[Case]:
         numbers = tuple(
             rng.choice((signal.SIGINT, signal.SIGTERM)) for _ in range(rng.choice(counts))
         )
-        yield Case(phase, numbers, rng.choice(("aiohooks", "asyncio")), loop, rng.randrange(1, 60))
+        run, result = rng.choice(("aiohooks", "asyncio")), rng.choice(("", "0"))
+        yield Case(phase, numbers, run, loop, result, rng.randrange(1, 60))
 
 
 def _problems(case: Case, directory: Path) -> list[str]:
@@ -124,7 +128,8 @@ def _problems(case: Case, directory: Path) -> list[str]:
         str(directory),
         f"--at={case.phase}",
     ]
-    command += ["--run", case.run, "--loop", case.loop, "--stay", *case.stays]
+    command += ["--run", case.run, "--loop", case.loop, f"--result={case.result}"]
+    command += ["--stay", *case.stays]
     with processes.start(command) as process:
         timer = threading.Timer(HANG_SECS, process.kill)
         timer.start()

@@ -98,8 +98,8 @@ def make_session(options: argparse.Namespace, hook: WaitingHook) -> ah.AsyncMoni
     )
 
 
-async def main(options: argparse.Namespace) -> None:
-    """Train, and print how it ended."""
+async def main(options: argparse.Namespace) -> int | None:
+    """Train, print how it ended, and return the exit code, if the program chooses it."""
     hook = WaitingHook(options)
     session = hook.session = make_session(options, hook)
 
@@ -120,6 +120,7 @@ async def main(options: argparse.Namespace) -> None:
         printing.cancel()
         step = session.global_step.latest.step if hook.calls["after_create_session"] else 0
         say(json.dumps({"calls": hook.calls, "reason": session.stop_reason, "step": step}))
+    return int(options.result) if options.result else None
 
 
 if __name__ == "__main__":
@@ -129,6 +130,7 @@ if __name__ == "__main__":
     parser.add_argument("--stay", nargs="*", default=[])
     parser.add_argument("--run", choices=("aiohooks", "asyncio"), default="aiohooks")
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio")
+    parser.add_argument("--result", default="")
     given = parser.parse_args()
     logging.disable()
     if given.loop == "asyncio":

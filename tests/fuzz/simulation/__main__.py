@@ -2,7 +2,7 @@
 alone or of a training.
 
 A seed decides everything that happens, on every Python. A seed with a violation is printed with its
-faults; `--only N --trace` shows all that happens in it. `--bugs` injects each bug, and prints the
+faults; `--seed N --trace` shows all that happens in it. `--bugs` injects each bug, and prints the
 first seed that finds it.
 """
 
@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from tests.fuzz._harness import Bug, command
+from tests.fuzz._harness import Bug, command, find_bugs
 from tests.fuzz.simulation.cluster import ENGINES
 from tests.fuzz.simulation.injected_bugs import BUGS
 from tests.fuzz.simulation.scenario import MakeScenario, Result, simulate, stores
@@ -52,8 +52,7 @@ def first_seed_with(bug: Bug, seeds: Sequence[int]) -> Result | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    parser = command("simulation", __doc__)
-    parser.add_argument("--count", type=int, default=20_000, help="seeds (default %(default)s)")
+    parser = command("simulation", __doc__, count=20_000)
     parser.add_argument(
         "--engine", choices=sorted(ENGINES), default="", help="one of the engines instead of all"
     )
@@ -64,8 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="what they do (default %(default)s)",
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", type=int, help="simulate this seed alone")
-    parser.add_argument("--trace", action="store_true", help="with --only: print all that happens")
+    parser.add_argument(
+        "--trace", action="store_true", help="print all that happens in the first seed, and end"
+    )
     parser.add_argument(
         "--bugs", action="store_true", help="inject each bug, and simulate until it is found"
     )
@@ -74,26 +74,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.disable()
     seeds, scenario = range(options.seed, options.seed + options.count), SCENARIOS[options.scenario]
     if options.bugs:
-        return _find_bugs(seeds, options.bug)
+        return find_bugs([options.bug] if options.bug else BUGS, partial(_finding, seeds))
     with BUGS[options.bug].injected() if options.bug else contextlib.nullcontext():
-        if options.only is not None:
-            result = simulate(options.only, options.engine, scenario, tracing=options.trace)
+        if options.trace:
+            result = simulate(options.seed, options.engine, scenario, tracing=True)
             print(*(result.lines or ()), *_describe(result), sep="\n")
             return int(bool(result.violations))
         return _report(simulated(seeds, options.engine, scenario, options.processes))
 
 
-def _find_bugs(seeds: Sequence[int], only: str | None) -> int:
-    missed = 0
-    for name, bug in BUGS.items():
-        if only in (None, name):
-            found = first_seed_with(bug, seeds)
-            missed += found is None
-            result = "not found"
-            if found is not None:
-                result = f"seed {found.seed} ({found.engine}): {found.violations[0]:.150}"
-            print(f"{name}: {result}", flush=True)
-    return int(missed > 0)
+def _finding(seeds: Sequence[int], name: str) -> str | None:
+    found = first_seed_with(BUGS[name], seeds)
+    if found is None:
+        return None
+    return f"seed {found.seed} ({found.engine}): {found.violations[0]:.150}"
 
 
 def _report(results: Iterator[Result]) -> int:

@@ -168,11 +168,7 @@ def compare(seeds: Sequence[int], client: redis.Redis | None) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    parser = command("simulation.equality", __doc__)
-    parser.add_argument(
-        "--count", type=int, default=2_000, help="sequences of requests (default %(default)s)"
-    )
-    options = parser.parse_args(arguments)
+    options = command("simulation.equality", __doc__, count=2_000).parse_args(arguments)
     seeds = range(options.seed, options.seed + options.count)
     kinds = [kind for kind in KINDS if find_program(PROGRAMS[kind])]
     with tempfile.TemporaryDirectory() as directory:

@@ -19,7 +19,6 @@ lease. What they do is in `trials.py`. No trial has
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import sys
@@ -30,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.fuzz._harness import command
 from tests.fuzz.store_faults.engines import (
     ENGINES,
     GROUPS,
@@ -39,16 +39,8 @@ from tests.fuzz.store_faults.engines import (
     engine_setup,
 )
 from tests.fuzz.store_faults.plans import Plan
-from tests.fuzz.store_faults.trials import (
-    PROBLEMS,
-    CallTrial,
-    LeadTrial,
-    Problem,
-    Trial,
-    ViolationError,
-)
-from tests.support.step_laws import Operation
-from tests.support.store_processes import SlownessWatch, StuckError
+from tests.fuzz.store_faults.trials import CallTrial, LeadTrial, Trial
+from tests.support.store_processes import SlownessWatch
 
 
 @dataclass
@@ -59,15 +51,12 @@ class Outcome:
     plans: list[Plan] = field(default_factory=list[Plan])
     """Those of the trials in which the engine fails."""
     statuses: Counter[tuple[Group, str]] = field(default_factory=Counter[tuple[Group, str]])
-    problems: Counter[Problem] = field(default_factory=Counter[Problem])
     texts: list[str] = field(default_factory=list)
     calls: int = 0
     late_secs: float = 0.0
     excused: int = 0
     """How many trials lost their chief because the machine was too slow."""
     watch: SlownessWatch = field(default_factory=SlownessWatch)
-    last_calls: list[Operation] = field(default_factory=list[Operation])
-    """The calls at random of the last trial that made some and lost no data."""
 
     def report(self) -> int:
         """Print the results; return the exit code."""
@@ -78,11 +67,7 @@ class Outcome:
                 if each == group
             )
             print(f"{group}: {found}")
-        print(
-            f"{self.trials} faults:"
-            f" {', '.join(f'{self.problems[kind]} {kind}' for kind in PROBLEMS)}; {self.calls}"
-            " calls"
-        )
+        print(f"{self.trials} faults: {len(self.texts)} violations; {self.calls} calls")
         print(f"all waits ended within {self.late_secs:.2f} s after the faults")
         if self.excused:
             print(
@@ -109,16 +94,9 @@ async def run_trial(setup: EngineSetup, number: int, seed: int, outcome: Outcome
         status = await trial.run()
         outcome.excused += trial.excused
         if left := await setup.end():
-            raise ViolationError("left over", left)
+            raise AssertionError(f"left over: {left}")
     except AssertionError as error:
-        status = (
-            error.kind
-            if isinstance(error, ViolationError)
-            else "stuck"
-            if isinstance(error, StuckError)
-            else "wrong end"
-        )
-        outcome.problems[status] += 1
+        status = "violation"
         outcome.texts.append(f"trial {number} of seed {seed}, {plan}: {error}")
         print(outcome.texts[-1], flush=True)
         await setup.abandon()
@@ -129,8 +107,6 @@ async def run_trial(setup: EngineSetup, number: int, seed: int, outcome: Outcome
         late = trial.late_secs
         outcome.calls += len(trial.history)
         outcome.plans.append(plan)
-        if isinstance(trial, CallTrial) and group != "data lost":
-            outcome.last_calls = trial.history
     outcome.late_secs = max(outcome.late_secs, late)
     kind = type(trial).__name__.removesuffix("Trial").lower()
     print(
@@ -176,12 +152,8 @@ async def run_trials(
 
 def main() -> int:
     """Run the command; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command("store_faults", __doc__, count=90)
     parser.add_argument("--engine", choices=ENGINES, required=True)
-    parser.add_argument("--count", type=int, default=90)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--parallel", type=int, default=4, help="how many trials at the same time")
     parser.add_argument(
         "--trial",

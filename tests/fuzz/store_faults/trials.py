@@ -15,7 +15,7 @@ import dataclasses
 import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from tests.fuzz.store_faults.engines import EngineSetup
 from tests.fuzz.store_faults.plans import Plan, strike
@@ -41,17 +41,6 @@ CALLS = 400
 """The calls of a trial."""
 _NO_PUBLISHER = ("PublisherFailedError", "PublisherFinishedError")
 _RUN_GONE = ("StoreUnavailableError", "StoreDamagedError")
-
-Problem = Literal["stuck", "double count", "two leaders", "wrong end", "left over"]
-PROBLEMS: tuple[Problem, ...] = ("stuck", "double count", "two leaders", "wrong end", "left over")
-
-
-class ViolationError(AssertionError):
-    """The engine has broken one of the laws."""
-
-    def __init__(self, kind: Problem, text: str) -> None:
-        super().__init__(f"{kind}: {text}")
-        self.kind: Problem = kind
 
 
 class Trial:
@@ -83,9 +72,9 @@ class Trial:
         linearizable.
         """
         if found := find_second_leader(self.history):
-            raise ViolationError("two leaders", found)
+            raise AssertionError(found)
         if not data_lost and (found := find_violation(self.history)):
-            raise ViolationError("double count", found)
+            raise AssertionError(found)
 
 
 class LeadTrial(Trial):
@@ -119,8 +108,8 @@ class LeadTrial(Trial):
         await self._check_count()
         if leader is self.chief:
             if self.lead.done() and self.standby.alive and not await self._is_suspect():
-                raise ViolationError(
-                    "two leaders", f"the standby leads beside a living chief: {self.lead.result()}"
+                raise AssertionError(
+                    f"the standby leads beside a living chief: {self.lead.result()}"
                 )
             await self.chief.do("step_down")
             if (
@@ -128,9 +117,7 @@ class LeadTrial(Trial):
                 and (led := await reply_to(self.lead, "lead after the chief")).get("result", 0)
                 <= first_term
             ):
-                raise ViolationError(
-                    "two leaders", f"the standby got {led} after the term {first_term}"
-                )
+                raise AssertionError(f"the standby got {led} after the term {first_term}")
         return ended
 
     async def _is_suspect(self) -> bool:
@@ -170,7 +157,7 @@ class LeadTrial(Trial):
             if "error" not in reply:
                 return chief
             if reply["error"] != "StaleTermError" or not await self._is_suspect():
-                raise ViolationError("wrong end", f"the living chief got {reply}")
+                raise AssertionError(f"the living chief got {reply}")
             await chief.do("leave", name="trainer")
             self.trainer_left = True
             await chief.do("step_down")
@@ -178,12 +165,12 @@ class LeadTrial(Trial):
             return None
         led = await reply_to(self.lead, "lead of the standby")
         if "error" in led:
-            raise ViolationError("wrong end", f"the standby got {led}")
+            raise AssertionError(f"the standby got {led}")
         if not chief.alive:
             await self._wait_found_dead()
         reply = await self._advance_far(self.standby)
         if "error" in reply:
-            raise ViolationError("wrong end", f"the leading standby got {reply}")
+            raise AssertionError(f"the leading standby got {reply}")
         return self.standby
 
     async def _advance_far(self, leader: WorkerProcess) -> dict[str, Any]:
@@ -204,7 +191,7 @@ class LeadTrial(Trial):
         reply = await reply_to(wait, f"wait for step {step}")
         if "result" in reply:
             if reply["result"] < step:
-                raise ViolationError("wrong end", f"woken at {reply['result']}, before step {step}")
+                raise AssertionError(f"woken at {reply['result']}, before step {step}")
             return "resumed"
         if self.trainer_left and reply["error"] == "PublisherFinishedError":
             return "typed error"  # no publisher was left
@@ -213,7 +200,7 @@ class LeadTrial(Trial):
             or self.plan.on_lost == "keep"
             or reply["error"] != "PublisherFailedError"
         ):
-            raise ViolationError("wrong end", f"the wait for step {step} got {reply}")
+            raise AssertionError(f"the wait for step {step} got {reply}")
         return "typed error"
 
     async def _check_run_gone(self, waits: Mapping[int, asyncio.Future[dict[str, Any]]]) -> str:
@@ -236,23 +223,21 @@ class LeadTrial(Trial):
             if "result" in reply and any(order is early for early in may_succeed):
                 continue
             if reply.get("error") not in expected:
-                raise ViolationError("wrong end", f"{reply} of a run that is gone")
+                raise AssertionError(f"{reply} of a run that is gone")
         return "typed error"
 
     async def _check_count(self) -> None:
         living = [one for one in self.workers if one.alive]
         steps = {await one.do("value") for one in living}
         if len(steps) > 1:
-            raise ViolationError("double count", f"the processes read different steps: {steps}")
+            raise AssertionError(f"the processes read different steps: {steps}")
         (step,) = steps
         data_lost = self.plan.group == "data lost"
         acked, begun = count_advances(self.history)
         if data_lost:
             acked = 0
         if not acked <= step <= begun:
-            raise ViolationError(
-                "double count", f"step {step}, acknowledged {acked}, begun {begun}"
-            )
+            raise AssertionError(f"step {step}, acknowledged {acked}, begun {begun}")
         self.check_history(data_lost=data_lost)
 
 
@@ -298,4 +283,4 @@ class CallTrial(Trial):
         last: int = await living[0].do("value")
         _, begun = count_advances(self.history)
         if last != first + 5 * len(living) or last > begun:
-            raise ViolationError("double count", f"from {first} to {last}, {begun} were begun")
+            raise AssertionError(f"from {first} to {last}, {begun} were begun")
