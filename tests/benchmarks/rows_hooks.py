@@ -66,6 +66,20 @@ class SuspendingHook(ah.SessionRunHook):
         await asyncio.sleep(0)
 
 
+class SuspendingFetchingHook(FetchingHook):
+    """Suspends once in both phases, and fetches a value."""
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+        await asyncio.sleep(0)
+        return ah.SessionRunArgs(self.name)
+
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
+        await asyncio.sleep(0)
+        self.seen = run_values.results
+
+
 class WaitingHook(ah.SessionRunHook):
     """Waits a while before each run."""
 
@@ -281,19 +295,28 @@ async def marginal_cost(counts: Counts) -> AsyncIterator[Setup]:
 @asynccontextmanager
 async def suspending_hooks(counts: Counts) -> AsyncIterator[Setup]:
     """Hooks that all suspend, against gathering their coroutines."""
-    hooks = [SuspendingHook() for _ in range(HOOKS)]
+    quiet: list[ah.SessionRunHook] = [SuspendingHook() for _ in range(HOOKS)]
+    fetching: list[ah.SessionRunHook] = [SuspendingFetchingHook(name) for name in NAMES]
     async with AsyncExitStack() as stack:
         yield Setup(
             {
-                "run": repeated(await opened(stack, hooks)),
-                "by hand": repeated(partial(ByHand(hooks, NAMES[:1]).run, 1.0)),
+                "run": repeated(await opened(stack, quiet)),
+                "run by hand": repeated(partial(ByHand(quiet, NAMES[:1]).run, 1.0)),
+                "fetching": repeated(await opened(stack, fetching, NAMES)),
+                "fetching by hand": repeated(partial(ByHand(fetching, NAMES).run, 1.0)),
             },
             [
                 Figure(
                     "5 hooks suspend in both phases / gather and the graph by hand",
                     0.95,
                     "run",
-                    "by hand",
+                    "run by hand",
+                ),
+                Figure(
+                    "the same, each fetches its own value",
+                    0.95,
+                    "fetching",
+                    "fetching by hand",
                 ),
             ],
         )
