@@ -539,12 +539,14 @@ class QueueSource(Source):
         When the drain begins, each task waits in at most one `put`. Without `producers`, any task
         may be one, and none can be ended: the queue ends then, although others may put more.
         """
-        if self._due is None:
-            self._due = len(producers or asyncio.all_tasks())
+        due = self._due
+        if due is None:
+            due = len(producers or asyncio.all_tasks())
             # Named producers are ended, so what they leave in the queue is taken afterwards.
             if not producers:
-                self._due += self.feeds.qsize()
-        if self._due > 0 and not self.feeds.empty():
+                due += self.feeds.qsize()
+            self._due = due
+        if due > 0 and not self.feeds.empty():
             return
         self._coordinator.end_producers(producers or ())
         if producers is None and not self.feeds.empty():
