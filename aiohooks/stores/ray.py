@@ -44,7 +44,7 @@ class StepActor:
     """
 
     def __init__(self) -> None:
-        self.incarnation = secrets.token_hex(8)
+        self.incarnation: str = secrets.token_hex(8)
         """A random word, new after each start. It is the `run_id` of the snapshots."""
         self.polls: dict[str, tuple[LongPoll, asyncio.Future[None]]] = {}
         """The parked polls by process, each with the future that its answer waits for."""
