@@ -18,6 +18,9 @@ whether there are any before it begins. The observers of a run are in its scope
     active          notifies the observers of a block
     observed_call   notifies the observers of a call that is awaited
 
+The registry has weak references, and an entry holds names and functions that return names: no
+value of a run lives longer because of it.
+
 The run that code is part of is here as well. A hook that calls `run` of its own session gets an
 error instead of a deadlock, and a wait for a step knows the publisher that it blocks.
 
@@ -27,15 +30,12 @@ error instead of a deadlock, and a wait for a step knows the publisher that it b
     RunScope        a run in progress
     assigned        a block in which a context variable has a value
 
-What is logged of it:
+Reports in the log:
 
     logger          the logger of the library
     is_logged       whether a repeated failure is logged
     WaitLog         reports of waits that take long
     wait_log        a log of the waits inside of the library that take long
-
-The registry has weak references, and an entry holds names and functions that return names: no
-value of a run lives longer because of it.
 """
 
 from __future__ import annotations
@@ -331,6 +331,9 @@ async def as_coroutine(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
+# -- the run of the current code
+
+
 class RunOwner(Protocol):
     """A session, as the code of its runs sees it.
 
@@ -437,6 +440,8 @@ def begin_run(session: RunOwner | None, publisher: object) -> RunScope:
     return scope
 
 
+# -- reports in the log
+
 logger = logging.getLogger("aiohooks")
 
 
@@ -509,7 +514,7 @@ class WaitLog:
 def wait_log(describe: Callable[[], str]) -> WaitLog:
     """Return a log of waits that may not end: after a second, and then once a minute.
 
-    `describe` returns what the oldest wait is for, at the time of the report.
+    `describe` returns the text that names the oldest wait. It is called for each report.
     """
 
     def report(secs: float) -> None:

@@ -10,6 +10,7 @@ the caller waits for a future of this module, so a `CancelledError` that reaches
     copy_back   applies the changes of the contexts of calls to the caller's
     can_wait    whether a call of a function may wait
     result_now  the result of a coroutine that cannot wait
+    close_unawaited  ends a coroutine that will not be awaited
 """
 
 from __future__ import annotations
@@ -679,8 +680,8 @@ class RunWaits:
 
 # -- the contexts of calls
 #
-# Each call that may wait has a copy of the caller's context. What it has changed there when it ends
-# is changed in the caller's context, too, as if it had run there.
+# Each call that may wait has a copy of the caller's context. When it ends, its changes of this copy
+# are applied to the caller's context, too, as if it had run there.
 
 
 def changes(
@@ -849,6 +850,8 @@ def copy_back(call_contexts: Iterable[CallContext]) -> None:
                 variable.set(value)
                 merged[variable] = value
 
+
+# -- coroutines
 
 _WAITING_OPCODES = frozenset(
     {"GET_AWAITABLE", "GET_ANEXT", "BEFORE_ASYNC_WITH", "SEND", "YIELD_VALUE"},

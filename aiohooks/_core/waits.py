@@ -150,19 +150,20 @@ async def _end_within(
     A task that still runs then is left alone, with a warning.
     """
     clock = current_clock()
-    deadline = clock.now() + 2 * grace_secs
-    cancel_timer = clock.call_later(grace_secs, task.cancel)
-    while not task.done():
-        # Further cancels are ignored: the caller has noted one already.
-        with contextlib.suppress(asyncio.CancelledError):
-            await wait_done([task], deadline - clock.now())
-        if clock.now() >= deadline:
-            break
-    cancel_timer.cancel()
-    if not task.done():
-        message = "%s still runs %s s after its cancellation; continuing without it"
-        logger.warning(message, what, grace_secs)
-        leave_behind([task])
+    for is_cancelled in (False, True):
+        if is_cancelled:
+            task.cancel()
+        # Counted from here: a blocked event loop must not take the time after the cancel.
+        deadline = clock.now() + grace_secs
+        while not task.done() and clock.now() < deadline:
+            # Further cancels are ignored: the caller has noted one already.
+            with contextlib.suppress(asyncio.CancelledError):
+                await wait_done([task], deadline - clock.now())
+        if task.done():
+            return
+    message = "%s still runs %s s after its cancellation; continuing without it"
+    logger.warning(message, what, grace_secs)
+    leave_behind([task])
 
 
 LEFT_BEHIND: set[asyncio.Task[Any]] = set()
@@ -266,7 +267,7 @@ def until_stop(
 
 
 class Event(Generic[P]):
-    """Something that happens in a session, and the callbacks that are notified of it."""
+    """Something that happens, and the callbacks that are notified of it."""
 
     def __init__(self, name: str) -> None:
         """Start without callbacks. `name` is for messages."""

@@ -175,7 +175,8 @@ class Target:
         if not self._groups:
             return await self._call_own(instance, args, keywords)
         args_of_hooks: Arguments = args, keywords
-        if keywords:
+        # Also for a chain, whose arguments are rejected before its first hook is called.
+        if keywords or point.how == "chain":
             values = point.parameters.values(args, keywords)
             args_of_hooks = point.parameters.for_hooks(values)
         if point.how in ("first", "chain"):

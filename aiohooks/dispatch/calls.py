@@ -307,26 +307,25 @@ class OrderGroup:
         self,
         observers: Sequence[Observer],
         keywords: Keywords = NO_KEYWORDS,
-        contexts: Sequence[OwnContext | None] | None = None,
+        own: OwnContext | None = None,
     ) -> Sequence[Method]:
         """Return the methods of the calls, each wrapped as this call of the group needs it.
 
         Args:
             observers: notified of each call.
             keywords: bound to each method.
-            contexts: the contexts of the calls. A call that cannot wait is wrapped to run in its
-                context. The task of another call is created in it.
+            own: the context of the calls, shared with other calls. A call that cannot wait is
+                wrapped to run in it. The task of another call is created in it.
         """
         methods: list[Method] = []
-        for number, call in enumerate(self.calls):
+        for call in self.calls:
             method: Method = call.method
             if observers:
                 method = functools.partial(observed_call, method, self.kind, call.name, observers)
             if keywords:
                 method = functools.partial(method, **keywords)
-            context = None if contexts is None else contexts[number]
-            if context is not None and not call.may_wait:
-                method = functools.partial(_call_in_context, context, method)
+            if own is not None and not call.may_wait:
+                method = functools.partial(_call_in_context, own, method)
             methods.append(method)
         return methods
 
@@ -410,12 +409,9 @@ async def call_groups(
         if scope is not None and not observers:
             # A hook of the group before may have added observers of the run.
             notified = scope.observers
-        contexts: Sequence[OwnContext | None] | None = None
-        if own is not None:
-            contexts = [own] * len(group.hooks)
         methods = group.methods
-        if notified or keywords or contexts is not None:
-            methods = group.methods_with(notified, keywords, contexts)
+        if notified or keywords or own is not None:
+            methods = group.methods_with(notified, keywords, own)
         group_second_args = None if second_args is None else next(second_args)
         if not group.in_turn:
             arguments = [args] * len(methods)
@@ -428,7 +424,7 @@ async def call_groups(
                 results.append(None)
                 continue
             calls = HookCalls(group, step, waits)
-            calls.start_all(methods, arguments, keywords, contexts)
+            calls.start_all(methods, arguments, keywords, own)
             await calls.wait()
             results += calls.results
             continue
@@ -530,7 +526,7 @@ class HookCalls(Calls):
         methods: Sequence[Method],
         arguments: Sequence[Args],
         keywords: Keywords = NO_KEYWORDS,
-        contexts: Sequence[OwnContext | None] | None = None,
+        own: OwnContext | None = None,
     ) -> None:
         """Start the calls in order, and make the calls that cannot wait.
 
@@ -538,7 +534,7 @@ class HookCalls(Calls):
             methods: the method of each call, bound to its keyword arguments.
             arguments: the arguments of each call.
             keywords: the keyword arguments, for the conditions of calls.
-            contexts: the context of each call, if it is shared with other calls.
+            own: the context of the calls, if it is shared with other calls.
         """
         is_checked = self._group.condition is not None
         for number, call in enumerate(self._group.calls):
@@ -550,8 +546,7 @@ class HookCalls(Calls):
                     self.caller_context_changed()
                     self.results[number] = result_now(method(*call_args))
                 elif is_checked or call.condition is None or call.condition(*call_args, **keywords):
-                    context = None if contexts is None else contexts[number]
-                    self.start(number, method, call_args, call.name, call.secs, context)
+                    self.start(number, method, call_args, call.name, call.secs, own)
             except BaseException as error:
                 self.failed(number, error)
             if self.cancelling:

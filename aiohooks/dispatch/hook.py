@@ -108,8 +108,7 @@ def configure(
         known = ", ".join(sorted(HookOptions.__optional_keys__))
         raise TypeError(f"configure() has no option {name!r}; it has {known}")
     registration = registration_of(registration_of(hook)._replace(**options))
-    is_queued = registration.background or "background" in options
-    if "max_pending" in options and not is_queued:
+    if "max_pending" in options and not registration.background:
         raise InvalidHookError(
             f"max_pending of {hook_name(registration.hook)} is {registration.max_pending}, but its"
             " calls are not queued; give background=True too"
@@ -166,11 +165,13 @@ def _check_options(registration: HookRegistration) -> None:
 
 def hook_name(hook: Any) -> str:
     """Return the name of a hook in messages: of its class, or of its function."""
-    named = hook
+    function = hook
     if isinstance(hook, FunctionHook):
-        named = hook.__aiohooks_function__
-    # An object has no name of its own.
-    return getattr(named, "__name__", type(named).__name__)
+        function = hook.__aiohooks_function__
+    elif not isinstance(hook, (types.FunctionType, types.MethodType)):
+        # Any attribute `__name__` of an object is its own affair.
+        return type(hook).__name__
+    return getattr(function, "__name__", type(function).__name__)
 
 
 class FunctionHook:

@@ -349,7 +349,8 @@ def registered_hooks(
         name_with_module = f"{type(hook).__module__}.{name}"
         numbers.update([name, name_with_module])
         if numbers[name] > 1:
-            is_of_another_module = numbers[name_with_module] == 1
+            is_of_class = registration.name is None and not isinstance(hook, FunctionHook)
+            is_of_another_module = is_of_class and numbers[name_with_module] == 1
             name = name_with_module if is_of_another_module else f"{name}#{numbers[name]}"
         registered[id(hook)] = RegisteredHook(name, registration)
     return tuple(registered.values())

@@ -544,7 +544,8 @@ class _Annotations:
         plain, awaited = split_awaitables(annotations.get("return", Any))
         self.returns_awaitable: bool = bool(awaited)
         """Whether the result is an awaitable, always or sometimes."""
-        self.results: list[Any] = [*dict.fromkeys([*plain, *awaited])]
+        # Annotations need not be hashable.
+        self.results: list[Any] = plain + [part for part in awaited if part not in plain]
         """The types that a result may have, awaited or not."""
 
     def candidates(self, way: Combination) -> list[str]:

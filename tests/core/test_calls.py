@@ -82,8 +82,6 @@ async def test_an_error_after_the_success_of_a_call_is_raised_in_the_caller() ->
     """As one of the call itself; the others are cancelled and waited for."""
 
     class Followed(NumberedCalls):
-        has_successors = True
-
         def succeeded(self, number: int) -> None:
             raise LookupError("no successor")
 

@@ -141,3 +141,26 @@ async def test_a_wait_that_is_over_keeps_nothing() -> None:
         assert not await wait_done([future], 0)
         references.add(sys.getrefcount(future))
     assert len(references) == 1
+
+
+async def test_a_blocked_loop_does_not_take_the_time_after_the_cancel(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second grace period begins when the cleanup is cancelled, however late that is."""
+    ends: list[str] = []
+
+    async def cleanup() -> None:
+        try:
+            await forever()
+        finally:
+            await ticks()
+            ends.append("cleaned up")
+
+    task = await parked(shielded(cleanup(), grace_secs=1, what="the cleanup"), 5)
+    task.cancel()
+    await ticks()
+    clock.advance(100)  # past both periods at once
+    await asyncio.wait([task])
+    assert ends == ["cleaned up"]
+    assert task.cancelled()
+    assert caplog.messages == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -244,6 +244,36 @@ async def test_each_call_of_hooks_that_cannot_wait_has_its_result() -> None:
         assert await only.on(prompt) == f"{prompt}?"
         with refused(InvalidHookError, f"got the results [None, '{prompt}?']"):
             await group.on(prompt)
+
+
+async def test_the_arguments_of_a_chain_are_checked_first() -> None:
+    """Not after a hook of it has run."""
+    called: list[str] = []
+
+    class Texts:
+        @ah.point("chain")
+        async def rewrite(self, text: str) -> str:
+            return text
+
+    async def rewrite(self: Any, text: str, *more: str) -> None:
+        called.append(text)
+
+    texts: Any = ah.compose(Texts, [hook(rewrite=rewrite)])
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        await texts.rewrite("a", "b")
+    assert called == []
+
+
+async def test_a_result_may_have_any_annotation() -> None:
+    """It need not be hashable."""
+
+    class Odd:
+        async def answer(self) -> Literal[{}]: ...  # type: ignore[valid-type]
+
+    async def answer(self: Any) -> int:
+        return 5
+
+    assert await ah.compose(Odd, [hook(answer=answer)]).answer() == 5
 
 
 # -- hooks that overlap and have one result

@@ -118,11 +118,34 @@ async def test_what_the_end_drops_is_counted(caplog: pytest.LogCaptureFixture) -
 
 
 async def test_hooks_of_one_name_are_told_apart() -> None:
-    """By the module of the second one, or if it is of the same module, by a number."""
+    """By the module of the second class, or if it is of the same module, by a number.
+
+    A function and a hook with a name of its own have no class that could tell them apart.
+    """
     foreign: Any = type("Quick", (Quick,), {"__module__": "other.plugin"})
-    group = ah.HookGroup(Kinds, [Quick(), Quick(), foreign(), foreign()])
+    named = [ah.configure(made(), name="audit") for made in (Quick, foreign)]
+    group = ah.HookGroup(Kinds, [Quick(), Quick(), foreign(), foreign(), *named])
+
+    def Quick_(value: Any) -> None: ...
+
+    Quick_.__name__ = "Quick"
+    group.on(Kinds.none, Quick_)
     names = [status.name for status in group.status()]
-    assert names == ["Quick", "Quick#2", "other.plugin.Quick", "Quick#4"]
+    assert names == [
+        *("Quick", "Quick#2", "other.plugin.Quick", "Quick#4"),
+        *("audit", "audit#2", "Quick#5"),
+    ]
+
+
+def test_an_attribute_of_a_hook_is_not_its_name() -> None:
+    """Such as `__name__`, whatever it is."""
+
+    class Proxy(Quick):
+        def __init__(self) -> None:
+            self.__name__ = 5
+
+    group = ah.HookGroup(Kinds, [Proxy()])
+    assert repr(group) == "<HookGroup Kinds: Proxy>"
 
 
 # -- in a session
