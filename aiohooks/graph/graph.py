@@ -263,14 +263,20 @@ class Graph(InitRequired):
         steps = checked_int(steps, "steps", 1, expected="how many steps one run trains, 1 or more")
         return self._operation_or_decorator(fn, steps=steps, **options)
 
-    def _operation_or_decorator(self, fn: Any, **options: Any) -> Operation | AddOperation:
+    def _operation_or_decorator(
+        self,
+        fn: Any,
+        *,
+        steps: int,
+        **options: Any,
+    ) -> Operation | AddOperation:
         """Add `fn` as an operation. Without `fn`, return a decorator that adds a function."""
         known = OperationOptions.__annotations__
         for option in options:
-            if option not in ("steps", *known):
+            if option not in known:
                 advice = did_you_mean(option, known)
                 raise InvalidArgumentError(f"an operation has no option {option!r}; {advice}")
-        decorator: AddOperation = functools.partial(self._add_operation, **options)
+        decorator: AddOperation = functools.partial(self._add_operation, steps=steps, **options)
         if fn is None:
             return decorator
         return decorator(fn)

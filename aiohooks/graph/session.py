@@ -434,6 +434,8 @@ def _check_unambiguous(nodes: Sequence[Node], step: Operation, result: Any) -> N
         )
 
 
+# -- the session
+
 _MOST_PLANS = 1024
 # Builds the result of a run that fetches a single leaf.
 _BUILD_LEAF = operator.itemgetter(0)
