@@ -481,11 +481,10 @@ class CheckpointSaverHook(ScheduledHook):
         if task is None or not task.done():
             return
         self._write_task = None
-        if task.cancelled():
-            cancelled = asyncio.CancelledError()
-            self._record_failure(hook_cancelled_error(f"the {task.get_name()}", cancelled))
-            return
-        error = task.exception()
+        try:
+            error = task.exception()
+        except asyncio.CancelledError as cancelled:
+            error = hook_cancelled_error(f"the {task.get_name()}", cancelled)
         if error is not None:
             self._record_failure(error)
 

@@ -105,7 +105,10 @@ class EffectsHook(SessionRunHook):
             InvalidHookError: a handler is not a coroutine function.
         """
         check_mapping(handlers, "handlers", optional=False)
+        if not handlers:
+            raise InvalidArgumentError("handlers is empty; give {kind: coroutine function}")
         for kind, handler in handlers.items():
+            check_instance(kind, str, "a kind of handlers")
             check_coroutine_function(handler, f"the handler of {kind!r}")
         check_instance(run, str, "run")
         check_choice(when, "when", "checkpoint", "commit")
@@ -233,7 +236,7 @@ class EffectsHook(SessionRunHook):
         self, attempt: SessionRunContext, kind: str, payload: Any, recorder: str | None
     ) -> None:
         """Record an effect of an attempt. Any thread may call this. See `aiohooks.effect`."""
-        if kind not in self._handlers:
+        if not isinstance(kind, str) or kind not in self._handlers:
             raise InvalidArgumentError(
                 f"kind of an effect is {kind!r}; give the kind of a handler of the EffectsHook:"
                 f" {did_you_mean(str(kind), self._handlers)}",
@@ -243,6 +246,8 @@ class EffectsHook(SessionRunHook):
             from aiohooks.checkpoint._encoding import encode
 
             encode({f"payload of effect {kind!r}": payload})
+        # Not in the block: the event loop waits for the lock, and a copy may take long.
+        copied = copy.deepcopy(payload)
         with self._lock:
             if not attempt.accepts_effects:
                 raise EffectError(
@@ -252,7 +257,7 @@ class EffectsHook(SessionRunHook):
                 )
             if attempt not in self._attempts:
                 self._attempts.append(attempt)
-            attempt.effects.append((kind, copy.deepcopy(payload), recorder or kind))
+            attempt.effects.append((kind, copied, recorder or kind))
 
     def _move_to_outbox(self) -> None:
         """Move the effects of committed attempts to the outbox, and drop the effects of failed

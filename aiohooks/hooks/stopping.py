@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from aiohooks._core.clock import NO_TIMER, Clock, current_clock
@@ -83,16 +83,16 @@ class StopAtStepHook(SessionRunHook):
         step = (await session.global_step.value()).step
         if self._num_steps is not None and self.last_step is None:
             self.last_step = step + self._num_steps
-        if self.last_step is not None and step >= self.last_step:
-            coord.request_stop(f"step {step} reached the last step, {self.last_step}")
+        self._stop_if_reached(step, coord.request_stop)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Request a stop if the run reached or passed the last step."""
-        last = self.last_step
-        if last is not None and run_context.global_step >= last:
-            run_context.request_stop(
-                f"step {run_context.global_step} reached the last step, {last}"
-            )
+        self._stop_if_reached(run_context.global_step, run_context.request_stop)
+
+    def _stop_if_reached(self, step: int, request_stop: Callable[[str], None]) -> None:
+        """Request a stop if a step is the last one, or another session has moved it beyond."""
+        if self.last_step is not None and step >= self.last_step:
+            request_stop(f"step {step} reached the last step, {self.last_step}")
 
     def __repr__(self) -> str:
         return f"StopAtStepHook(num_steps={self._num_steps}, last_step={self.last_step})"

@@ -114,21 +114,19 @@ class HookTimingHook(SessionRunHook):
         if isinstance(clock, LoopClock):
             self.now = time.perf_counter
         self._step = 0
-        # The times of each method, by the name of its calls, such as "NanHook.after_run", and of
-        # all activities that are not reported.
+        # The times of each method, by the name of its calls, such as "NanHook.after_run".
         self._times: dict[str, PhaseTime] = {}
-        self._others = PhaseTime("", "")
         self._loop_watch: BlockedLoopWatch | None = None
         self._blockers: deque[Blocker] = deque(maxlen=_MAX_BLOCKERS)
         self._warnings: Counter[str] = Counter()
 
     # -- the measurements
 
-    def started(self, kind: Kind, what: str) -> _TimedCall:
+    def started(self, kind: Kind, what: str) -> _TimedCall | _NotTimed:
         """Called at the start of an activity of the session or of a run, an `Observer`."""
-        times: PhaseTime | None = self._others
-        if kind in ("hook", "background") and not what.startswith(type(self).__name__):
-            times = self._times.get(what)
+        if kind not in ("hook", "background") or what.startswith(type(self).__name__):
+            return _NOT_TIMED
+        times = self._times.get(what)
         if times is None:
             hook, _, phase = what.rpartition(".")
             times = self._times[what] = PhaseTime(hook, phase)
@@ -241,3 +239,19 @@ class _TimedCall:
         self.suspended()
         self._times.calls += 1
         self._times.histogram[bisect_left(BUCKET_SECS, self._changed - self._began)] += 1
+
+
+class _NotTimed:
+    """An activity that is not a call of a measured hook.
+
+    It has no `resumed`, so that a call is not resumed by hand for its sake.
+    """
+
+    def suspended(self) -> None:
+        pass
+
+    def ended(self, error: BaseException | None) -> None:
+        pass
+
+
+_NOT_TIMED = _NotTimed()

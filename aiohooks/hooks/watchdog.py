@@ -72,7 +72,8 @@ class WatchdogHook(SessionRunHook):
 
         Args:
             step_secs: how long one call of a hook, or the operations of a run, may take.
-            first_step_secs: the same until the first run has ended; by default `step_secs`.
+            first_step_secs: the same until the first run has ended; by default `step_secs`. It may
+                be `math.inf`.
             wait_secs: how long a wait for a step, or the session's block between two runs, may
                 take, or None for no limit.
             on_stall: "report" logs the stall as an error. "stop" also requests a stop, which ends
@@ -83,7 +84,8 @@ class WatchdogHook(SessionRunHook):
         check_secs(step_secs, "step_secs", positive=True)
         check_secs(wait_secs, "wait_secs", optional=True, positive=True)
         check_choice(on_stall, "on_stall", "report", "stop", "raise")
-        check_secs(first_step_secs, "first_step_secs", optional=True, positive=True)
+        if first_step_secs != math.inf:
+            check_secs(first_step_secs, "first_step_secs", optional=True, positive=True)
         self._limits: dict[str, float] = {
             "step": step_secs,
             "first step": first_step_secs or step_secs,

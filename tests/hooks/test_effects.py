@@ -406,6 +406,7 @@ async def test_where_no_effect_can_be_recorded() -> None:
             ),
         ),
         (3, None, "kind of an effect is 3"),
+        ([], None, r"kind of an effect is \[\]"),
         (
             "publish",
             {"loss": {1, 2}},
@@ -448,6 +449,10 @@ async def test_what_cannot_handle_is_refused() -> None:
         match="the handler of 'publish' is <built-in function len>, not a coroutine function",
     ):
         ah.hooks.EffectsHook({"publish": len}, run="r")  # type: ignore[dict-item]
+    with pytest.raises(InvalidArgumentError, match="handlers is empty; give "):
+        ah.hooks.EffectsHook({}, run="r")
+    with pytest.raises(InvalidArgumentError, match="a kind of handlers is 3; give a str"):
+        ah.hooks.EffectsHook({3: blocked}, run="r")  # type: ignore[dict-item]
     effects(publish=blocked, max_pending=1)  # the least
     two = [effects(publish=blocked, when="commit"), effects(charge=blocked, when="commit")]
     two[1].name = "second"
