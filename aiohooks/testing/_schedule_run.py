@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from aiohooks._core.clock import set_current_clock
 from aiohooks._why.tasks import is_library, location, task_wait
@@ -95,20 +95,6 @@ class NumberedTask(asyncio.Task[Any]):
 # Messages about the user's tasks show these names.
 NumberedTask.__name__ = NumberedTask.__qualname__ = "Task"
 NumberedFuture.__name__ = NumberedFuture.__qualname__ = "Future"
-
-
-class Scheduler(Protocol):
-    """Decides about the steps of tasks: a `ScheduleRun`."""
-
-    def before_step(self) -> None:
-        """Called before a step of a task."""
-
-    def after_step(self) -> None:
-        """Called after a step, before the callbacks that follow it."""
-
-    def next_task(self, tasks: list[Task]) -> Task:
-        """Return the task whose step runs next."""
-        ...
 
 
 class _ReadyQueue(deque[asyncio.Handle]):
@@ -221,13 +207,13 @@ class _Selector(selectors.DefaultSelector):
 class ScheduleLoop(asyncio.SelectorEventLoop):
     """The event loop of one schedule."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: ScheduleRun) -> None:
         """Make a loop that asks `scheduler` which task runs next."""
         self.secs: float = 0.0
         """The virtual time."""
         self.stuck_because: str = ""
         """The reason for which the loop has stopped by itself, empty if it has not."""
-        self.scheduler: Scheduler = scheduler
+        self.scheduler: ScheduleRun = scheduler
         self.numbers: Iterator[int] = itertools.count()
         """The numbers of its futures and tasks."""
         self.turns: int = 0
@@ -432,7 +418,7 @@ class ScheduleRun:
         self.after_step()
 
     def after_step(self) -> None:
-        """Check the invariants, and let events happen."""
+        """Check the invariants, and let events happen, before the callbacks behind the step."""
         if self._is_over or self._main.done():
             return
         try:

@@ -1,4 +1,9 @@
-"""The conformance suite of session hooks, for their authors: real sessions, and all their ends."""
+"""Hooks for tests, and the conformance suite of session hooks, for their authors.
+
+RecordingHook        records its calls
+FaultInjectionHook   fails at chosen calls
+check_hook           tries a hook in real sessions, with all their ends
+"""
 
 from __future__ import annotations
 
