@@ -8,6 +8,7 @@ import errno
 import os
 from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from aiohooks._core.activity import logger
@@ -99,7 +100,8 @@ class CheckpointDirectory:
                 _format.ARRAYS: arrays.chunks(),
                 _format.STATE: [data],
             }
-            saved = self._commit(directory, str(name), metrics, contents)
+            new = _format.checkpoint_of(self.path / str(name), metrics, {})
+            saved = self._commit(directory, new, contents)
             self._remove_old(directory, saved)
             return saved
 
@@ -111,8 +113,8 @@ class CheckpointDirectory:
         """Add metrics to the newest checkpoint of a step. Return None if there is none."""
         error_prefix = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
         with self._locked(error_prefix=error_prefix) as directory:
-            newest_first = self._readable(directory)
-            saved = next((saved for saved in newest_first if saved.step == step), None)
+            with contextlib.closing(self._readable(directory)) as newest_first:
+                saved = next((saved for saved in newest_first if saved.step == step), None)
             if saved is None:
                 return None
             all_metrics = _format.check_metrics({**saved.metrics, **metrics})
@@ -139,24 +141,26 @@ class CheckpointDirectory:
             if name in directory.names:
                 message = f"{name} exists, is damaged, and cannot be set aside"
                 raise FileExistsError(errno.EEXIST, message)
-            self._commit(directory, name, checkpoint.metrics, contents)
+            new = dataclasses.replace(checkpoint, path=self.path / name)
+            self._commit(directory, new, contents)
 
     def _commit(
         self,
         directory: Directory,
-        name: str,
-        metrics: Mapping[str, float],
+        new: Checkpoint,
         contents: Mapping[str, Iterable[bytes | memoryview]],
     ) -> Checkpoint:
         """Write a checkpoint under a temporary name, and rename it when it is durable.
 
-        The new name is durable when this returns. If an operation fails, nothing is left of it.
+        Return it with the files that were written. The new name is durable when this returns. If an
+        operation fails, nothing is left of it.
         """
+        name = new.path.name
         temporary = _format.unused_name(f".tmp-{name}", directory.names)
         try:
             with directory.make(temporary) as inside:
                 files = {file: inside.write_new(file, data) for file, data in contents.items()}
-                saved = _format.checkpoint_of(self.path / name, metrics, files)
+                saved = dataclasses.replace(new, files=MappingProxyType(files))
                 inside.write_new(_format.MANIFEST, [_format.encode(saved)])
                 inside.sync()
             directory.rename(temporary, name)
@@ -194,7 +198,7 @@ class CheckpointDirectory:
         Errors, also of the policy, are logged: the new checkpoint is durable.
         """
         try:
-            newest_first = self._readable(directory)
+            newest_first = list(self._readable(directory))
             removed = not_kept(self._keep, newest_first, saved)
             if removed:
                 self._warn_of_missing_metrics(newest_first, saved)
@@ -250,13 +254,11 @@ class CheckpointDirectory:
 
     # Reading
 
-    def _readable(self, directory: Directory) -> list[Checkpoint]:
-        """Return the checkpoints whose manifest verifies, newest first. Read no other file."""
-        checkpoints: list[Checkpoint] = []
+    def _readable(self, directory: Directory) -> Generator[Checkpoint]:
+        """Yield the checkpoints whose manifest verifies, newest first. Read no other file."""
         for name in map(str, _format.checkpoint_names(directory.names)):
             with contextlib.suppress(DamagedError), directory.open_checkpoint(name) as inside:
-                checkpoints.append(inside.read_manifest(self.path / name))
-        return checkpoints
+                yield inside.read_manifest(self.path / name)
 
     def _read(
         self,
@@ -379,7 +381,7 @@ class CheckpointDirectory:
             contextlib.suppress(FileNotFoundError),
             self._opened() as directory,
         ):
-            return self._readable(directory)
+            return list(self._readable(directory))
         return []
 
     def verify(self) -> list[tuple[Path, str | None]]:

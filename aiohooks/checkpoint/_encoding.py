@@ -250,7 +250,7 @@ class _Encoder:
         return Ext(_INT, value.to_bytes(size, "little", signed=True))
 
     def items(self, values: Sequence[Any]) -> list[Any]:
-        return list(self._converted(enumerate(values)))
+        return [value for _, value in self._converted(enumerate(values))]
 
     def mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
         for key in values:
@@ -261,14 +261,14 @@ class _Encoder:
                     f"has the key {key!r} of type {type(key).__name__}; keys are str or int of 64"
                     " bits: give str(...) of it",
                 )
-        return dict(zip(values, self._converted(values.items()), strict=True))
+        return dict(self._converted(values.items()))
 
-    def _converted(self, items: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
-        """Yield the representations of the values in a container, given with their keys."""
+    def _converted(self, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+        """Yield the keys of a container with the representations of its values."""
         self._enter()
         for key, value in items:
             self._path[-1] = key
-            yield self.value(value)
+            yield key, self.value(value)
         self._path.pop()
 
     def ordered_mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any] | Ext:
@@ -277,7 +277,10 @@ class _Encoder:
         metadata = getattr(values, "_metadata", None)
         if metadata is None:
             return converted
-        return _extension(_MODULE, [converted, self.value(metadata)])
+        self._path.append("_metadata")
+        converted_metadata = self.value(metadata)
+        self._path.pop()
+        return _extension(_MODULE, [converted, converted_metadata])
 
     def array(self, array: Array) -> Ext:
         dtype = self._checked_dtype(array.dtype)

@@ -249,7 +249,8 @@ class Directory:
 class FileReader(io.BufferedReader):
     """Reads an open file of `size` bytes, each byte once, from the beginning.
 
-    Its methods raise `DamagedError` if the file ends early or is unreadable.
+    Its methods raise `DamagedError` if the file ends early. `Directory.opened` converts the errors
+    of the system in its block.
     """
 
     def __init__(

@@ -237,7 +237,9 @@ class Saver:
         Damaged checkpoints of the mirror are no error if there is a good one here.
         """
         restored: Restored | None = None
+        failure: CheckpointError | None = None
         newest_here: Name | None = None
+        names: list[Name] = []
         # What the first read has set aside is reported by the second as well.
         set_aside: list[tuple[str, str]] = []
         try:
@@ -246,6 +248,7 @@ class Saver:
             # The mirror may have what is missing or damaged here.
             if error.errno != errno.ENOENT and not isinstance(error, CorruptCheckpointError):
                 raise
+            failure = error
         if restored is not None:
             if not self._mirror_may_be_newer and not set_aside:
                 return restored
@@ -270,10 +273,12 @@ class Saver:
                 newest_here.step,
             )
         except CorruptCheckpointError:
-            # If there are checkpoints here, the second read returns one, or raises their damage.
+            # Those here come first: a second read returns one, or there is the error of the first.
             if newest_here is None and not set_aside:
                 raise
-        if restored is None:
+        if failure is not None and not names:
+            raise failure
+        if names and restored is None:
             restored = await to_thread(self._directory.restore, step, set_aside)
         return restored
 

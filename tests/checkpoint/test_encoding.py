@@ -260,6 +260,14 @@ def test_a_long_place_is_cut_in_a_message(length: int) -> None:
     assert str(caught.value).startswith(f"{place[:400]} is")
 
 
+def test_the_metadata_of_a_module_has_a_place() -> None:
+    """It is an attribute of the state of a module, and no key."""
+    state: Any = collections.OrderedDict(v=1)
+    state._metadata = {"v": object()}
+    with pytest.raises(InvalidArgumentError, match=r"state\['m'\]\['_metadata'\]\['v'\] is"):
+        _encoding.encode({"m": state})
+
+
 def test_a_state_is_a_mapping() -> None:
     """A list is not a state."""
     for state in ([1], None):

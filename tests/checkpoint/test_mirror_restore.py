@@ -14,6 +14,7 @@ import fsspec  # type: ignore[import-untyped]
 import pytest
 
 from aiohooks.checkpoint import KeepNewest, Mirror, Saver
+from aiohooks.checkpoint.policies import INTERIM
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
 from aiohooks.testing import ManualClock
 from tests.checkpoint.test_mirror import (
@@ -25,7 +26,7 @@ from tests.checkpoint.test_mirror import (
     restored_step,
 )
 from tests.fuzz.checkpoints.operations import Failing
-from tests.support.checkpoint_files import names, saver_over, state_of, step_of
+from tests.support.checkpoint_files import WatchedFs, names, saver_over, state_of, step_of
 from tests.support.faulty_files import Disk, status_of
 from tests.support.waiting import cancel_and_wait, until_true
 
@@ -48,6 +49,39 @@ async def test_a_step_is_found_in_the_mirror(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="has no checkpoint of step 7"):
             await saver.restore(7)
         assert step_of(await saver.restore()) == 3
+
+
+async def test_an_interim_checkpoint_stays_one(tmp_path: Path) -> None:
+    """After a download, here and in the mirror: the next checkpoint of the run replaces it."""
+    disk = Disk()
+    async with Saver(tmp_path / "a", mirror=disk.mirror()) as saver:
+        await saver.save(state_of(1), 1, metrics={"loss": 1, INTERIM: 1})
+        assert await saver.flush_mirror(30)
+    there = dict(disk.files)
+    async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
+        restored = await saver.restore()
+        assert restored is not None
+        assert restored.checkpoint.interim
+        assert await saver.flush_mirror(30)
+    assert disk.files == there
+
+
+async def test_a_directory_without_a_good_checkpoint_is_read_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not again after the mirror has nothing newer: its damage is logged once."""
+    disk = Disk()
+    async with saver_over(WatchedFs(), tmp_path) as saver:
+        path = (await saver.save(state_of(1), 1)).path
+    (path / "state.msgpack").write_bytes(b"")
+
+    def rename(*_: object, **options: object) -> None:
+        raise OSError(errno.EACCES, "may not be renamed")
+
+    async with saver_over(WatchedFs(rename=rename), tmp_path, mirror=disk.mirror()) as saver:
+        with pytest.raises(CorruptCheckpointError, match="none of them is good"):
+            await saver.restore()
+    assert sum(path.name in text for text in caplog.messages) == 1
 
 
 @pytest.mark.parametrize("steps", [(2,), (1, 2)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import functools
@@ -106,16 +107,16 @@ def commits_through(written_as: str) -> Bug:
     def commit(
         self: CheckpointDirectory,
         directory: Directory,
-        name: str,
-        metrics: Mapping[str, float],
+        new: Checkpoint,
         contents: Contents,
     ) -> Checkpoint:
+        name = new.path.name
         directory.names.add(name)
         fs, written = self._fs, written_as.format(name)
         with directory.make(written) as inside:
             inside.fs = without_sync(fs)
             entries = {file: inside.write_new(file, chunks) for file, chunks in contents.items()}
-            saved = _format.checkpoint_of(self.path / name, metrics, entries)
+            saved = dataclasses.replace(new, files=entries)
             inside.write_new(_format.MANIFEST, [_format.encode(saved)])
             if written != name:
                 directory.rename(written, name)
@@ -135,7 +136,7 @@ def removes_too_early(patch: pytest.MonkeyPatch) -> None:
     sound = CheckpointDirectory._commit
 
     def commit(self: CheckpointDirectory, directory: Directory, *rest: Any) -> Checkpoint:
-        self._remove(directory, self._readable(directory)[1:])
+        self._remove(directory, [*self._readable(directory)][1:])
         return sound(self, directory, *rest)
 
     patch.setattr(CheckpointDirectory, "_commit", commit)
