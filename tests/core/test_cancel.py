@@ -159,7 +159,7 @@ async def test_a_blocked_loop_does_not_take_the_time_after_the_cancel(
     task = await parked(shielded(cleanup(), grace_secs=1, what="the cleanup"), 5)
     task.cancel()
     await ticks()
-    clock.advance(100)  # past both periods at once
+    clock.advance(100)  # past both periods together
     await asyncio.wait([task])
     assert ends == ["cleaned up"]
     assert task.cancelled()
