@@ -24,7 +24,6 @@ from aiohooks._core.waits import (
     until_stop,
     wait_for_others,
 )
-from aiohooks._why.sources import process_state
 from aiohooks.errors import (
     AiohooksError,
     InvalidArgumentError,
@@ -641,8 +640,8 @@ class StepStore(InitRequired, abc.ABC):
         # Sessions wait in each step, so the usual value, an int, skips the call of the check.
         if type(step) is not int or step > MAX_STEP:
             step = checked_step(step, "wait for step", least=None)
-        if timeout is not None:
-            check_secs(timeout, "timeout")
+        if timeout is not None:  # sessions wait without a limit, and skip the call of the check
+            check_secs(timeout, "timeout", optional=True)
         if on_reset not in _ON_RESET:
             raise InvalidArgumentError(f'on_reset={on_reset!r}: give "keep" or "raise"')
         self._check_loop()
@@ -825,6 +824,8 @@ def awaited_member(member: Member) -> Awaited:
     host, _, pid = host_and_pid.rpartition(":")
     detail = None
     if host == socket.gethostname() and pid.isdecimal():
+        from aiohooks._why.sources import process_state  # only for reports, and slow to import
+
         detail = process_state(int(pid))  # None while it can run
     return Awaited(
         "process",

@@ -124,9 +124,6 @@ def _process_with_lock(path: Path) -> str | None:
     return None
 
 
-if sys.platform != "win32":  # Windows has no fcntl; `LocalEngine` rejects it
-    import fcntl
-
 _VERSION = 2
 # Each change writes whole pages to the log. A change has only a few numbers, so pages are small.
 _SETTINGS = "PRAGMA page_size = 512; PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF"

@@ -270,7 +270,8 @@ class LocalEngine(Engine):
             snapshot = await self._call(lambda database: database.register(self.link.process))
             self._reported_revision = snapshot.revision
         except SYSTEM_ERRORS as error:
-            raise self._explain(error) from None  # it includes the text of the error
+            # It includes the text of the error, or says that the run is gone.
+            raise self._explain(error) from None
         # If another process has deleted the run meanwhile, make a new one.
         if database.is_gone():
             return await self.connect()
