@@ -28,7 +28,6 @@ from aiohooks.distributed.task import (
     make_spec,
     run_task,
     supervise,
-    until_sigterm,
     unwrap_result,
     with_process_options,
 )
@@ -134,10 +133,8 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
             f"store={store!r} is for one process; leave it out, or give local:///directory"
         )
     spec = dataclasses.replace(spec, url="local://" if store is None else store)
-    # Opening a store before any process starts reports an invalid option once. A run without a name
-    # has got a random name, which nothing will continue.
-    running = launch(_run_in_process, spec, spec.open_store(), forgets=run is None)
-    return await until_sigterm(running, f"the launcher of the run {spec.run}")
+    # Opening a store before any process starts reports an invalid option once.
+    return await launch(_run_in_process, spec, spec.open_store(), forgets=run is None)
 
 
 _spawn = multiprocessing.get_context("spawn")
@@ -158,8 +155,10 @@ class _Connection:
         call_after_fork(self)
 
     def after_fork(self) -> None:
-        """Close the own end in a forked child, which may outlive the launcher."""
-        os.close(self.own_end.detach())
+        """Close both ends in a forked child, which may outlive the launcher and the process."""
+        for end in (self.own_end, self.other_end):
+            if end.fileno() >= 0:  # it is not closed yet
+                os.close(end.detach())
 
 
 async def _run_in_process(spec: TaskSpec) -> Any:
@@ -242,6 +241,7 @@ async def _end_process(
         await limited(reader.read(), grace_secs, process.name)
     except TimeoutError:
         process.kill()
+    # A thread of the process reads from the connection, so its end is the end of the process.
     with _start_lock:
         process.join()
     code = process.exitcode

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -17,7 +18,6 @@ from aiohooks.distributed.task import (
     launch,
     make_spec,
     run_task,
-    until_sigterm,
     unwrap_result,
     with_process_options,
 )
@@ -90,7 +90,7 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
     store = spec.open_store()
     # Ray must not repeat tasks, as the launcher does. With `max_calls=1`, each has a new process.
     remote_task = _ray.remote(
-        max_retries=0, retry_exceptions=False, max_calls=1, **(task_options or {})
+        num_returns=1, max_retries=0, retry_exceptions=False, max_calls=1, **(task_options or {})
     )(_run_in_ray)
 
     async def run_attempt(spec: TaskSpec) -> Any:
@@ -100,11 +100,10 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
 
     # Ray's handler of SIGTERM would end this process before its tasks.
     handler = signal.getsignal(signal.SIGTERM)
-    if getattr(handler, "__module__", "").startswith("ray."):
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread and getattr(handler, "__module__", "").startswith("ray."):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # A run without a name has got a random name, which nothing will continue.
-    running = launch(run_attempt, spec, store, forgets=run is None)
-    return await until_sigterm(running, f"the launcher of the run {spec.run}")
+    return await launch(run_attempt, spec, store, forgets=run is None)
 
 
 async def _result_of(task: Any, spec: TaskSpec) -> Any:

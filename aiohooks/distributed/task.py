@@ -246,17 +246,22 @@ async def launch(
     *,
     forgets: bool,
 ) -> list[T]:
-    """Run the tasks as `supervise` does, and close the store at the end.
+    """Run the tasks as `supervise` does, until SIGTERM, and close the store at the end.
 
     With `forgets`, delete the run from the store before. This is for a run with a random name,
     which nothing will continue.
     """
-    async with contextlib.aclosing(store):
-        try:
-            return await supervise(run_attempt, spec)
-        finally:
-            if forgets:
-                await _forget_run(store, spec.stop_grace_secs)
+
+    async def run_tasks() -> list[T]:
+        """Run the tasks, and close the store."""
+        async with contextlib.aclosing(store):
+            try:
+                return await supervise(run_attempt, spec)
+            finally:
+                if forgets:
+                    await _forget_run(store, spec.stop_grace_secs)
+
+    return await until_sigterm(run_tasks(), f"the launcher of the run {spec.run}")
 
 
 async def _forget_run(store: StepStore, grace_secs: float) -> None:

@@ -434,3 +434,13 @@ async def test_a_helper_does_not_hide_a_death() -> None:
         await run_processes(distributed_tasks.dies_with_helpers, num_workers=0, max_restarts=0)
     (error,) = caught.value.exceptions
     assert "was killed by SIGKILL" in str(error)
+
+
+@pytest.mark.parametrize("closed", ["none", "own_end", "other_end"])
+def test_a_forked_child_closes_both_ends(closed: str) -> None:
+    """Also where the launcher has closed one of them already."""
+    connection = local._Connection()
+    if closed != "none":
+        getattr(connection, closed).close()
+    connection.after_fork()
+    assert (connection.own_end.fileno(), connection.other_end.fileno()) == (-1, -1)
