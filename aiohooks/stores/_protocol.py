@@ -25,7 +25,8 @@ MAX_STEP = 2**53 - 1
 class Position(NamedTuple):
     """The `step` of a run, and the `epoch` that it counts in.
 
-    Positions are ordered: every reset begins a new epoch.
+    Positions compare by their epochs first. Every reset begins a new epoch, which is the next
+    number, so that a later position is always the greater one.
     """
 
     epoch: int
@@ -35,6 +36,11 @@ class Position(NamedTuple):
 def checked_step(value: SupportsIndex, what: str, least: int | None = 0) -> int:
     """Return the step as a plain int.
 
+    Args:
+        value: the step.
+        what: the beginning of the error's message, which the value follows.
+        least: the lowest valid step, or None if there is none.
+
     Raises:
         InvalidArgumentError: `value` is not a whole number, or is below `least` or above
             `MAX_STEP`.
@@ -43,7 +49,7 @@ def checked_step(value: SupportsIndex, what: str, least: int | None = 0) -> int:
         try:
             step = operator.index(value)
         except TypeError:
-            pass  # a float, a string, None: reported below
+            pass  # a float, a string or None, which is reported below
         else:
             if (least is None or step >= least) and step <= MAX_STEP:
                 return step
@@ -64,15 +70,17 @@ class Member(NamedTuple):
     """`process/number`."""
     name: str
     ttl: float
-    """The seconds after its last renewal for which it counts as alive."""
+    """The time of its lease in seconds: for how long it counts as alive after its last renewal."""
     waits_for: int = 0
-    """The highest step that it waits for itself: it cannot advance before the run reaches this."""
+    """The highest step that it waits for itself, or 0 if it does not wait. It cannot advance the
+    run before the run reaches this step.
+    """
     term: int = 0
     """The term of a chief, 0 for a publisher."""
     ready: bool = False
     """Whether the chief has initialized the run for its workers. It is false for a publisher."""
     heartbeat: int = 0
-    """The number of its renewals."""
+    """The number of its renewals, which the engine counts."""
 
     @property
     def process(self) -> str:
@@ -94,12 +102,12 @@ class LastExit(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The state of a run."""
+    """The state of a run at a moment, as an engine reports it."""
 
     position: Position
     term: int = 0
     leader: str = ""
-    """The process that the term was granted to."""
+    """The process that the term was granted to, empty before the first term."""
     ready: bool = False
     """Whether the chief of the term has initialized the run for its workers."""
     revision: int = 0
@@ -107,18 +115,20 @@ class Snapshot(NamedTuple):
     members: tuple[Member, ...] = ()
     last_exit: LastExit | None = None
     run_id: str = ""
-    """A random word made with the run. Another word means that the engine has lost the run."""
+    """A random word that is made with the run, or empty if it is not known yet. Another word means
+    that the engine has lost the run.
+    """
 
     @property
     def chief(self) -> Member | None:
-        """The member that leads the run."""
+        """The member that leads the run, or None. Only a chief has a term."""
         return next((member for member in self.members if member.term), None)
 
     @property
     def is_initialised(self) -> bool:
         """Whether the chief has initialized the run, and the run has not ended since.
 
-        After an exit, a run without members has ended, or waits for a new chief.
+        A run without members has ended if a member has left. It may continue with a new chief.
         """
         has_ended = self.last_exit is not None and not self.members
         return self.ready and not has_ended
@@ -192,7 +202,7 @@ class Write(NamedTuple):
             return Position(epoch, step + self.amount)
         if self.kind == "raise":
             return Position(epoch, max(step, self.amount))
-        return Position(epoch + 1, self.amount)  # a reset begins a new epoch
+        return Position(epoch + 1, self.amount)  # the reset begins a new epoch
 
 
 class Join(NamedTuple):
@@ -202,14 +212,16 @@ class Join(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """A request to remove a member. Without a name, no exit is recorded."""
+    """A request to remove a member, and to record its exit unless the name is empty."""
 
     id: str
     name: str = ""
     step: int = 0
     error: str = ""
     writer: str = ""
-    """The process and a slash: exits are numbered separately from the writes of the process."""
+    """The name of the process and a slash, because the exits of a process are numbered separately
+    from its writes.
+    """
     seq: int = 0
     """The number of the exit among all exits of the writer, as for a `Write`."""
 
@@ -223,7 +235,7 @@ class Lead(NamedTuple):
 class Expire(NamedTuple):
     """A request to remove a member whose lease has run out.
 
-    A member that has been renewed since `heartbeat` stays.
+    The member remains if it has been renewed since `heartbeat`.
     """
 
     id: str
@@ -237,17 +249,20 @@ class Answer(NamedTuple):
     """The result of a request."""
 
     status: Literal["ok", "stale", "busy", "full", "lost"]
-    """The effect of the request: "ok", or none, as its term is older than the run's ("stale"), as
-    there is another chief ("busy"), as the step would be too high ("full"), or as the run is behind
-    the writer's floor ("lost").
+    """Whether the request has taken effect ("ok"), or why it has not: its term is older than the
+    term of the run ("stale"), there is another chief ("busy"), the step would be too high ("full"),
+    or the run is behind the writer's floor ("lost").
     """
     position: Position
-    """The position that a write led to, otherwise the current one."""
+    """The position that a write led to. For other requests, the current position."""
     term: int
+    """The current term of the run."""
 
 
 _MAX_ERROR_TEXT = 2_000
-"""The length of an error's text, which every process receives each time it reads the run."""
+"""The maximal length of an error's text. There is a limit because the text is a part of the state
+of a run, which every process reads again and again.
+"""
 
 
 def error_text(exc: BaseException) -> str:
@@ -264,7 +279,7 @@ EngineError = StoreUnavailableError | StoreDamagedError
 """The error of an engine that is unavailable, rejects a request, or has damaged data."""
 
 Report = Position | Snapshot | EngineError
-"""What an engine reports: the position of the run, its state, or the error that has ended it."""
+"""A report of an engine: the position of the run, its state, or the error that has ended it."""
 
 
 def closed_error(run: str) -> StoreClosedError:

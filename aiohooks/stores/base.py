@@ -65,8 +65,9 @@ OPEN_BY_URL = (
 )
 
 
-# An error that ends a wait is a result of its future, too: a future's exception that is never
-# fetched, because the task was cancelled in the same tick, would be reported as never retrieved.
+# The future of a wait. Its result is the step seen when it was woken, or the error that ends the
+# wait. The error is not set as the future's exception: a task that was cancelled in the same tick
+# would never fetch the exception, and asyncio would report that.
 Waiter = asyncio.Future[int | AiohooksError]
 
 
@@ -118,8 +119,8 @@ class WaitRegistry:
         Args:
             run: the name of the run, for messages.
             position: the position to start from.
-            subscribe: notifies the engine of the lowest step with a waiter, 0 for any change, None
-                without a waiter.
+            subscribe: notifies the engine of the lowest step with a waiter. The step is 0 while a
+                wait is for any change, and None without a waiter.
             on_publisher_changed: called when a publisher has begun or ended a wait.
             on_unreachable: called when there are waits and, as far as this process knows, none can
                 succeed.
@@ -128,7 +129,9 @@ class WaitRegistry:
         self.run = run
         self.latest: Position = position
         self.snapshot: Snapshot = Snapshot(position, revision=-1)
-        """The latest snapshot of the run. Its position may be older than `latest`."""
+        """The latest snapshot of the run. Its position may be older than `latest`. The revision is
+        -1 until the first snapshot of an engine.
+        """
         self.closed: bool = False
         self.forked: bool = False
         """Whether the store came into this process by a fork."""
@@ -136,18 +139,22 @@ class WaitRegistry:
         self._clock = current_clock()
         # Waits.
         self.waiters: ThresholdWaiters[AiohooksError] = ThresholdWaiters(none=MAX_STEP + 1)
-        """The waits for a step, and the waits for any change."""
+        """The waits for a step, by the step, and the waits for any change, at `ANY_CHANGE` (0).
+
+        Without a waiter, `lowest` is above all steps.
+        """
         self.waiting_tasks: dict[Waiter, tuple[asyncio.Task[Any] | None, int]] = {}
         """The task and the step of each waiter, for reports."""
         self.waiting_since: float | None = None
-        """The time since which at least one of them has been pending."""
-        self._reset_waiters: dict[Waiter, None] = {}  # waits with `on_reset="raise"`
+        """The time since which there has always been a waiter, or None without a waiter."""
+        self._reset_waiters: dict[Waiter, None] = {}  # the waits with `on_reset="raise"`
         self.vacancies: Waiters = Waiters()
         """The waits for the lead."""
         self._subscribe = subscribe
+        # The threshold that the engine got last.
         self._subscribed_threshold = self.waiters.lowest
-        # One update of the threshold in a turn of the loop is enough. With an update for each
-        # woken waiter, advances would cost 1.8 times as much.
+        # Whether the engine will get the threshold in the next turn of the loop. With an update for
+        # each woken waiter instead, advances would cost 1.8 times as much.
         self._update_scheduled = False
         # Publishers.
         self.registered: dict[Publisher, None] = {}
@@ -159,7 +166,9 @@ class WaitRegistry:
         self.has_left: bool = False
         """Whether a publisher of this process has left."""
         self.registration_open: bool = False
-        """Whether further publishers will register soon: no wait ends for lack of a publisher."""
+        """Whether further publishers will register soon: until then, no wait ends because there is
+        no publisher.
+        """
         self._on_publisher_changed = on_publisher_changed
         self._on_unreachable = on_unreachable
 
@@ -184,6 +193,7 @@ class WaitRegistry:
         """
         awaited_step = threshold
         if threshold == ANY_CHANGE:
+            # Reports, and other processes, see this as a wait for the next step.
             awaited_step = self.latest.step + 1
         waiter = self._new_waiter(threshold)
         if secs == 0:
@@ -192,42 +202,45 @@ class WaitRegistry:
         self.waiting_tasks[waiter] = (asyncio.current_task(self._loop), awaited_step)
         if raise_on_reset:
             self._reset_waiters[waiter] = None
-        publishers: list[Publisher] = []
-        run = current_run()
-        if run is not None:
+        blocked_publishers: list[Publisher] = []
+        session_run = current_run()
+        if session_run is not None:
             # The publisher of a session cannot advance while a run of the session waits here.
-            publishers = self._park_publishers(waiter, awaited_step, run)
+            blocked_publishers = self._park_publishers(waiter, awaited_step, session_run)
         timer = None
         try:
             self._update_threshold()
             if secs is not None:
                 on_timeout = functools.partial(self._time_out, threshold, waiter, self._clock.now())
                 timer = self._clock.call_later(secs, on_timeout)
-            if publishers:
+            if blocked_publishers:
+                # They may have been the last publishers that could advance.
                 self.check_reachable()
-            result = await until_stop(waiter, run)
+            result = await until_stop(waiter, session_run)
         finally:
-            # Many waits may end at the same time, so each skips the cleanup that it does not need.
+            # Hot path: many waits may end at the same time, so each skips the cleanup that it does
+            # not need.
             del self.waiting_tasks[waiter]
             if timer is not None:
                 timer.cancel()
-            if publishers:
-                self._unpark_publishers(publishers, waiter)
+            if blocked_publishers:
+                self._unpark_publishers(blocked_publishers, waiter)
             if raise_on_reset:
                 del self._reset_waiters[waiter]
-            # Waking has removed the waiter already, and most waits end so.
+            # Waking removes a waiter, so most waiters are no longer parked here. If the lowest
+            # threshold is a later one, that is certain without the call of `discard`.
             if self.waiters.lowest <= threshold and self.waiters.discard(threshold, waiter):
                 self._update_threshold()
         if isinstance(result, int):
             return result
-        raise result  # an error is a result of a waiter, see `Waiter`
+        raise result  # an error is a result, too: see `Waiter`
 
     def _new_waiter(self, threshold: int) -> Waiter:
         """Return a future for a wait. Raise an error if the wait cannot succeed."""
         error = self.unreachable_error
         if error is not None:
             raise _error_of_wait(error, threshold)
-        self._loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()  # kept for `wake`
         return self._loop.create_future()
 
     @property
@@ -256,17 +269,18 @@ class WaitRegistry:
             self.wake()
         if position.epoch != old.epoch:  # a reset begins a new epoch
             message = f"{self.run} was reset from step {old.step} to step {position.step}"
+            # This affects only waiters that are still pending: the new step may have woken some.
             for waiter in self._reset_waiters:
                 wake(waiter, StepResetError(message, old=old, new=position))
 
     def wake(self) -> None:
         """End the waits for the latest step and below, and the waits for any change.
 
-        The engine gets the new threshold, the lowest step with a waiter, one turn of the loop
-        later. Woken tasks often wait for the next step immediately, so this makes one update of
-        two.
+        The engine gets the new threshold one turn of the loop later. Woken tasks often wait for the
+        next step immediately, so that one update is enough for the end of a wait and for the next
+        wait.
         """
-        self.waiters.wake(self.latest.step)  # also those for `ANY_CHANGE`, the lowest threshold
+        self.waiters.wake(self.latest.step)  # includes `ANY_CHANGE`, which is below all steps
         if not self.waiters.count:
             self.waiting_since = None
         if self._loop is not None and not self._update_scheduled:
@@ -274,7 +288,7 @@ class WaitRegistry:
             self._loop.call_soon(self._update_threshold)
 
     def observe_run(self, snapshot: Snapshot) -> None:
-        """Record a snapshot. If the run has just been initialized, wake the waits for that."""
+        """Record a snapshot. If the run has just been initialized, wake `wait_initialised`."""
         was_initialised = self.snapshot.is_initialised
         self.snapshot = snapshot
         if snapshot.is_initialised and not was_initialised:
@@ -297,14 +311,15 @@ class WaitRegistry:
 
     @property
     def unreachable_error(self) -> AiohooksError | None:
-        """The error of a wait that begins now, or None if it could succeed, or may later.
+        """The error of a wait that begins now, or None if the wait may succeed.
 
         It depends on what this process knows: another process may have changed the run since.
         """
         if self.closed:
             return closed_error(self.run)
         last_exit = self.last_exit
-        if last_exit is None or self.registration_open:  # a publisher may still register
+        # Before the first publisher leaves, or while registration is open, another may register.
+        if last_exit is None or self.registration_open:
             return None
         if not self._all_publishers_waiting():
             return None
@@ -315,17 +330,18 @@ class WaitRegistry:
         return error
 
     def _all_publishers_waiting(self) -> bool:
-        """Return whether no publisher can advance the run.
+        """Return whether each publisher, if there is any, itself waits for a later step.
 
-        This is so if each publisher itself waits for a later step, or if there is none.
+        No publisher can advance the run then.
         """
         # Publishers often begin to wait in the order of their registration. So begin with the last
-        # one: it is the likeliest not to wait yet, and ends the loop.
+        # publisher: it is the likeliest not to wait yet, which ends the loop.
         for publisher in reversed(self.registered):
             if not publisher.waiting:
                 return False
-        # A report about another process may be old: a member whose step is reached by now will
-        # continue, and does not count as waiting. Without a wait, `waits_for` is 0.
+        # A report about another process may be old: if the step that a member waits for is reached
+        # by now, the member will continue, and does not count as waiting. The `waits_for` of a
+        # member without a wait is 0, a step that is always reached.
         step = self.latest.step
         return all(member.waits_for > step for member in self.other_publishers)
 
@@ -338,8 +354,8 @@ class WaitRegistry:
     def abort(self, error: AiohooksError) -> None:
         """End all waits for a step or a change with an error.
 
-        Tasks that wait for the lead are woken, too: they ask the engine again, and get the error
-        from it.
+        Also wake the tasks that wait for the lead: they request it again, and get the error from
+        the engine.
         """
         self.vacancies.wake()
         for threshold, waiter in self.waiters.pop_all():
@@ -364,7 +380,7 @@ class WaitRegistry:
         return SessionNotReadyError(message)
 
     def check_reachable(self) -> None:
-        """Call `on_unreachable` if there are waits and none can succeed.
+        """Call `on_unreachable` if there are waits and, as far as is known, none can succeed.
 
         Called after a publisher has left or begun to wait.
         """
@@ -374,7 +390,10 @@ class WaitRegistry:
     # The lowest threshold.
 
     def _update_threshold(self) -> None:
-        """Subscribe to the lowest threshold, after waiters have been added or removed."""
+        """Give the engine the lowest threshold, if it has changed, and update `waiting_since`.
+
+        Called after waiters have been added or removed.
+        """
         self._update_scheduled = False
         lowest = self.waiters.lowest
         if lowest != self._subscribed_threshold:
@@ -401,6 +420,7 @@ class WaitRegistry:
         """
         blocked: list[Publisher] = []
         for publisher, scope in publishers_held_up(innermost).items():
+            # A run may have a publisher of another store.
             if publisher in self.registered:
                 publisher.parked[waiter] = step, scope
                 blocked.append(publisher)
@@ -410,12 +430,12 @@ class WaitRegistry:
     def _unpark_publishers(self, blocked: list[Publisher], waiter: Waiter) -> None:
         """Remove an ended wait from the publishers that it has blocked."""
         for publisher in blocked:
-            del publisher.parked[waiter]  # also of a publisher that has left meanwhile
+            del publisher.parked[waiter]  # even if the publisher has left meanwhile
             self._on_publisher_changed(publisher)
 
 
 def _error_of_wait(error: AiohooksError, threshold: int) -> AiohooksError:
-    """Return a copy of an error that ends all waits, with the step that this wait is for."""
+    """Return a copy of an error that ends all waits. A wait for a step adds the step to it."""
     if threshold == ANY_CHANGE:
         return copy_error(error)
     return copy_error(error, f"{error}, wanted {threshold}")
@@ -478,11 +498,14 @@ class StepStore(InitRequired, abc.ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
         enter(self)
 
-    # The contract: implemented by a store for one process, and by one for several.
+    # The contract, which `MemoryStepStore` and `SharedStepStore` implement.
 
     @abc.abstractmethod
     async def value(self) -> Position:
-        """Read the current position of the run. `latest` is the latest one read or reported."""
+        """Read the current position of the run.
+
+        `latest`, in contrast, is the latest position that was read or reported.
+        """
 
     @abc.abstractmethod
     async def advance(self, by: int = 1) -> int:
@@ -493,7 +516,10 @@ class StepStore(InitRequired, abc.ABC):
         """
 
     def advance_nowait(self, by: int = 1) -> int:
-        """`advance` without suspending, in the store's event loop, only where `inline` is true."""
+        """Advance like `advance`, but without suspending. Only a store that is `inline` can do so.
+
+        Call this in the store's event loop.
+        """
         raise TypeError(f"{self!r} cannot advance without waiting; await advance()")
 
     @abc.abstractmethod
@@ -557,7 +583,8 @@ class StepStore(InitRequired, abc.ABC):
         while True:
             self._check_loop()
             if not self.inline:
-                # The highest step, so that the run is read again if this wait would fail.
+                # `_prepare_wait` also reads the run if no known publisher can reach the given step.
+                # This wait is for no step, so give the highest.
                 await self._prepare_wait(MAX_STEP)
             if self._waits.snapshot.is_initialised:
                 return
@@ -580,7 +607,7 @@ class StepStore(InitRequired, abc.ABC):
         first attempt, and the store announces the publishers later.
         """
 
-    # Overridden by a store for several processes. A store for one process has nothing to do here.
+    # Overridden by `SharedStepStore`. A store for one process needs no more than this.
 
     async def _prepare_wait(self, step: int) -> None:
         """Called before a wait for `step`, unless the store is `inline`: connect to the engine.
@@ -595,7 +622,7 @@ class StepStore(InitRequired, abc.ABC):
     def _on_unreachable(self) -> None:
         """Called when there are waits and, as far as this process knows, none can succeed.
 
-        End them as soon as that is certain: here immediately.
+        End the waits as soon as this is certain. For a store of one process it is certain now.
         """
         self._waits.fail_unreachable()
 
@@ -637,10 +664,11 @@ class StepStore(InitRequired, abc.ABC):
             StoreClosedError: the store was closed.
             StopRequestedError: the wait is in a run of a session, and a stop was requested.
         """
-        # Sessions wait in each step, so the usual value, an int, skips the call of the check.
+        # Hot path: sessions wait in each step, with an int and without a timeout. These values skip
+        # the calls of the checks.
         if type(step) is not int or step > MAX_STEP:
             step = checked_step(step, "wait for step", least=None)
-        if timeout is not None:  # sessions wait without a limit, and skip the call of the check
+        if timeout is not None:
             check_secs(timeout, "timeout", optional=True)
         if on_reset not in _ON_RESET:
             raise InvalidArgumentError(f'on_reset={on_reset!r}: give "keep" or "raise"')
@@ -661,14 +689,21 @@ class StepStore(InitRequired, abc.ABC):
         return Changes(self._next_position)
 
     async def _next_position(self, seen: Position | None) -> Position:
-        """Return the latest position. If it is the one seen last, wait for the next one."""
+        """Return the latest position. If it equals `seen`, wait for the next position.
+
+        `seen` is the last position of the iteration, or None before the first.
+        """
         self._check_loop()
         if not self.inline:
-            step = self.latest.step
+            # Connect, and if a wait would fail, read the run first. `_prepare_wait` decides this by
+            # the awaited step. If the position has changed already, there will be no wait: give the
+            # current step, which is reached.
+            awaited_step = self.latest.step
             if self.latest == seen:
-                step += 1
-            await self._prepare_wait(step)
-        # In a loop: a wait for any change also ends when the run is initialized, at the same step.
+                awaited_step += 1
+            await self._prepare_wait(awaited_step)
+        # A wait for any change also ends when the run is initialized, which does not change the
+        # position. So wait in a loop.
         while self.latest == seen:
             await self._waits.wait(ANY_CHANGE)
         return self.latest
@@ -688,7 +723,7 @@ class StepStore(InitRequired, abc.ABC):
 
     def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
         """Called by a publisher that leaves, with the error that it failed with, if any."""
-        if not self._waits.closed:
+        if not self._waits.closed:  # a publisher may also leave a closed store
             self._check_loop()
         self._waits.leave(publisher, exc)
 
@@ -701,7 +736,7 @@ class StepStore(InitRequired, abc.ABC):
         """
         if not self._waits.closed:
             self._check_loop()
-            self._loop = None
+            self._loop = None  # makes the next `_check_loop` find that the store is closed
             self._waits.close()
 
     async def forget(self) -> None:
@@ -722,7 +757,8 @@ class StepStore(InitRequired, abc.ABC):
         """Return the latest position, the waits and the publishers, as this process knows them."""
         waits = self._waits
         waiters = waits.waiters
-        # The threshold ANY_CHANGE is below all steps: waiters above it wait for a step.
+        # The waiters above the threshold ANY_CHANGE wait for a step. The others are iterations of
+        # `changes`, or wait for the chief.
         waiting = waiters.count_above(ANY_CHANGE)
         return StoreStatistics(
             latest=waits.latest,
@@ -743,30 +779,31 @@ class StepStore(InitRequired, abc.ABC):
 
     def _awaited_chief(self) -> Awaited:
         """Describe a wait until the chief has initialized the run, for reports such as `why`."""
+        # It waits for the same publishers as a wait for a step, whose number does not matter.
         return self.awaited_step(0)._replace(name=f"the chief of {self.run}", key=None)
 
     def awaited_step(self, step: int) -> Awaited:
         """Describe a wait for a step, for reports such as `why`.
 
-        Any publisher can reach the step that does not wait for a step itself. If all publishers
-        wait, they are in a deadlock, and the report shows them all.
+        The report shows the publishers that can reach the step: those that do not wait for a step
+        themselves. If all publishers wait, they are in a deadlock, and the report shows all.
         """
         seen = self.latest.step
         waits = self._waits
-        registered = [publisher for publisher in waits.registered if not publisher.waiting]
-        others = [member for member in waits.other_publishers if member.waits_for <= seen]
-        if not registered and not others:
-            registered = list(waits.registered)
-            others = list(waits.other_publishers)
+        own_publishers = [publisher for publisher in waits.registered if not publisher.waiting]
+        other_members = [member for member in waits.other_publishers if member.waits_for <= seen]
+        if not own_publishers and not other_members:
+            own_publishers = list(waits.registered)
+            other_members = list(waits.other_publishers)
 
         def publishers() -> list[Awaited]:
-            awaited = [publisher.awaited() for publisher in registered]
-            return awaited + [awaited_member(member) for member in others]
+            awaited = [publisher.awaited() for publisher in own_publishers]
+            return awaited + [awaited_member(member) for member in other_members]
 
         return Awaited(
             "step",
             f"step {step} of {self.run}",
-            f"seen {seen}" if registered or others else f"seen {seen}, no publisher",
+            f"seen {seen}" if own_publishers or other_members else f"seen {seen}, no publisher",
             publishers,
             key=f"{self._graph_key}: step {step} of {self.run}",
             secs=waits.waiting_secs,
@@ -775,7 +812,7 @@ class StepStore(InitRequired, abc.ABC):
 
     @property
     def _graph_key(self) -> str:
-        """The key of the run in the wait-for graph, the same in all its stores."""
+        """The key of the run in the wait-for graph of `why`, the same in all stores of the run."""
         return str(id(self))
 
     def __repr__(self) -> str:
@@ -789,7 +826,7 @@ class StepStore(InitRequired, abc.ABC):
     def _check_loop(self) -> None:
         """Raise an error unless the store is open and its event loop is running here.
 
-        The first call makes the running loop that of the store.
+        The first call makes the running loop the loop of the store.
         """
         if self._waits.forked:
             raise WrongLoopError(
@@ -820,13 +857,14 @@ class StepStore(InitRequired, abc.ABC):
 
 def awaited_member(member: Member) -> Awaited:
     """Describe a member of another process, for reports such as `why`."""
-    host_and_pid = member.process.rpartition(":")[0]  # a random word follows
+    # The name of a process is `host:pid:word`, with a random word.
+    host_and_pid = member.process.rpartition(":")[0]
     host, _, pid = host_and_pid.rpartition(":")
     detail = None
     if host == socket.gethostname() and pid.isdecimal():
         from aiohooks._why.sources import process_state  # only for reports, and slow to import
 
-        detail = process_state(int(pid))  # None while it can run
+        detail = process_state(int(pid))  # None while the process can run
     return Awaited(
         "process",
         f"{member.name}, process {pid} on {host}",
@@ -897,21 +935,22 @@ class MemoryStepStore(StepStore):
         self._waits.observe_run(self._waits.snapshot._replace(ready=True))
 
     def advance_nowait(self, by: int = 1) -> int:
-        # Each session calls this once per step, so it is optimized: calls only where needed.
+        # Hot path, once per step of each session: it calls other functions only where needed.
         if type(by) is not int or by < 1:
             by = checked_step(by, "advance by", least=1)
-        if self._loop is None:  # not in use yet, or closed
+        if self._loop is None:  # the store is not in use yet, or closed
             self._check_loop()
         waits = self._waits
         epoch, step = waits.latest
         step += by
-        # The lowest threshold is never above MAX_STEP + 1, so this includes the check of the step.
+        # Below the lowest threshold, the step wakes no waiter, and is no higher than MAX_STEP: the
+        # lowest threshold is MAX_STEP + 1 at most.
         if step < waits.waiters.lowest:
-            # The same as Position(epoch, step), in half the time.
+            # This is the same as Position(epoch, step), and takes half the time.
             new = tuple.__new__(Position, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
             waits.latest = new
         elif step > MAX_STEP:
-            checked_step(step, f"advance by {by} would lead to step")  # raises
+            checked_step(step, f"advance by {by} would lead to step")  # raises the error
         else:
             waits.latest = Position(epoch, step)
             waits.wake()

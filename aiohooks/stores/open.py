@@ -15,7 +15,8 @@ from aiohooks.stores.shared import SharedStepStore
 URL_VARIABLE = "AIOHOOKS_STEP_STORE"
 RUN_VARIABLE = "AIOHOOKS_RUN"
 
-# The module and the name of the engine of each kind of URL; it is imported when it is used.
+# The module and the class of the engine for each kind of URL. It is imported only when it is used,
+# because it may need a package that is not installed.
 _ENGINES = {
     "local": ("aiohooks.stores.local", "LocalEngine"),
     "redis": ("aiohooks.stores.redis", "RedisEngine"),
@@ -65,7 +66,8 @@ def open_step_store(url: str | None = None, *, run: str | None = None, **options
     module, class_name = _ENGINES[kind]
     engine_class = getattr(importlib.import_module(module), class_name)
     shared_options = {name: options.pop(name) for name in _SHARED_OPTIONS if name in options}
-    if kind in ("local", "ray"):  # Redis checks its options itself, which are those of redis-py
+    # RedisEngine checks its options itself, because these are the options of redis-py.
+    if kind in ("local", "ray"):
         _check_options(kind, options, _SHARED_OPTIONS if kind == "ray" else ("on_lost",))
     return SharedStepStore(engine_class(*address, **options), run=run, **shared_options)
 
@@ -78,7 +80,7 @@ def _kind_of(url: str) -> str:
     if is_url:
         advice = did_you_mean(kind, _KINDS)
         raise InvalidArgumentError(f"unknown kind of step store {kind!r}; {advice}")
-    # Only the part before a colon: a password may follow.
+    # Show only the part before a colon, because a password may follow.
     raise InvalidArgumentError(
         f"{kind.partition(':')[0]!r} has no ://; give the URL of a step store, such as"
         " local:///directory or redis://host:6379"
@@ -100,7 +102,7 @@ def _address_of(kind: str, url: str) -> tuple[str, ...]:
             )
         return (rest,)
     if kind == "ray":
-        if {*rest} & {*":/?"}:
+        if any(character in rest for character in ":/?"):
             raise InvalidArgumentError(
                 f"{url!r} is not of the form ray://namespace; give the address of the cluster to"
                 " ray.init, and the name of the run as run="
@@ -110,7 +112,7 @@ def _address_of(kind: str, url: str) -> tuple[str, ...]:
 
 
 def _check_options(kind: str, options: dict[str, Any], valid: Sequence[str]) -> None:
-    """Raise an error for an option that is not valid."""
+    """Raise an error if an option is not in `valid`, the names of the valid options."""
     for option in options:
         if option not in valid:
             advice = did_you_mean(option, valid) if valid else "it takes none"

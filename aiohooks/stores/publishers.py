@@ -13,9 +13,8 @@ from aiohooks._core.activity import Awaited, RunScope, current_run
 class Publisher:
     """A party that may advance a store, from its registration until it is closed.
 
-    `store.publisher(name)` registers it.
-
-    `with store.publisher("trainer"):` closes it with the error that leaves the block, if any.
+    `store.publisher(name)` registers a publisher. Use it as a context manager, and it is closed
+    with the error that leaves the block, if any: `with store.publisher("trainer"):`.
 
     Created by `StepStore.publisher`.
     """
@@ -42,14 +41,14 @@ class Publisher:
         """
         self.name: str = name
         self.closed: bool = False
-        """Whether it has left."""
+        """Whether the publisher has left the store."""
         self.member_id: str = ""
         """Its id among the members of a shared run, empty in the store of one process."""
         self.session: Callable[[], Awaited] | None = None
-        """Describes the session that it stands for, for reports."""
+        """Describes the session that the publisher stands for, for reports. None without one."""
         self.parked: dict[asyncio.Future[Any], tuple[int, RunScope]] = {}
-        """The waits that block it, with the step and the run of each. The store adds and removes
-        them. An ended wait stays until its task has run.
+        """The waits that block the publisher, with the step and the run of each. The store adds
+        and removes them. A wait that has ended remains here until its task has run.
         """
         self._leave = leave
 
@@ -66,7 +65,7 @@ class Publisher:
 
     @property
     def waiting(self) -> int:
-        """The number of pending waits that block the publisher: it cannot advance meanwhile."""
+        """The number of pending waits that block the publisher, which cannot advance meanwhile."""
         return len(self._blocking_steps())
 
     @property
@@ -84,8 +83,8 @@ class Publisher:
         If no other publisher can advance the store, all waits end immediately.
 
         Args:
-            exc: the error that it failed with. With None, or with an error that is a clean end,
-                the publisher has finished.
+            exc: the error that the publisher failed with. With None, or with an error that is a
+                clean end, the publisher has finished.
         """
         if not self.closed:
             self._leave(self, exc)
@@ -107,8 +106,8 @@ class Publisher:
 def current_publisher() -> Publisher | None:
     """Return the publisher of the session in whose run the current code is called, or None.
 
-    While this code waits, the publisher cannot advance. Of nested sessions it is the innermost one.
-    Tasks that a hook starts have the publisher of their run, too.
+    While this code waits, the publisher cannot advance. In nested sessions, it is the publisher of
+    the innermost one. Tasks that a hook starts have the publisher of their run, too.
     """
     run = current_run()
     publisher = None if run is None else run.publisher
@@ -137,7 +136,9 @@ class PublisherExit:
     name: str
     step: int
     error: BaseException | None = field(default=None, compare=False)
-    """The error that it failed with, or None if it has finished."""
+    """The error that the publisher failed with, or None if it has finished. Comparisons of exits
+    ignore it.
+    """
     is_remote: bool = False
     """Whether the publisher was in another process."""
 
