@@ -40,7 +40,8 @@ T = TypeVar("T")
 _MAX_PAUSE_SECS = 5.0
 
 # The opening of a connection, which calls wait for. It is pending while the engine connects. Its
-# result is None as soon as the connection is open, or the error that ends the calls.
+# result is an error: None as soon as the connection is open, or else the error that ends the calls.
+# A lost connection gets a new opening.
 Opening = asyncio.Future[Exception | None]
 
 
@@ -76,12 +77,13 @@ class Connection:
         self.lost_at: float | None = None
         """The time since which the connection has been lost, or None without an outage."""
         self._connect = connect
-        # No lease runs out in a pause.
+        # A pause is shorter than a lease, so that no lease runs out during it.
         max_pause_secs = min(_MAX_PAUSE_SECS, lease_secs / 4)
         self._backoff = Backoff(initial_secs=0.05, max_secs=max_pause_secs)
         self._connect_task: asyncio.Task[None] | None = None
         self._report_task: asyncio.Task[None] | None = None
-        self._opening: Opening | None = None  # of the current connection
+        # The opening of the current connection, or None until a call needs a connection.
+        self._opening: Opening | None = None
 
     # Calls.
 
@@ -97,35 +99,43 @@ class Connection:
             except (StoreRefusedError, StoreResetError):
                 raise  # the engine would give the same answer again
             except StoreDamagedError as error:
-                self.fail(error)  # no other request can succeed, either
+                self.fail(error)  # other requests cannot succeed, either
                 raise
             except StoreUnavailableError as error:
                 if not self.engine.remote:
                     raise  # there is no connection that could be made again
-                if used_opening is self._opening:  # otherwise a newer connection is being made
+                # The opening is another one if the loss of this connection is known already.
+                if used_opening is self._opening:
                     self._begin_outage(error)
 
     async def wait(self) -> Opening:
         """Wait until there is a connection, and return its opening.
 
-        Raise the error if no connection can be made. A stop of the current session ends the wait.
+        If no connection can be made, raise the error. While a session is being opened in the
+        current context, a stop of it ends the wait. Neither the stop nor a cancellation of the
+        caller ends the opening, for which other callers may wait.
         """
         while True:
             opening = self._opening or self._begin_connecting()
             if not opening.done():
                 with active("wait", "connection", self.awaited):
-                    await wait_for_others(wait_done([opening], None))
-            error = opening.result()
+                    # `wait_done` cancels nothing: all callers share the opening.
+                    opening_done = wait_done([opening], secs=None)
+                    # `wait_for_others` lets a stop of the session end this caller's wait.
+                    await wait_for_others(opening_done)
+            error = opening.result()  # an opening's result is its error, or None
             if error is not None:
                 raise copy_for_caller(error)
-            if opening is self._opening:  # otherwise the connection has been lost again
+            # Otherwise this connection has been lost since, and there is another opening.
+            if opening is self._opening:
                 return opening
 
     def awaited(self) -> Awaited:
         """Describe a wait for the engine, for reports such as `why`."""
         detail = "no answer yet"
         if self.lost_at is not None:
-            detail = f"unreachable for {secs_text(monotonic_now()() - self.lost_at)}"
+            now = monotonic_now()
+            detail = f"unreachable for {secs_text(now() - self.lost_at)}"
         engine = type(self.engine).__name__
         return Awaited("store", f"{engine} of {self.engine.link.run}", detail)
 
@@ -149,22 +159,24 @@ class Connection:
         while True:
             began = link.clock.now()
             error = await self._run_connection()
-            if error is None:  # the engine is connected once and for all
+            if error is None:  # an engine that is not `remote` needs no other connection
                 return
             await self._disconnect()
             now = link.clock.now()
             has_lasted = now - began > _MAX_PAUSE_SECS
-            # Reconnect soon after a connection that has lasted, and less and less often after
-            # others.
+            # After a connection that has lasted, begin again with the shortest pause. After each
+            # failed attempt or short connection, make a longer pause.
             attempt = 1 if has_lasted else attempt + 1
             pause_secs = self._backoff.pause_secs(attempt)
             if self.is_open:
+                # The engine was connected before, so only damage ends the attempts.
                 if isinstance(error, StoreDamagedError):
                     self.fail(error)
                     return
                 self._begin_outage(error)
             else:
-                # The subclasses of StoreUnavailableError, and all other errors, are permanent.
+                # Only a plain StoreUnavailableError can be temporary. Its subclasses and all other
+                # errors are permanent.
                 is_permanent = type(error) is not StoreUnavailableError
                 if is_permanent or now + pause_secs >= gives_up_at:
                     self._end_opening(error)
@@ -185,8 +197,8 @@ class Connection:
                 return None
             await self._watch()
         except Exception as error:
-            # Also an error that no engine should raise: without the task all callers would wait
-            # indefinitely.
+            # Any error, even one that no engine should raise: it would end the task that connects,
+            # and all callers would wait indefinitely.
             return error
 
     def _note_connected(self) -> None:
@@ -200,7 +212,8 @@ class Connection:
 
     async def _watch(self) -> NoReturn:
         """Let the engine report until the connection is lost, and raise the error."""
-        # In a task of its own, which `_begin_outage` cancels when a call finds the connection lost.
+        # The engine reports in a task of its own, so that `_begin_outage` can cancel it when a call
+        # finds the connection lost.
         self._report_task = self.tasks.spawn(self.engine.watch(), "reports")
         await wait_done([self._report_task], None)
         if not self._report_task.cancelled():
@@ -208,14 +221,17 @@ class Connection:
         raise StoreUnavailableError("the engine has ended the connection")
 
     async def _disconnect(self) -> None:
-        """Disconnect the engine. Log an error of that, as it must not end anything else."""
+        """Disconnect the engine. Only log an error of this, because the caller must continue."""
         try:
             await self.engine.disconnect()
         except Exception:
             logger.exception("run %s: disconnecting has failed", self.engine.link.run)
 
     def _begin_outage(self, error: Exception) -> None:
-        """Make calls wait for another connection. During an outage, do nothing."""
+        """Make calls wait for another connection. During an outage, do nothing.
+
+        Also end the reports of the engine: `_stay_connected` waits for their end to connect again.
+        """
         if self.lost_at is not None:
             return
         link = self.engine.link
@@ -228,6 +244,7 @@ class Connection:
     def _end_opening(self, result: Exception | None) -> None:
         """Set the result of the opening: None for a connection, or the error of the calls."""
         self.is_open = result is None
+        # A result cannot be changed: if the opening has one already, a new opening replaces it.
         if self._opening is None or self._opening.done():
             self._opening = get_running_loop().create_future()
         self._opening.set_result(result)
@@ -235,7 +252,10 @@ class Connection:
     # The end.
 
     def fail(self, error: EngineError) -> None:
-        """End all calls and waits with an error, and fail later calls."""
+        """End all calls and waits with an error, and fail later calls.
+
+        Do nothing if the connection was never begun or is stopped already.
+        """
         if self._connect_task is None:
             return
         logger.error("run %s: %s", self.engine.link.run, error)
@@ -262,16 +282,16 @@ def copy_for_caller(error: Exception) -> Exception:
 
 
 class _PendingWrite:
-    """The write of a caller, until it is answered."""
+    """A write, and the future that its caller waits for."""
 
     __slots__ = ("amount", "answer", "kind", "task")
 
     def __init__(self, kind: WriteKind, amount: int) -> None:
-        self.task = asyncio.current_task()
+        self.task = asyncio.current_task()  # the task of the caller, for reports
         self.kind: WriteKind = kind
         self.amount = amount
-        # An error is a result of it, too: a caller that was cancelled would not fetch an exception,
-        # and asyncio would log that.
+        # The position that the write has led to, or its error. An error is set as a result, too: a
+        # caller that was cancelled would not fetch an exception, and asyncio would log that.
         self.answer: asyncio.Future[Position | Exception] = get_running_loop().create_future()
 
 
@@ -285,13 +305,14 @@ class Writes:
         """The term of this process while it is the chief, otherwise 0."""
         self._connection = connection
         self._seq = 0
+        # The pending writes in their order. Those at the front may be on their way to the engine.
         self._queue: list[_PendingWrite] = []
         self._send_task: asyncio.Task[None] | None = None
         enter(self)
 
     @property
     def can_skip_queue(self) -> bool:
-        """Whether a write may be made directly: no other write is pending, and no loss."""
+        """Whether a write may be made directly: no write is pending, and no loss of the run."""
         is_idle = self._send_task is None or self._send_task.done()
         return is_idle and self.loss is None
 
@@ -303,7 +324,7 @@ class Writes:
     async def write(self, kind: WriteKind, amount: int) -> Position:
         """Send a write, and return the position that it has led to."""
         if not self._connection.is_open:
-            # Here and not in the task that sends: a stop of the session can end this wait.
+            # Wait here and not in the task that sends: a stop of the session can end this wait.
             await self._connection.wait()
         write = _PendingWrite(kind, amount)
         self._queue.append(write)
@@ -313,7 +334,8 @@ class Writes:
         try:
             answer = await wait_for_others(write.answer)
         finally:
-            write.answer.cancel()  # where a stop has ended the wait
+            # If a stop has ended the wait, do not send the write. Otherwise this has no effect.
+            write.answer.cancel()
         if isinstance(answer, Position):
             return answer
         raise answer
@@ -329,18 +351,23 @@ class Writes:
         self._queue.clear()
 
     async def _send_all(self) -> None:
-        """Send the queue, a batch after another, until it is empty."""
+        """Send the queue, one batch after another, until it is empty."""
         while self._queue:
+            # A batch is the front of the queue, and stays there while it is sent.
             batch = self._next_batch()
-            # The callers of the others were cancelled.
-            waiting = [write for write in batch if not write.answer.done()]
-            if waiting:
-                await self._send(waiting)
-            # After the answer: `close` ends all writes that are in the queue.
+            # Leave out the writes of cancelled callers, whose answers are done.
+            awaited_writes = [write for write in batch if not write.answer.done()]
+            if awaited_writes:
+                await self._send(awaited_writes)
+            # Only now remove the batch from the queue: until here, `close` could still end its
+            # writes with an error.
             del self._queue[: len(batch)]
 
     def _next_batch(self) -> list[_PendingWrite]:
-        """Return the first write of the queue; an advance with the advances right behind it."""
+        """Return the writes at the front of the queue that one request can make.
+
+        These are all advances before the first other write, or that write alone.
+        """
         first = self._queue[0]
         if first.kind != "advance":
             return [first]
@@ -351,13 +378,14 @@ class Writes:
         try:
             reached = await self._request(batch)
         except Exception as error:
-            # Also an error that no engine should raise: otherwise the callers would wait
+            # Any error, even one that no engine should raise: otherwise the callers would wait
             # indefinitely.
             for write in batch:
                 wake(write.answer, copy_for_caller(error))
             return
-        # The last write has led to this position. Go back, by its amount, from each advance to the
-        # one before.
+        # The last write has led to the position `reached`. Each advance began at a step that is
+        # lower by its amount, where the write before it had ended. So go through the writes
+        # backwards.
         step = reached.step
         for write in reversed(batch):
             wake(write.answer, Position(reached.epoch, step))
@@ -379,13 +407,13 @@ class Writes:
 
         async def send() -> Answer | None:
             if all(write.answer.done() for write in batch):
-                return None  # all callers were cancelled
+                return None  # all callers were cancelled, so no write is wanted any more
             self.check_loss()
             return await engine.request(request)
 
         answer = await self._connection.call(send)
         if answer is None:
-            return request.floor  # any position: no caller is left
+            return request.floor  # any position will do, because no caller waits for it
         self._check_answer(request, answer)
         waits.observe(answer.position)
         return answer.position
@@ -407,5 +435,5 @@ class Writes:
                 f"run {run}: the engine has an older copy of it, at step {step}"
             )
         if answer.status == "full":
-            # Raises, with the message for a step that is too high.
+            # `checked_step` raises the error for a step that is too high.
             checked_step(MAX_STEP + 1, f"{write.kind} by {write.amount} would lead to step")

@@ -34,10 +34,10 @@ class Members:
     This process sends a member of its own to the engine when the member has changed, and again to
     renew its lease. It sends an exit until the engine answers, and the exit counts once.
 
-    Leases need no common clock, and no engine removes a member by itself. Each process renews its
-    leases four times in their time. As often it reads the run, if there are other members, and
-    requests the removal of members whose heartbeat has not changed for the time of their lease.
-    Time in which it cannot read does not count.
+    Leases need no common clock, and an engine with leases removes no member by itself. Each process
+    renews its leases four times in the time of a lease. Equally often it reads the run, if there
+    are members of other processes. It requests the removal of a member whose heartbeat has not
+    changed for the time of the member's lease. Time in which it cannot read does not count.
     """
 
     def __init__(self, connection: Connection, *, lease_secs: float, on_lost: OnLost) -> None:
@@ -47,8 +47,8 @@ class Members:
         self.own_members: dict[str, Member] = {}
         """The members of this process, by their ids."""
         self.candidate: Member | None = None
-        """The member that this process leads with, from its request for the lead until it steps
-        down.
+        """The member of this process that leads, or has requested the lead. It is None before the
+        request, and after this process has stepped down.
         """
         self._connection = connection
         self._engine = connection.engine
@@ -56,26 +56,29 @@ class Members:
         self._waits = link.waits
         self._lease_secs = lease_secs
         self._waits_for_successors = on_lost == "keep"
-        self._lead_reserved_until = 0.0  # for the chief of a lost run
-        self._numbers = itertools.count(1)  # of members and exits
-        self._sent: dict[str, Member] = {}  # own members as they were last sent
-        self._exits: list[Leave] = []  # not answered yet
+        # Until this time, the lead of a lost run is reserved for its chief.
+        self._lead_reserved_until = 0.0
+        self._numbers = itertools.count(1)  # for members and exits alike
+        # The members of this process as they were last sent.
+        self._sent: dict[str, Member] = {}
+        # The exits that the engine has not answered yet.
+        self._exits: list[Leave] = []
         self._send_task: asyncio.Task[None] | None = None
         self._stopped = False
-        self._failures = 0  # of the send task, in a row
+        self._failures = 0  # how often in a row sending has failed
         self._retry_timer = NO_TIMER
         self._lease_task: asyncio.Task[None] | None = None
         # The number of reads since a member was first read with its current heartbeat. The key is
         # the request for its removal, which has the id and the heartbeat.
         self._silent_reads: dict[Expire, int] = {}
         self._refresh_task: asyncio.Task[None] | None = None
-        self._refresh_wanted = False  # since the latest read began
+        self._refresh_wanted = False  # whether `refresh` was called since the latest read began
 
     # The members of this process.
 
     @property
     def chief(self) -> Member | None:
-        """The member that this process leads with, or None unless it is the chief."""
+        """The member with which this process leads, or None if this process is not the chief."""
         return None if self.candidate is None else self.own_members.get(self.candidate.id)
 
     def new_member(self, name: str) -> Member:
@@ -94,7 +97,7 @@ class Members:
         self.announce(member)
 
     def update(self, publisher: Publisher) -> None:
-        """Announce the step that a publisher itself waits for, if it has changed."""
+        """Announce the step that a publisher itself waits for, if this step has changed."""
         member = self.own_members.get(publisher.member_id)
         if member is not None and member.waits_for != publisher.waits_for:
             self.announce(member._replace(waits_for=publisher.waits_for))
@@ -102,13 +105,14 @@ class Members:
     def leave(self, member_id: str, name: str, step: int, exc: BaseException | None) -> None:
         """Announce the exit of a member at `step`, with the error that it failed with, if any.
 
-        An exit without a name removes the member only: it ends no waits in other processes.
+        An exit with an empty name only removes the member. It ends no waits in other processes.
         """
         self.own_members.pop(member_id, None)
         error = "" if exc is None or is_clean_end(exc) else error_text(exc)
         number = next(self._numbers)
-        self._exits.append(Leave(member_id, name, step, error, f"{self.process}/", number))
-        # A store that has not been opened is not opened only to announce an exit.
+        leave = Leave(member_id, name, step, error, writer=f"{self.process}/", seq=number)
+        self._exits.append(leave)
+        # Sending opens the store. Do not open it only to announce an exit.
         if self._connection.is_open or self.is_sending:
             self._send_soon()
 
@@ -120,12 +124,15 @@ class Members:
         return self._send_task is not None and not self._send_task.done()
 
     def send_again(self) -> None:
-        """Send all own members: to renew their leases, or because the engine may have lost them."""
+        """Send all members of this process again.
+
+        This renews their leases, and restores them in an engine that has lost them.
+        """
         self._sent.clear()
         self._send_soon()
 
     def _send_soon(self) -> None:
-        """Send the pending requests, if any, in a task, which also opens the store."""
+        """Start to send the pending requests, if any, in a task. It also opens the store."""
         if self._unsent() and not self._stopped:
             self._send_task = self._connection.tasks.ensure_running(
                 self._send_task, self._send_all, "announcing publishers"
@@ -146,7 +153,8 @@ class Members:
     def _unsent(self) -> list[Join | Leave]:
         """Return the pending requests: of members that are new or have changed, then of exits.
 
-        In this order, so that the exit of the last publisher ends no wait for a new one.
+        Members come first, so that the others learn of a new publisher before the exit of an old
+        one, which could otherwise end their waits.
         """
         members = self.own_members.values()
         joins = [Join(member) for member in members if self._sent.get(member.id) != member]
@@ -159,14 +167,14 @@ class Members:
                 await self._connection.call(self._send_next)
             self._failures = 0
         except Exception as error:
-            # Also an error that no engine should raise: otherwise no lease would be renewed any
-            # more.
+            # Any error, even one that no engine should raise: otherwise no lease would be renewed
+            # any more.
             self._on_failure(error)
 
     async def _send_next(self) -> None:
         """Send the first pending request."""
-        # Chosen here, as this is called again after an outage: the member may have changed, or
-        # left.
+        # Choose the request here, because the connection calls this again after an outage, and a
+        # member may have changed or left meanwhile.
         pending = self._unsent()
         if not pending:
             return
@@ -181,7 +189,7 @@ class Members:
     def _on_failure(self, error: Exception) -> None:
         """Log that members or exits could not be sent. Try again later if the store is open."""
         self._failures += 1
-        # If it is not, the call that opens the store sends them.
+        # If the store is not open, the call that opens it later sends them.
         if self._connection.is_open:
             pause_secs = _BACKOFF.pause_secs(self._failures)
             self._retry_timer.cancel()
@@ -192,8 +200,12 @@ class Members:
     # Leases.
 
     def begin_leases(self) -> None:
-        """Let the leases of the others begin now: during an outage none could be renewed."""
+        """Let the leases of other processes begin now, and start the task that keeps leases.
+
+        Called after each connection, because no lease could be renewed during an outage.
+        """
         self._silent_reads.clear()
+        # Leases are infinite if the engine itself removes the members of dead processes.
         if math.isfinite(self._lease_secs):
             self._lease_task = self._connection.tasks.ensure_running(
                 self._lease_task, self._keep_leases, "leases"
@@ -219,8 +231,8 @@ class Members:
                 if self._others:
                     await self._connection.call(self._expire_silent)
             except Exception as error:
-                # Also an error that no engine should raise: otherwise no lease would be renewed any
-                # more.
+                # Any error, even one that no engine should raise: otherwise no lease would be
+                # renewed any more.
                 logger.warning("run %s: could not read the leases: %s", self._waits.run, error)
 
     async def _expire_silent(self) -> None:
@@ -233,11 +245,14 @@ class Members:
         self._silent_reads = {}
         for member in self._others:
             removal = Expire(member.id, member.heartbeat)
+            # The first read with this heartbeat has the number 0, because the lease begins with it.
             silent_reads = previous.get(removal, -1) + 1
             self._silent_reads[removal] = silent_reads
-            # The reads of one `ttl`, if that is longer than the own lease. At least four also for a
-            # short one: before a single read no renewal may have been able to arrive.
-            if silent_reads >= _RENEWALS_PER_LEASE * max(1.0, member.ttl / self._lease_secs):
+            # The lease of a member may be longer than the leases of this process: then it lasts for
+            # more reads. If it is shorter, it lasts for four reads as well: between fewer reads, a
+            # renewal may not have been able to arrive.
+            leases = max(1.0, member.ttl / self._lease_secs)
+            if silent_reads >= _RENEWALS_PER_LEASE * leases:
                 await self._engine.request(removal)
 
     # Snapshots of the run.
@@ -247,7 +262,7 @@ class Members:
         return await self._connection.call(self._engine.read)
 
     def refresh(self) -> asyncio.Task[None]:
-        """Read the run in a task, which ends the waits if none can succeed.
+        """Start a task that reads the run and then ends the waits if none can succeed. Return it.
 
         Concurrent callers share the task.
         """
@@ -258,7 +273,10 @@ class Members:
         return self._refresh_task
 
     async def _refresh(self) -> None:
-        """Read the run, again if `refresh` was called during the read, and end the waits."""
+        """Read the run, and end the waits if none can succeed.
+
+        If `refresh` was called during the read, read the run again: its caller needs a later state.
+        """
         snapshot = self._waits.snapshot
         try:
             while self._refresh_wanted:
@@ -267,7 +285,7 @@ class Members:
             self.observe(snapshot)
             self._waits.fail_unreachable()
         except Exception as error:
-            # Also an error that no engine should raise: otherwise the waits might never end.
+            # Any error, even one that no engine should raise: otherwise the waits might never end.
             logger.warning("run %s: could not read the publishers: %s", self._waits.run, error)
             if self._waits.unreachable_error is not None and isinstance(error, AiohooksError):
                 self._waits.abort(error)
@@ -289,8 +307,8 @@ class Members:
         if last_exit is not None and (is_new_run or last_exit != previous.last_exit):
             has_failed = last_exit.error or last_exit.lost
             is_first_snapshot = previous.revision < 0
-            # A failure from before this process has connected is ignored: this process may be the
-            # successor, or wait for it.
+            # Ignore a failure from before this process has connected: this process may be the
+            # successor of the member that failed, or wait for the successor.
             if not (is_first_snapshot and has_failed):
                 waits.last_exit = self._publisher_exit(last_exit)
         waits.check_reachable()
@@ -298,9 +316,9 @@ class Members:
             waits.vacancies.wake()
 
     def reserve_lead(self) -> None:
-        """Leave the lead of a lost run to its chief for the time of a lease.
+        """Reserve the lead for the chief of the lost run, for the time of a lease.
 
-        The chief may not have connected again yet.
+        The chief may not have connected again yet. In the chief's process, do nothing.
         """
         if self._waits.snapshot.leader != self.process:
             self._lead_reserved_until = self._clock.now() + self._lease_secs
@@ -311,13 +329,14 @@ class Members:
         return self._waits.snapshot.chief is None and self._clock.now() >= self._lead_reserved_until
 
     async def wait_vacancy(self) -> None:
-        """Read the run. Unless the lead is free, wait until it may be, or the store is closed."""
+        """Read the run. If the lead is not free, wait until it may be, or the store is closed."""
         self.observe(await self.read())
         if self.may_lead:
             return
         logger.info("run %s: waiting for the lead", self._waits.run)
-        secs = None
+        secs = None  # wait until the chief leaves
         if self._waits.snapshot.chief is None:
+            # The lead is only reserved. Nothing is reported when the reservation ends.
             secs = self._lead_reserved_until - self._clock.now()
         await wait_for_others(self._waits.vacancies.wait(secs, self._clock))
 
@@ -340,8 +359,8 @@ class Members:
         elif last_exit.error:
             error = AiohooksError(last_exit.error)
         own_exit = self._waits.last_exit
-        # The engine also reports exits of this process, with the text of the error only: keep the
-        # exit with the exception. Exits are equal if all but their errors is equal.
+        # The engine also reports the exits of this process, but only with the text of the error. So
+        # keep the exit of this process, which has the exception. The comparison ignores errors.
         if own_exit == PublisherExit(name, step):
             return own_exit
         return PublisherExit(name, step, error, is_remote=True)
@@ -354,12 +373,12 @@ class Members:
 
     @property
     def _other_publishers(self) -> tuple[Member, ...]:
-        """The members of other processes that may advance the run.
+        """The members of other processes that may advance the run: publishers and the chief.
 
-        A chief is left out if its process has a publisher as well, so that no process counts twice.
+        The chief is left out if its process has a publisher as well: no process counts twice.
         """
         members = self._others
-        # Only a chief has a term.
+        # The processes with a publisher. A member with a term is a chief, and no publisher.
         publishing = {member.process for member in members if not member.term}
         return tuple(
             member for member in members if not member.term or member.process not in publishing

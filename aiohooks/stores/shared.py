@@ -83,7 +83,7 @@ class SharedStepStore(StepStore):
             connect_timeout: how many seconds the first connection may take, with all its attempts,
                 10 by default, 60 on Ray.
         """
-        # The engine's own method: there is no layer between a wait and its subscription.
+        # Waits call the engine's `subscribe` directly, without a layer in between.
         super().__init__(Position(1, 0), run=run, subscribe=engine.subscribe)
         check_choice(on_lost, "on_lost", "raise", "keep")
         check_secs(lease_secs, "lease_secs", positive=True)
@@ -96,6 +96,7 @@ class SharedStepStore(StepStore):
                     f" connection: leave them out for {engine!r}"
                 )
             lease_secs = math.inf  # the engine itself removes the members of dead processes
+        # The random word distinguishes several stores of one process.
         process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._engine = engine
         engine.attach(
@@ -120,18 +121,20 @@ class SharedStepStore(StepStore):
 
     async def value(self) -> Position:
         self._check_loop()
-        self._members.observe(await self._members.read())
+        snapshot = await self._members.read()
+        self._members.observe(snapshot)
         return self._waits.latest
 
     async def advance(self, by: int = 1) -> int:
         """See `StepStore.advance`; waits while the engine is unavailable."""
-        # Each session calls this once per step, so it is optimized: calls only where needed.
+        # Hot path, once per step of each session: it calls other functions only where needed.
         if type(by) is not int or by < 1:
             by = checked_step(by, "advance by", least=1)
         waits = self._waits
         if self._loop is not get_running_loop() or waits.forked:
             self._check_loop()
         writes = self._writes
+        # A local engine can usually advance without a request.
         if not self._engine.remote and writes.can_skip_queue:
             try:
                 position = self._engine.advance_nowait(by, waits.latest, writes.term)
@@ -166,13 +169,18 @@ class SharedStepStore(StepStore):
         if not self._connection.is_open:
             await self._connection.wait()
         if self._writes.term:
+            # This process is the chief. After a loss, the others wait until it has restored the
+            # run, so it must not wait for them.
             self._writes.check_loss()
-        # The engine reports nothing while there is no wait: read the run before a wait would fail.
+        # The engine may have reported nothing since the last wait. So if this wait would fail, read
+        # the run first: another process may have moved the step or registered a publisher.
         if self._waits.unreachable_error is not None and step > self._waits.latest.step:
-            await wait_for_others(wait_done([self._members.refresh()], None))
+            refresh_task = self._members.refresh()
+            await wait_for_others(wait_done([refresh_task], secs=None))
 
     def _on_unreachable(self) -> None:
         # Another process may have moved the step or registered a publisher since the last report.
+        # So read the run: the read ends the waits if still none can succeed.
         self._members.refresh()
 
     # Publishers.
@@ -230,7 +238,7 @@ class SharedStepStore(StepStore):
             self._members.announce(chief)
             yield Term(term)
         except BaseException as error:
-            # This includes a cancelled request, which the engine may have granted.
+            # Step down even after a cancelled request, which the engine may have granted.
             self._step_down(error)
             raise
         self._step_down(None)
@@ -242,7 +250,9 @@ class SharedStepStore(StepStore):
         """
 
         async def request() -> Answer | None:
-            if not self._members.may_lead:  # the run was lost before a repeated request
+            # The connection repeats this after an outage. If the run was lost in it, the lead may
+            # be reserved for the chief of the lost run. Then wait again.
+            if not self._members.may_lead:
                 return None
             return await self._engine.request(Lead(member))
 
@@ -264,16 +274,21 @@ class SharedStepStore(StepStore):
         self._members.announce(chief._replace(ready=True))
         await self.flush()
         self._check_loop()  # the store may have been closed meanwhile
-        self._writes.check_loss()  # of a loss during the flush: the new run is not initialised
+        # If the run was lost meanwhile, the run that replaces it is not initialized.
+        self._writes.check_loss()
 
     def _step_down(self, failure: BaseException | None) -> None:
-        """Give up the lead, or the request for it, with the error that has ended it, if any."""
+        """Give up the lead, or the request for the lead, if there is one.
+
+        `failure` is the error that has ended the lead, if any.
+        """
         candidate = self._members.candidate
         if candidate is None:
             return
         has_led = self._writes.term > 0
         has_published = self._waits.registered or self._waits.has_left
-        # A name lets the exit end waits in other processes. A publisher's exit does that better.
+        # An exit with a name ends waits in other processes, whose errors contain the name. If this
+        # process has or had a publisher, leave that to the exit of the publisher.
         name = "chief" if has_led and not has_published else ""
         self._members.candidate = None
         self._writes.term = 0
@@ -293,7 +308,7 @@ class SharedStepStore(StepStore):
     async def _connect(self) -> None:
         """Connect the engine, record its snapshot, and announce the members of this process again.
 
-        A snapshot with another id is of a run that replaces the lost run.
+        If the snapshot has another id than the previous one, its run replaces a lost run.
         """
         previous_run_id = self._waits.snapshot.run_id
         snapshot = await self._engine.connect()
@@ -307,7 +322,7 @@ class SharedStepStore(StepStore):
     def _record_loss(self, new: Position) -> None:
         """Make writes fail until the loss of the run is acknowledged.
 
-        Reserve the lead for the chief of the lost run. If that is this process, end its own waits.
+        Reserve the lead for the chief of the lost run. If this process is the chief, end its waits.
         """
         old = self._waits.latest
         message = (
@@ -320,8 +335,8 @@ class SharedStepStore(StepStore):
         self._members.reserve_lead()
         chief = self._members.chief
         if chief is not None:
-            # The others wait until this process has restored the run. If it waited for them now, as
-            # for their publishers, none could continue.
+            # The other processes wait until this process has restored the run. If it waited for
+            # their publishers meanwhile, no process could continue.
             self._members.announce(chief._replace(ready=False))
             self._waits.abort(self._writes.loss)
 
@@ -332,7 +347,8 @@ class SharedStepStore(StepStore):
         try:
             await self._connection.wait()
         except asyncio.CancelledError:
-            # The connection would still be made, and the caller has no store that it could close.
+            # Close the store, because the caller does not get it and cannot close it. Otherwise the
+            # connection would still be made.
             await self.aclose()
             raise
         return self
@@ -350,7 +366,7 @@ class SharedStepStore(StepStore):
             with contextlib.suppress(StoreDamagedError):  # a damaged run is deleted, too
                 await self._connection.wait()
             await self._leave_all()
-            await self._end_calls()  # none of this store may make the run again
+            await self._end_calls()  # before the deletion: a call could make the run again
             await self._engine.delete()
         finally:
             await self.aclose()
@@ -358,7 +374,8 @@ class SharedStepStore(StepStore):
     async def aclose(self) -> None:
         """See `StepStore.aclose`; announces within 5 s that the members of this process leave."""
         if self._shutdown_done is not None:
-            await wait_done([self._shutdown_done], None)  # closed by another task at the same time
+            # Another task is closing the store, or has closed it: wait until it has finished.
+            await wait_done([self._shutdown_done], secs=None)
         if self._waits.closed:
             return
         await super().aclose()
@@ -372,7 +389,7 @@ class SharedStepStore(StepStore):
     async def _shut_down(self, done: asyncio.Future[None]) -> None:
         """Close all parts of the store, and let other callers of `aclose` continue."""
         try:
-            await self._leave_all()  # first, while there is a connection
+            await self._leave_all()  # first, because it needs the connection
             await self._end_calls()
             await self._engine.close()
         finally:
