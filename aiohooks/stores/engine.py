@@ -42,9 +42,9 @@ class Engine(abc.ABC):
 
     An engine belongs to one store.
 
-    Each method makes one attempt. The store repeats requests, waits, renews leases, combines
-    advances and reconnects. So the engine must recognize a request that it has carried out already,
-    as `RunState` does.
+    Each method makes one attempt. The store does the rest: it repeats requests, waits, renews
+    leases, combines advances and reconnects. Because requests are repeated, the engine must
+    recognize a request that it has carried out already, as `RunState` does.
 
     A method raises `StoreUnavailableError` if the connection fails, or if the engine rejects the
     call for now: the store calls the method again over a new connection. It raises
@@ -53,12 +53,14 @@ class Engine(abc.ABC):
     """
 
     remote: ClassVar[bool] = True
-    """Whether the engine is behind a connection, which the store makes again when it is lost, and
-    finds dead processes by leases. Otherwise the store connects once, and the engine itself removes
-    the members of dead processes.
+    """Whether the engine is behind a connection that can be lost. The store then connects again
+    after a loss, and finds dead processes by leases. Otherwise the store connects once, and the
+    engine itself removes the members of dead processes.
     """
     connect_timeout: ClassVar[float] = 10.0
-    """How many seconds the first connection may take, unless the store has the option."""
+    """How many seconds the first connection may take, unless the user has given the store a
+    `connect_timeout`.
+    """
     link: EngineLink
     """The parts of the store that the engine uses, set by `attach`."""
 
@@ -74,13 +76,23 @@ class Engine(abc.ABC):
     async def connect(self) -> Snapshot:
         """Connect, subscribe to reports, and then read the run. Make the run if there is none.
 
-        The engine has lost data if the run is missing that this process knows, if it has another
-        `Snapshot.run_id`, or if it is an older copy. Then the engine applies `RunState.follow` with
-        the known run (`link.waits.known_run`), and gives the run another id than the lost one.
+        When a process connects again, it already knows a run: `link.waits.known_run`. The engine
+        has lost the data of the known run if
 
-        Requests and reports of a run with another id than the known one must raise
-        `StoreUnavailableError`, and so must a request that `RunState` has answered with "lost": the
-        store connects again.
+        - it has no run now,
+        - its run has another `Snapshot.run_id`, or
+        - its run is an older copy of the known run.
+
+        In these cases, continue the known run: call `RunState.follow` with it on the state of the
+        run with the other id, or else on a new `RunState`. The continued run must have another id
+        than the known run.
+
+        Requests and reports check the id as well: if the engine's run has another id than the
+        snapshot that this method has returned, they raise `StoreUnavailableError`. So does a
+        request that `RunState` answers with "lost". The store then connects again.
+
+        Returns:
+            The state of the run, with its id.
         """
 
     async def watch(self) -> None:  # noqa: B027 - only if it is `remote`
@@ -88,9 +100,10 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     async def request(self, request: Request) -> Answer:
-        """Send a request.
+        """Send a request, and return its answer.
 
-        A request that is sent again, as its answer was lost, gets the same answer again.
+        If the answer is lost, the store sends the request again. The engine must then return the
+        same answer, and must not apply the request twice.
         """
 
     @abc.abstractmethod
@@ -98,16 +111,18 @@ class Engine(abc.ABC):
         """Read the run."""
 
     def advance_nowait(self, by: int, floor: Position, term: int) -> Position | None:
-        """Advance without suspending, as a `Write` with these values does.
+        """Advance without suspending, and return the new position.
 
-        Return None if that is not possible: the store sends a request then.
+        The arguments are those of a `Write`. Return None if the engine cannot advance so now: the
+        store then sends a request.
         """
         return None
 
     def subscribe(self, step: int | None) -> None:  # noqa: B027 - an engine may report every step
-        """Report positions from `step` on, the lowest step with a waiter.
+        """Report positions from `step` on, which is the lowest step with a waiter in this process.
 
-        It is 0 while a wait is for any change, and None without a waiter.
+        `step` is 0 while a wait is for any change: report every position. It is None without a
+        waiter: no report of a position is needed.
         """
 
     @abc.abstractmethod
@@ -116,39 +131,46 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     async def disconnect(self) -> None:
-        """Release the resources of `connect`, also after it has failed.
+        """Release the resources of `connect`, even if `connect` has failed.
 
-        Never raise for a broken connection.
+        Do not raise an error if the connection is broken.
         """
 
     async def close(self) -> None:
-        """`disconnect` for the last time. The store limits the time."""
+        """Disconnect for the last time. The store limits the time that this may take."""
         await self.disconnect()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLink:
-    """The parts of a store that its engine uses, in the store's event loop only."""
+    """The parts of a store that its engine uses.
+
+    The engine may use them only in the event loop of the store.
+    """
 
     run: str
     """The name of the run."""
     process: str
-    """The name of this process, different for each store, the `writer` of its requests."""
+    """The name of this process, which is the `writer` of its requests. Several stores of a process
+    have different names.
+    """
     clock: Clock
     """The clock of the store's event loop."""
     heartbeat: float
-    """After how many seconds of silence the engine tests its connection."""
+    """The seconds without a report after which the engine tests its connection."""
     connect_timeout: float
     """How many seconds the first connection may take."""
     waits: WaitRegistry
-    """The waits of this process, to read: `latest` is the latest position that it knows, and
-    `waiters.lowest` the lowest step with a waiter. Without a waiter it is above all steps.
+    """The waits of this process, which the engine only reads: `latest` is the latest position that
+    this process knows, `known_run` the latest state of the run, and `waiters.lowest` the lowest
+    step with a waiter. Without a waiter, `waiters.lowest` is above all steps.
     """
     tasks: StoreTasks
-    """The tasks of the store and its engine. They are cancelled before `close`."""
+    """The tasks of the store and of its engine. The store cancels them before it calls `close`."""
     observe: Callable[[Report], None]
-    """Reports the position or the state of the run, or the error that all calls and waits raise
-    from now on. A position or state that is older than the latest one is ignored.
+    """The engine calls this to report the position or the state of the run, or an error. All calls
+    and waits raise the error from then on. A position or a state that is older than the latest one
+    is ignored.
     """
 
 
@@ -161,7 +183,7 @@ class StoreTasks:
         self._run = run
 
     def spawn(self, coro: Coroutine[Any, Any, None], purpose: str) -> asyncio.Task[None]:
-        """Start a task, and log the error that ends it, if any. `purpose` is in its name."""
+        """Start a task, and log the error that ends it, if any. Its name contains `purpose`."""
         task = new_task(coro, f"step store {self._run}: {purpose}", contextvars.Context())
         self.running[task] = None
         task.add_done_callback(self._on_done)
@@ -181,7 +203,7 @@ class StoreTasks:
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         del self.running[task]
         error = None if task.cancelled() else task.exception()
-        # The connection logs the errors of an engine, which end it.
+        # An `EngineError` is not logged here: it ends the connection, which logs it.
         if error is not None and not isinstance(error, EngineError):
             logger.error("%s failed", task.get_name(), exc_info=error)
 
@@ -195,7 +217,10 @@ class StoreTasks:
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _START = Position(1, 0)
-_MAX_WRITERS = 1024  # with a last answer that is kept; the writer silent for longest is dropped
+_MAX_WRITERS = 1024
+"""The number of writers whose last answers are kept. Beyond it, the state drops the answer of the
+writer that has been silent for longest.
+"""
 
 
 class LastAnswer(NamedTuple):
@@ -209,19 +234,27 @@ class LastAnswer(NamedTuple):
 class RunState:
     """The state of a run. An engine applies one request after another to it.
 
-    An engine with a language of its own implements the same rules in it.
+    An engine whose server has a language of its own implements the same rules in that language.
     """
 
     def __init__(self) -> None:
+        """Begin a run. `dump` stores all attributes, by their names."""
         self.position: Position = _START
         self.term: int = 0
-        self.leader: str = ""  # the process that the term was granted to
-        self.ready: int = 0  # the latest term whose chief has initialized the run
+        """The number of the latest term, 0 before the first."""
+        self.leader: str = ""
+        """The process that the latest term was granted to."""
+        self.ready: int = 0
+        """The latest term whose chief has initialized the run, 0 before the first."""
         self.revision: int = 0
+        """A number that grows with every change of a field other than the position."""
         self.members: dict[str, Member] = {}
+        """The members by their ids."""
         self.last_exit: LastExit | None = None
         self.exits: int = 0
+        """The number of exits so far."""
         self.answers: dict[str, LastAnswer] = {}
+        """The last answer to each writer. The writer that has been silent for longest is first."""
 
     def apply(self, request: Request) -> Answer:
         """Apply the request, or reject it and change nothing."""
@@ -238,26 +271,29 @@ class RunState:
         return self._answer("ok")
 
     def follow(self, lost: Snapshot) -> None:
-        """Continue a run that the engine has lost, from the last snapshot of one of its processes.
+        """Continue a lost run in this state.
 
-        The new epoch is later than each epoch of the lost run, so within an epoch the step never
+        Each process of the run calls this with the last snapshot that it knows of the lost run. The
+        new epoch is later than each epoch of the lost run, so within an epoch the step never
         decreases. The first process that calls this decides on the step, unless a chief has already
         done so. The chief of the latest term remains the chief. The members remain, too, until
         their leases run out.
         """
         epoch, step = self.position
         has_chief = self.term > 0 and self.term >= lost.term
+        # This state is still new, so its step does not count.
         if self.position == _START and not has_chief:
             step = lost.position.step
         self.position = Position(max(epoch, lost.position.epoch + 1), step)
         if self.term < lost.term:
             self.term = lost.term
             self.leader = lost.leader
-            # The chiefs among them belong to earlier terms.
+            # Only chiefs have a term. These belong to earlier terms: remove them.
             self.members = {id: member for id, member in self.members.items() if not member.term}
         for member in lost.members:
-            # A process announces its members before it reports an exit. So where it has an answer
-            # for an exit, the state has all members of the process: one that is missing has left.
+            # Do not add a member that has left since. A process that connects again announces its
+            # members before it reports an exit. So if the state has an answer to an exit of the
+            # process, the process has announced all its members, and a missing member has left.
             has_returned = f"{member.process}/" in self.answers
             if not has_returned and not self._is_term_over(member.term, member.process):
                 self.members.setdefault(member.id, member)
@@ -265,11 +301,12 @@ class RunState:
 
     def snapshot(self, run_id: str = "") -> Snapshot:
         """Return the state as a value. The engine adds the id of the run."""
+        is_ready = self.term > 0 and self.ready == self.term
         return Snapshot(
             self.position,
             self.term,
             self.leader,
-            self.ready == self.term > 0,
+            is_ready,
             self.revision,
             tuple(self.members.values()),
             self.last_exit,
@@ -288,9 +325,9 @@ class RunState:
         A repeated write gets its first answer again, and changes nothing.
         """
         last = self._last_answer(write.writer)
-        if last is not None and last.seq >= write.seq:
+        if last is not None and last.seq >= write.seq:  # the write is repeated
             return Answer("ok", last.position, self.term)
-        if write.floor > self.position:  # the writer has seen a later position than the engine has
+        if write.floor > self.position:  # the writer knows a later position: data was lost
             return self._answer("lost")
         if self._is_term_over(write.term, write.writer):
             return self._answer("stale")
@@ -305,7 +342,7 @@ class RunState:
         """Return the last answer to a writer, and note that the writer is not silent."""
         last = self.answers.pop(writer, None)
         if last is not None:
-            self.answers[writer] = last  # now at the end of the dict
+            self.answers[writer] = last  # at the end of the dict now, see `answers`
         return last
 
     def _keep_answer(self, writer: str, seq: int) -> None:
@@ -317,7 +354,7 @@ class RunState:
     def _join(self, member: Member) -> None:
         """Register or renew a member. The revision grows if more than its heartbeat changes."""
         if self._is_term_over(member.term, member.process):
-            # This chief was taken for dead, and its successor leads: remove it.
+            # This chief was taken for dead, and its term is over: remove it.
             if self.members.pop(member.id, None) is not None:
                 self.revision += 1
             return
@@ -328,7 +365,7 @@ class RunState:
         heartbeat = 0 if registered is None else registered.heartbeat + 1
         renewed = member._replace(heartbeat=heartbeat)
         self.members[member.id] = renewed
-        # A renewal alone, with another heartbeat and nothing else, is no change of the run.
+        # A renewal that changes nothing but the heartbeat is no change of the run.
         if registered is None or registered._replace(heartbeat=heartbeat) != renewed:
             self.revision += 1
 
@@ -348,7 +385,7 @@ class RunState:
             self.revision += 1  # `_record_exit` does this, too
 
     def _expire(self, expire: Expire) -> None:
-        """Remove a member that was not renewed since the heartbeat, and record that it is lost."""
+        """Remove a member and record it as lost, unless it was renewed since the heartbeat."""
         member = self.members.get(expire.id)
         if member is not None and member.heartbeat == expire.heartbeat:
             del self.members[expire.id]
@@ -372,13 +409,17 @@ class RunState:
         return self._answer("ok")
 
     def _is_term_over(self, term: int, process: str) -> bool:
-        """Return whether `term`, which the process had, has ended. It is false for 0, no term."""
+        """Return whether the term that the process had is over.
+
+        It is false for the term 0, which stands for no term.
+        """
         return term > 0 and (term, process) != (self.term, self.leader)
 
     # The state as bytes.
 
     def dump(self) -> bytes:
         """Return the state as JSON."""
+        # The members are a list, because each member contains its id.
         return _ENCODER.encode({**vars(self), "members": list(self.members.values())}).encode()
 
     @classmethod
@@ -400,7 +441,7 @@ class RunState:
                 state.last_exit = _decoded(LastExit, fields["last_exit"])
             for writer, answer in fields["answers"].items():
                 state.answers[writer] = _decoded(LastAnswer, answer)
-        except Exception as error:  # any error: `data` comes from outside
+        except Exception as error:  # any error, because `data` comes from outside
             raise ValueError(f"{data[:100]!r}, which is not the state of a run") from error
         return state
 

@@ -22,11 +22,11 @@ __all__ = ["RayEngine"]
 
 
 class LongPoll(NamedTuple):
-    """A request for the run that is answered as soon as there is something new in it."""
+    """A request for the run. The actor answers it as soon as the run has news for the process."""
 
     process: str
     threshold: int
-    """The lowest step that the process waits for, above all steps without a wait."""
+    """The lowest step that the process waits for. Without a wait it is above all steps."""
     epoch: int
     """The latest epoch that the process knows."""
     revision: int
@@ -38,9 +38,10 @@ class LongPoll(NamedTuple):
 class StepActor:
     """Keeps a run in memory: its state, and a long poll of each process.
 
-    Ray starts the actor again when its process or its node dies. Its memory is lost then. Each call
-    but `connect` has the `incarnation` that the process knows. The answer to another incarnation is
-    None: the process connects again, and brings the last snapshot of the lost run.
+    Ray starts the actor again when its process or its node dies, and the memory is lost. So each
+    call except `connect` has the `incarnation` that the caller knows. If this is not the current
+    one, the call returns None. The caller then connects again, with its last snapshot of the lost
+    run.
     """
 
     def __init__(self) -> None:
@@ -55,8 +56,8 @@ class StepActor:
     async def connect(self, known_run: Snapshot) -> Snapshot:
         """Connect a process, and return the snapshot of the run.
 
-        The id of a run is the incarnation of the actor. If the process knows the run of an earlier
-        incarnation, which has lost it, this one first continues that run. The id is empty if the
+        The id of a run is the incarnation of the actor that keeps it. If the run that the process
+        knows was lost with an earlier incarnation, continue that run first. Its id is empty if the
         process has not connected before.
         """
         has_connected_before = known_run.run_id != ""
@@ -68,13 +69,14 @@ class StepActor:
     async def apply(self, incarnation: str, request: Request) -> Answer | None:
         """Apply a request to the run, and answer the polls that wait for its effect.
 
-        Return None for a request to an earlier incarnation, as all calls do.
+        Return None if the request is for an earlier incarnation, as all calls do.
         """
         if incarnation != self.incarnation:
             return None
         answer = self._state.apply(request)
         if self._answer_satisfied_polls():
-            # Let the answers to the polls leave before that to the writer: others wait for them.
+            # Let the answers to the polls leave before the answer to this request, because other
+            # processes wait for them.
             await asyncio.sleep(0)
         return answer
 
@@ -92,7 +94,7 @@ class StepActor:
         """
         if incarnation != self.incarnation:
             return None
-        await self.leave(poll.process)  # the new poll replaces an earlier one
+        await self.leave(poll.process)  # this poll replaces an earlier poll of the process
         if not self._satisfies(poll):
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             parked = (poll, waiter)
@@ -100,6 +102,7 @@ class StepActor:
             try:
                 await wait_woken(waiter, poll.secs)
             finally:
+                # A later poll of the process may have replaced this poll.
                 if self.polls.get(poll.process) is parked:
                     del self.polls[poll.process]
         if self._state.revision == poll.revision:
@@ -107,7 +110,7 @@ class StepActor:
         return self._state.snapshot(incarnation)
 
     async def leave(self, process: str) -> None:
-        """Answer the parked poll of a process, if there is one, as it is closing its store."""
+        """Answer the parked poll of a process, if there is one. A store that closes calls this."""
         if process in self.polls:
             _, waiter = self.polls[process]
             wake(waiter)
@@ -119,13 +122,13 @@ class StepActor:
     # Polls.
 
     def _satisfies(self, poll: LongPoll) -> bool:
-        """Return whether the run has a state, or has reached a step, that the poll waits for."""
+        """Return whether the run has changed, or has reached the step that the poll waits for."""
         state = self._state
         epoch, step = state.position
         return epoch != poll.epoch or state.revision != poll.revision or step >= poll.threshold
 
     def _answer_satisfied_polls(self) -> bool:
-        """Answer the polls that are satisfied now. Return whether there was one."""
+        """Answer the polls that are satisfied now. Return whether there were any."""
         satisfied = [
             waiter
             for poll, waiter in self.polls.values()
@@ -145,10 +148,10 @@ except ImportError as _missing:
 
 _ray: Any = ray  # Ray's own types are incomplete
 _GRACE_SECS = 1.0
-"""The time after its limit in which a reply may still arrive."""
+"""How long after its time limit a reply may still arrive."""
 _ACTOR_OPTIONS = {
     # The actor outlives the process that has created it. When its own process dies, Ray starts it
-    # again, on another node if need be. Ray must not repeat calls: the store does.
+    # again, on another node if need be. Ray must not repeat calls, because the store repeats them.
     "lifetime": "detached",
     "max_restarts": -1,
     "max_task_retries": 0,
@@ -177,13 +180,17 @@ class RayEngine(Engine):
         """
         self._namespace = namespace or "aiohooks"
         self._actor: Any = None
-        self._incarnation = ""  # of the actor; another one after each start of the actor
-        self._reported_revision = 0  # the latest that `watch` has reported
-        self._replies: set[asyncio.Future[Any]] = set()  # to all calls that are not answered yet
-        # The reply to the long poll of `watch`; None before the first poll, and after `subscribe`
-        # has ended one.
+        # The incarnation of the connected actor. Whenever Ray starts the actor again, it changes.
+        self._incarnation = ""
+        # The revision of the latest snapshot that was reported.
+        self._reported_revision = 0
+        # The replies to all calls that are not answered yet.
+        self._replies: set[asyncio.Future[Any]] = set()
+        # The reply to the long poll of `watch`. It is None before the first poll, and from the time
+        # when `subscribe` ends a poll to the next poll.
         self._poll_reply: asyncio.Future[Any] | None = None
-        self._poll_threshold = 0  # the lowest step that the poll waits for
+        # The lowest step that the long poll waits for.
+        self._poll_threshold = 0
 
     def attach(self, link: EngineLink) -> None:
         super().attach(link)
@@ -196,7 +203,7 @@ class RayEngine(Engine):
         try:
             call = actor.connect.remote(self.link.waits.known_run)
         except (AttributeError, TypeError) as error:
-            # The actor has no such method, or one with other parameters.
+            # The actor has no method `connect`, or it has other parameters.
             raise self._foreign_actor_error(error) from error
         reply = await self._wait_reply(call, self.link.connect_timeout)
         if not isinstance(reply, Snapshot):
@@ -220,7 +227,7 @@ class RayEngine(Engine):
         """Return the actor of the run. If there is none, create it on this node. Blocks."""
         check_membership()
         this_node = _ray.get_runtime_context().get_node_id()
-        # `soft`: on another node if this one has no room, or dies.
+        # Prefer this node. `soft` allows another node if this one has no room, or dies.
         near = NodeAffinitySchedulingStrategy(this_node, soft=True)
         options = {"name": self._name, "namespace": self._namespace, "scheduling_strategy": near}
         try:
@@ -244,8 +251,7 @@ class RayEngine(Engine):
     async def close(self) -> None:
         if self._actor is not None:
             self._send(self._actor.leave.remote(self.link.process))
-        # All replies must have arrived: Ray ends a process in which one arrives during its
-        # `ray.shutdown`.
+        # Wait for all replies: Ray ends a process in which a reply arrives during `ray.shutdown`.
         await wait_done(self._replies, _GRACE_SECS)
         await self.disconnect()
 
@@ -260,15 +266,16 @@ class RayEngine(Engine):
     async def watch(self) -> None:
         """Send one long poll after another, and report each reply.
 
-        A reply is a snapshot, or a position if only that is new. When a wait for a lower step than
-        that of the current poll begins, `subscribe` ends the poll.
+        A reply is a snapshot, or a position if only the position is new. If a wait for a lower step
+        than the threshold of the current poll begins, `subscribe` ends the poll.
         """
         link = self.link
         waits = link.waits
         while True:
             threshold = waits.waiters.lowest  # above all steps without a waiter
             if threshold == ANY_CHANGE:
-                # The actor would answer a poll for this number again and again.
+                # ANY_CHANGE is 0, a step that is always reached: the actor would answer the poll
+                # immediately, again and again.
                 threshold = waits.latest.step + 1
             self._poll_threshold = threshold
             poll = LongPoll(
@@ -282,7 +289,7 @@ class RayEngine(Engine):
             self._poll_reply = reply
             await wait_done([reply], link.heartbeat + _GRACE_SECS)
             if self._poll_reply is not reply:
-                # `subscribe` has ended the poll. The next one asks for the same changes again.
+                # `subscribe` has ended this poll. The next poll requests the same changes again.
                 continue
             report: Report = self._result_of(reply)
             if isinstance(report, Snapshot):
@@ -291,8 +298,9 @@ class RayEngine(Engine):
 
     def subscribe(self, step: int | None) -> None:
         reply = self._poll_reply
+        # The actor would not answer the poll at a step that is lower than its threshold.
         if reply is not None and step is not None and step < self._poll_threshold:
-            reply.cancel()  # in the actor, the next poll replaces the poll
+            reply.cancel()  # ends the wait of `watch`, which sends another poll
             self._poll_reply = None
 
     # Calls.
@@ -339,16 +347,17 @@ class RayEngine(Engine):
             result = reply.result()
         except RayError as error:
             raise self._explain(error) from error
-        if result is None:  # the actor has another incarnation
+        if result is None:  # the actor was started again, see `StepActor`
             raise StoreUnavailableError(f"the actor {self._name!r} has lost its memory")
         return result
 
     def _explain(self, error: Exception) -> StoreUnavailableError:
         """Return the store's error for an error of Ray.
 
-        The engine rejects a call if the actor has failed, and is unavailable if it does not answer.
+        If the actor has failed, the engine rejects the call. If the actor does not answer, the
+        engine is unavailable.
         """
-        # The last line of a remote traceback has the error.
+        # In a remote traceback, the last line has the error.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         if isinstance(error, (RayTaskError, RaySystemError)):
             return StoreRefusedError(
@@ -359,7 +368,10 @@ class RayEngine(Engine):
 
 
 def check_membership() -> None:
-    """Raise an error unless this process is connected to a cluster: Ray would start one."""
+    """Raise an error unless this process is connected to a cluster.
+
+    Otherwise Ray would start a cluster of its own.
+    """
     if not _ray.is_initialized():
         raise StoreRefusedError(
             "this process is not part of a Ray cluster: call ray.init(address=...) before the store"

@@ -49,12 +49,15 @@ except ImportError as _missing:
 SCRIPT = pathlib.Path(__file__).with_name("redis.lua").read_text(encoding="utf-8")
 _SCRIPT_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
-_GRACE_SECS = 1.0  # for the reply to a blocking read, after its heartbeat
-_RACE_BACKOFF = Backoff(initial_secs=0.004, max_secs=0.1)  # after another process was faster
-_CONNECT_ROUNDS = 10  # attempts to read or make a run that other processes change meanwhile
+_GRACE_SECS = 1.0
+"""How long after the heartbeat the reply to a blocking read may still arrive."""
+_RACE_BACKOFF = Backoff(initial_secs=0.004, max_secs=0.1)
+"""The pauses after another process was faster to change the run."""
+_CONNECT_ROUNDS = 10
+"""The maximal number of attempts to read or make a run that other processes change meanwhile."""
 
-# The store has its own timeouts, and reconnects by itself: redis-py's timeouts cost a task for each
-# request, and on Python 3.11 they lose cancellations (python/cpython#86296).
+# The store has its own timeouts and reconnects by itself, so redis-py must do neither. Its timeouts
+# cost a task for each request, and on Python 3.11 they lose cancellations (python/cpython#86296).
 _CLIENT_DEFAULTS: dict[str, Any] = {
     "protocol": 2,
     "single_connection_client": True,
@@ -64,16 +67,16 @@ _CLIENT_DEFAULTS: dict[str, Any] = {
     "retry": None,
 }
 
-# A pattern of the errors of a command, or of the script, that has found foreign or damaged data.
+# The pattern of an error of a command or of the script that has found foreign or damaged data.
 _DAMAGE = (
     "ResponseError.*(WRONGTYPE|FOREIGN|attempt to |bad argument #|not an integer|Expected "
     "|The ID specified)|is not the state of a run"
 )
 _DATA_LOST = "the data of the run is gone from the server"
 _OTHER_NODE = "the run is on that node of the cluster: give its address, or client= a RedisCluster"
-# For each kind of error a pattern of its classes and its text, the store's error, and a hint. The
-# first match counts. In the text, as Redis 6.2 puts the error of a command into that of the script,
-# which has no class of its own.
+# For each kind of error: a pattern, the class of the store's error, and a hint. The first pattern
+# counts that matches the error's classes and text. The classes alone are not enough: Redis 6.2 puts
+# the error of a command into the text of the script's error, which has no class of its own.
 _HINTS = (
     (
         "NoPermissionError|no permissions|can't run this command|can't access at least one",
@@ -121,10 +124,10 @@ _HINTS = (
 class RedisEngine(Engine):
     """A run on a Redis server (6.2 or later) or a Valkey server.
 
-    A process has two connections. One waits in a blocking read, which the server ends when the
-    lowest step that this process waits for is reached, and not before. The other sends requests:
-    each is a call of the same script, and takes effect exactly once. docs/guides/engines.md lists
-    the rights that a user needs.
+    A process has two connections. The first waits in a blocking read, which the server ends when
+    the lowest step that this process waits for is reached, and not before. The second sends
+    requests: each request is a call of the same script, and takes effect exactly once.
+    docs/guides/engines.md lists the rights that a user needs.
     """
 
     def __init__(
@@ -159,12 +162,15 @@ class RedisEngine(Engine):
         self._new_client = client or self._client_factory(url, options)
         self._request_client: Any = None
         self._read_client: Any = None
-        self._call_timeouts: dict[asyncio.Timeout, None] = {}  # of all pending calls
-        self._disconnect_error: StoreUnavailableError | None = None  # None while connected
-        # The run as it was when this process connected last.
+        # The timeouts of all pending calls. `_end_calls` ends the calls by them.
+        self._call_timeouts: dict[asyncio.Timeout, None] = {}
+        # The error that calls raise since `_end_calls`, or None while connected.
+        self._disconnect_error: StoreUnavailableError | None = None
+        # The run as it was when this process connected last. The id is empty before that.
         self._run = FoundRun("", 0, RunState())
-        self._newest_version = 0  # that this process has read or made
-        # The step at which the blocking read ends; 0 without a read, or if it is about to end.
+        # The newest version of the run that this process has read or made.
+        self._newest_version = 0
+        # The step at which the blocking read ends, or 0 if there is no read, or it is about to end.
         self._awaited_step = 0
 
     @functools.cached_property
@@ -178,21 +184,23 @@ class RedisEngine(Engine):
         try:
             self._request_client = self._new_client()
             self._read_client = self._new_client()
-        except Exception as error:  # of a `client=`
+        except Exception as error:  # any error, because `client=` is a function of the user
             raise self._explain(error, "") from error
         self._disconnect_error = None
         secs = min(self._answer_timeout, self.link.connect_timeout)
-        # A user without the right to read is rejected now, not at the first wait.
+        # This read returns immediately. If the user has no right to read, it fails now and not at
+        # the first wait.
         await self._execute(self._read_client, secs, "XREAD", "STREAMS", self._keys.positions, "$")
         self._run = await self._find_run()
         self._newest_version = self._run.version
         return self._run.state.snapshot(self._run.run_id)
 
     async def _find_run(self) -> FoundRun:
-        """Return the run on the server, after this process has contributed to it.
+        """Return the run on the server. If it is another run than this process knows, merge both.
 
-        If the run is missing, or older than the run that this process knows, write the latter. If
-        another process has written another run already, add to it what this process knows.
+        If the run is missing, or older than the run that this process knows, write a new run, which
+        continues the known run, if there is one. If another process has done so already, the run on
+        the server has another id: add to it what this process knows.
         """
         for attempt in range(1, _CONNECT_ROUNDS + 1):
             found = await self._read_run()
@@ -201,7 +209,7 @@ class RedisEngine(Engine):
                 return found
             run_id, state = self._merged(found, is_lost)
             version = await self._swap(found, run_id, state)
-            if version:
+            if version:  # otherwise another process was faster
                 return FoundRun(run_id, version, state)
             await sleep(_RACE_BACKOFF.pause_secs(attempt), self.link.clock)
         raise StoreUnavailableError(
@@ -219,54 +227,60 @@ class RedisEngine(Engine):
         if self._run.run_id:
             state.follow(self.link.waits.known_run)
         if is_lost and found.state.position > RunState().position:
-            # The rest of the lost run, which may be later than this process knows.
+            # The server still has a part of the lost run. Its position may be later than the one
+            # that this process knows.
             state.follow(found.state.snapshot())
         return run_id, state
 
     def _is_older(self, found: FoundRun) -> bool:
-        """Return whether the server has an older copy of the run than this process knows."""
+        """Return whether the server has an older copy of the run than this process knows.
+
+        A run with another id is no copy.
+        """
         if found.run_id != self._run.run_id:
             return False
         is_older_version = found.version < self._newest_version
         return is_older_version or found.state.position < self.link.waits.latest
 
     def _end_calls(self, reason: str) -> None:
-        """End all calls, also that of `watch`, with an error: the store connects again."""
+        """End all calls, also the call of `watch`, with an error: the store connects again."""
         self._disconnect_error = StoreUnavailableError(reason)
         for call_timeout in self._call_timeouts:
             if not call_timeout.expired():
-                call_timeout.reschedule(0.0)
+                call_timeout.reschedule(0.0)  # a time in the past: time out immediately
 
     async def disconnect(self) -> None:
         self._end_calls("the connections are closed on this side")
-        # Close no connection below a call: each call ends in the next turns of the event loop.
+        # Do not close a connection that a call still uses: wait for the ends of the calls, which
+        # come in the next turns of the event loop.
         while self._call_timeouts:  # noqa: ASYNC110
             await asyncio.sleep(0)
         for client in filter(None, (self._request_client, self._read_client)):
-            with contextlib.suppress(Exception):  # nothing is left to close
+            with contextlib.suppress(Exception):  # a broken connection needs no closing
                 await client.aclose()
 
     # The blocking read.
 
     async def watch(self) -> None:
-        # The last entries seen. The changes since `connect` follow.
+        # The ids of the last entries that were seen. The first read also returns the changes since
+        # `connect`.
         seen_ids = {self._keys.changes: f"{self._run.version}-0", self._keys.wake: "0-0"}
         while True:
-            # Let a task that was just woken wait again, so that this read already blocks for its
-            # next step.
+            # Let tasks that were just woken run first: if they wait again, this read already blocks
+            # for their next step.
             await asyncio.sleep(0)
             streams = await self._read_streams(seen_ids)
             for key, entries in streams.items():
-                last: Any = entries[-1]
-                if isinstance(last[0], tuple):  # redis-py nests the entries of RESP3 deeper
-                    last = last[-1]
-                entry_id, fields = last
+                entry_id, fields = _last_entry(entries)
                 if key != self._keys.positions:
                     seen_ids[key] = entry_id
                 elif fields == {"run": self._run.run_id}:
-                    self.link.observe(Position(*map(int, entry_id.split("-"))))
+                    epoch, step = entry_id.split("-")
+                    self.link.observe(Position(int(epoch), int(step)))
                 else:
                     raise StoreUnavailableError(_DATA_LOST)
+            # Read the state after a change of it, and after a heartbeat without an entry, to check
+            # whether the run is still there.
             if not streams or self._keys.changes in streams:
                 self.link.observe(await self.read())
 
@@ -278,10 +292,10 @@ class RedisEngine(Engine):
         heartbeat_secs = self.link.heartbeat
         waits = self.link.waits
         latest = waits.latest
-        # Without a waiter this is above all steps: only an entry of a later epoch ends the read.
-        # `subscribe` compares it, and ends the read when a wait for a lower step begins.
+        # The lowest step with a waiter. Without a waiter it is above all steps, and only an entry
+        # of a later epoch ends the read. When a wait for a lower step begins, `subscribe` ends it.
         self._awaited_step = waits.waiters.lowest
-        # XREAD returns the entries after an id, so this is the step before the awaited one.
+        # XREAD returns the entries after an id, so give it the step before the awaited step.
         seen_step = max(self._awaited_step - 1, latest.step)
         ids = {self._keys.positions: f"{latest.epoch}-{seen_step}", **seen_ids}
         block_ms = max(1, round(heartbeat_secs * 1000))  # 0 would block indefinitely
@@ -300,13 +314,14 @@ class RedisEngine(Engine):
         return dict(reply or ())
 
     def subscribe(self, step: int | None) -> None:
+        # The blocking read would not end at a step that is lower than the one it waits for.
         if step is not None and step < self._awaited_step:
-            self._awaited_step = 0
+            self._awaited_step = 0  # the read is about to end: do not end it twice
             self.link.tasks.spawn(self._end_blocking_read(), "waiting for a lower step")
 
     async def _end_blocking_read(self) -> None:
         """Add an entry to the stream by which this process ends its own blocking read."""
-        # Not CLIENT UNBLOCK: it does nothing if it arrives before the read.
+        # CLIENT UNBLOCK would do nothing if it arrived before the read.
         try:
             await self._call_script("wake")
         except StoreUnavailableError as error:
@@ -321,12 +336,15 @@ class RedisEngine(Engine):
             if answer.status == "lost":
                 raise StoreUnavailableError(_DATA_LOST)
             return answer
+        # The script makes only writes. Apply any other request to the state here, and replace the
+        # state on the server. If another process has changed it meanwhile, begin again.
         lost_races = 0
         while True:
             found = await self._read_known_run()
             state = copy.deepcopy(found.state)
             answer = state.apply(request)
-            if await self._swap(found, found.run_id, state):
+            version = await self._swap(found, found.run_id, state)
+            if version:  # otherwise another process was faster
                 return answer
             lost_races += 1
             await sleep(_RACE_BACKOFF.pause_secs(lost_races), self.link.clock)
@@ -337,7 +355,8 @@ class RedisEngine(Engine):
 
     async def _read_known_run(self) -> FoundRun:
         """Read the run. Raise an error if it is not the run that this process knows."""
-        # The version before the read: another request may make a newer one meanwhile.
+        # Compare with the newest version before the read: during the read, another request of this
+        # process may make a newer version.
         newest_version = self._newest_version
         found = await self._read_run()
         if found.run_id != self._run.run_id or found.version < newest_version:
@@ -360,16 +379,16 @@ class RedisEngine(Engine):
             await self._execute(client, self._answer_timeout, "DEL", *self._keys)
 
     async def _read_run(self) -> FoundRun:
-        """Read the run, also if it is not the run that this process knows."""
+        """Read the run, even if it is not the run that this process knows."""
         reply = await self._call_script("read")
         try:
             return parse_read(reply)
-        except Exception as error:  # any error: the reply comes from outside
+        except Exception as error:  # any error, because the reply comes from outside
             raise self._explain(error, "") from error
 
     async def _call_script(self, request: str, *arguments: Any) -> Any:
         """Return the script's reply to a request: "read", "write", "swap" or "wake"."""
-        # One string for both, as redis-py takes 2 µs for each argument.
+        # The request and the id of the run are one argument, because redis-py takes 2 µs for each.
         head = f"{request} {self._run.run_id}"
         command = (len(self._keys), *self._keys, head, *arguments)
         client = self._request_client
@@ -382,12 +401,14 @@ class RedisEngine(Engine):
     async def _execute(self, client: Any, secs: float, *command: Any) -> Any:
         """Return the reply to a command, which may take `secs` seconds.
 
-        If the caller is cancelled, redis-py closes the connection, and opens one for the next call.
+        If the caller is cancelled, redis-py closes the connection, and opens another for the next
+        call.
         """
-        is_own = client in (self._request_client, self._read_client)  # and not that of `delete`
+        # The client of `delete` is not one of these, and works without a connection of the store.
+        is_own = client in (self._request_client, self._read_client)
         try:
             if is_own and self._disconnect_error is not None:
-                raise self._disconnect_error
+                raise self._disconnect_error  # the handler below raises a copy
             async with asyncio.timeout(secs) as call_timeout:
                 self._call_timeouts[call_timeout] = None
                 try:
@@ -397,6 +418,7 @@ class RedisEngine(Engine):
         except NoScriptError:
             raise
         except Exception as error:
+            # If `_end_calls` has let this call time out, raise the reason for that.
             if is_own and self._disconnect_error is not None:
                 raise copy_error(self._disconnect_error) from error
             raise self._explain(error, f"no answer within {secs:g} s") from error
@@ -408,43 +430,43 @@ class RedisEngine(Engine):
         moved to another node of a cluster, all waits end with the error, too.
         """
         text = str(error).rstrip(".") or default_text
-        # The patterns match names of classes and words of the text.
+        # The patterns match the names of classes and words of the text.
         classes_and_text = f"{type(error).__mro__} {text}"
         if re.search(_DAMAGE, classes_and_text):
             keys = f"{self._keys.positions}*"
             return damaged_error(
                 self.link.run,
                 f"{self._address}, {keys}",
-                # Without the words around the text of an error of the script.
+                # Leave out the words that the server adds to an error of the script.
                 found=re.sub("FOREIGN | script:.*", "", text),
                 expected="the keys of a run, of layout 3",
                 delete=f"delete the keys {keys}",
             )
         error_class, hint = _find_hint(classes_and_text)
         explained = error_class(f"{self._address}: {text}: {hint}")
-        if hint == _OTHER_NODE and self._run.run_id:
+        if hint == _OTHER_NODE and self._run.run_id:  # this process has connected before
             self.link.observe(explained)
         return explained
 
     def _client_factory(self, url: Any, options: dict[str, Any]) -> Callable[[], Any]:
-        """Return a function that returns a new client for the URL. Check the options now."""
+        """Return a function that makes a new client for the URL. Check the options now."""
         check_instance(url, str, "url")
         options["socket_connect_timeout"] = self._answer_timeout
         options = {name: value for name, value in options.items() if value is not None}
         is_tls = url.startswith("rediss:")
         if is_tls:
-            options.setdefault("ssl_check_hostname", True)  # redis-py 5 does not
+            options.setdefault("ssl_check_hostname", True)  # redis-py 5 would not check it
         client_class: Any = Redis
         new_client = functools.partial(client_class.from_url, url, **(_CLIENT_DEFAULTS | options))
         try:
-            # These raise for unknown and invalid options, and for missing files.
+            # Both steps raise errors for unknown and invalid options, and for missing files.
             connection = new_client().connection_pool.make_connection()
             if is_tls:
                 connection.ssl_context.get()
         except (TypeError, ValueError, OSError, RedisError) as error:
             _, is_unknown, option = str(error).partition("an unexpected keyword argument ")
             problem = f"there is no option {option}" if is_unknown else error
-            # Without the URL itself: there may be a password in it.
+            # Do not show the URL itself, because it may contain a password.
             raise InvalidArgumentError(
                 f"this URL or an option is invalid for Redis: {problem}; give redis://host:6379,"
                 " rediss:// for TLS, or unix:///path/to/socket, and files that exist; options are"
@@ -485,10 +507,21 @@ class FoundRun(NamedTuple):
     """A run as it was read from the server."""
 
     run_id: str
-    """Empty if the run is missing, or a part of it. The state has the part that is left then."""
+    """The id of the run, empty if the run or a part of it is missing. The state then has the part
+    that is left.
+    """
     version: int
-    """A number that grows with each change but that of the step, 0 without a state."""
+    """A number that grows with each change other than a move of the step, 0 without a state."""
     state: RunState
+
+
+def _last_entry(entries: Any) -> tuple[str, dict[str, str]]:
+    """Return the id and the fields of the last of the entries of a stream."""
+    entry: Any = entries[-1]
+    if isinstance(entry[0], tuple):  # redis-py nests the entries of RESP3 deeper
+        entry = entry[-1]
+    entry_id, fields = entry
+    return entry_id, fields
 
 
 def _find_hint(classes_and_text: str) -> tuple[type[StoreUnavailableError], str]:
@@ -508,7 +541,8 @@ def write_argument(write: Write) -> str:
 def swap_arguments(found: FoundRun, run_id: str, state: RunState) -> tuple[Any, ...]:
     """Return the arguments of the script to replace the state of a run that was read.
 
-    With another id, a new run replaces the old one.
+    If `run_id` is not the id of the found run, a new run replaces the found run. The last argument
+    is 1 if the script must notify the other processes of a change.
     """
     return (
         found.run_id,
