@@ -56,19 +56,20 @@ child that is forked does not get them in the middle of a change.
 """
 hold_during_fork(no_fork)
 
-# The locks are POSIX locks: a `flock` is released only after the report, when other processes may
-# have checked it already. But a process loses a POSIX lock as soon as it closes *any* descriptor of
-# the file, and its own locks never conflict. So a process never opens its own files a second time:
-# it remembers their content.
+# The locks of the files in `alive/` are POSIX locks. When a process ends, the kernel would release
+# a `flock` only after the report, when other processes may have checked the lock already. But a
+# process loses a POSIX lock as soon as it closes *any* descriptor of the file, and its own locks
+# never conflict. So a process never opens its own files a second time, and remembers their content
+# instead.
 _own_files: dict[tuple[int, int], str] = {}
-"""The content of the files of this very process, by device and inode."""
+"""The content of the files in `alive/` of this very process, by device and inode."""
 
 
 def claim_slot(directory: Path, process: str) -> tuple[int, int]:
     """Make and lock the file of this process in the lowest free slot. Return slot and descriptor.
 
-    The process counts as alive as long as it has the descriptor. The caller has the lock of the
-    run, and has removed the files of dead processes.
+    The process counts as alive as long as it has the descriptor open. The caller must have the lock
+    of the run, and must have removed the files of dead processes.
     """
     free_slots = set(range(MAX_SLOTS)).difference(processes_by_slot(directory))
     if not free_slots:
@@ -82,9 +83,9 @@ def claim_slot(directory: Path, process: str) -> tuple[int, int]:
 
 
 def release_slot(fd: int) -> None:
-    """Close the file of this process, which the kernel reports to the others.
+    """Close the file of this process, which the kernel reports to the other processes.
 
-    In a forked child that reports nothing: its parent has the file open, too.
+    In a forked child this reports nothing, because its parent has the file open, too.
     """
     del _own_files[file_id(os.fstat(fd))]
     os.close(fd)
@@ -101,7 +102,7 @@ def processes_by_slot(directory: Path) -> dict[int, str | None]:
     Each process has a file with the number of its slot as its name. It keeps the file locked.
     """
     processes: dict[int, str | None] = {}
-    # `Path.glob` would hide an error of the system: all processes would look dead.
+    # `Path.glob` would hide an error of the system, and all processes would look dead.
     for filename in os.listdir(directory):
         if not filename.isdecimal():
             continue  # a foreign file
@@ -130,12 +131,13 @@ _SETTINGS = "PRAGMA page_size = 512; PRAGMA journal_mode = WAL; PRAGMA synchrono
 _SCHEMA = (
     "CREATE TABLE run(id INTEGER PRIMARY KEY, epoch INT, step INT, term INT, revision INT)",
     "INSERT INTO run VALUES (1, 1, 0, 0, 0)",
-    # In a table of its own, which an advance does not write.
+    # The state is in a table of its own, because an advance does not write it.
     "CREATE TABLE state(text TEXT)",
     f"INSERT INTO state VALUES ('{RunState().dump().decode()}')",
     f"PRAGMA user_version = {_VERSION}",
 )
-# `id = 1`, as SQLite collects the rows to update in a file unless it finds them by their key.
+# With `id = 1`, SQLite finds the row by its key. Otherwise it would collect the rows to update in a
+# temporary file.
 _ADVANCE = f"""
     UPDATE run SET step = step + ?
     WHERE id = 1 AND (epoch, step) >= (?, ?) AND ? IN (0, term) AND step <= {MAX_STEP} - ?
@@ -152,14 +154,14 @@ SYSTEM_ERRORS = (OSError, sqlite3.Error)
 
 
 class NoRunError(sqlite3.DatabaseError):
-    """The files can be read, and do not hold a whole run."""
+    """The files can be read, but do not contain a whole run."""
 
 
 class RunDatabase:
     """The files of a run, which one store has opened.
 
-    No method waits for another process: it raises `BlockingIOError` if another process has the lock
-    of the run.
+    No method waits for another process. If another process has the lock of the run, a method raises
+    `BlockingIOError`.
 
     The lock is a `flock` on the file `waiting`, which readers share. SQLite's own locks are not
     enough: if a process is stopped at the wrong moment, SQLite sleeps for ten seconds before it
@@ -172,7 +174,8 @@ class RunDatabase:
         self._alive = path / "alive"
         self._slot = -1
         self._waiting_fd = -1
-        # The directory of the run ("") and its files: if one of them is replaced, the run is gone.
+        # The names of the directory of the run ("") and of its files. If any of them is replaced,
+        # the run is gone.
         self._names = ["", "alive", *_FILES]
         self._resources = contextlib.ExitStack()
         call_after_fork(self)
@@ -184,7 +187,7 @@ class RunDatabase:
                 self._db = sqlite3.connect(
                     f"file:{quote(str(path))}/run.db?mode=rw",
                     uri=True,
-                    timeout=0.0,  # never wait for a lock in here
+                    timeout=0.0,  # SQLite must not wait for a lock
                     isolation_level=None,  # `_change` begins transactions
                     check_same_thread=False,  # `no_fork` admits one thread at a time
                 )
@@ -200,16 +203,16 @@ class RunDatabase:
         return fd
 
     def close(self) -> None:
-        """Close everything. A second call does nothing."""
+        """Close all files. A second call does nothing."""
         with no_fork:
             # SQLite writes when the last process closes a database, so take the lock. If another
-            # process has the lock, this one is not the last, and may close without it.
+            # process has the lock, this process is not the last, and may close without the lock.
             with contextlib.suppress(OSError):
                 self._lock(fcntl.LOCK_EX)
             self.after_fork()
 
     def after_fork(self) -> None:
-        """Close the files. In a forked child, too, which must not use the files of its parent."""
+        """Close the files, also in a forked child, which must not use the files of its parent."""
         # SQLite remembers the locks of a process. If a child only forgot the database, and opened
         # the run itself, SQLite would believe that the child has the locks of its parent.
         self._resources.close()
@@ -235,11 +238,11 @@ class RunDatabase:
         """Take the lock of the run: `LOCK_EX`, or `LOCK_SH` to read.
 
         Raises:
-            BlockingIOError: another process holds it, also after some attempts.
+            BlockingIOError: another process still has the lock after some attempts.
         """
         if self._waiting_fd < 0:
             raise OSError(errno.EBADF, "the files of the run were closed")
-        # Another process holds the lock for some microseconds, unless it is stopped.
+        # Another process has the lock for some microseconds only, unless it is stopped.
         for _ in range(_LOCK_ATTEMPTS):
             try:
                 fcntl.flock(self._waiting_fd, kind | fcntl.LOCK_NB)
@@ -255,7 +258,7 @@ class RunDatabase:
     def is_gone(self) -> bool:
         """Return whether the files are closed, or were deleted, moved or replaced.
 
-        No other process would see a change then.
+        If so, no other process would see a change that is made by this object.
         """
         try:
             return self._file_ids() != self._opened_ids
@@ -275,14 +278,14 @@ class RunDatabase:
             self._resources.callback(release_slot, fd)
             self._names.append(f"alive/{self._slot}")
             self._opened_ids.append(file_id(os.fstat(fd)))
-            # The first writes take the space on the disk: no later notification fails for lack of
-            # it.
+            # These first writes allocate the space on the disk, so that no later notification fails
+            # for lack of space.
             self.write_slot(None)
             self._notify(state.position, state.revision)
         return state.snapshot()
 
     def has_begun(self) -> bool:
-        """Return whether the database has a run, which a new one has not.
+        """Return whether the database has a run. A new database has none.
 
         Raises:
             NoRunError: the run is of another version, or the database has lost it.
@@ -292,7 +295,8 @@ class RunDatabase:
             return True
         if version:
             raise NoRunError(f"version {version}")
-        # The first process of a run writes to `waiting`. So the database was replaced by a new one.
+        # The first process of a run writes to `waiting`. So if `waiting` is not empty, there was a
+        # run, and an empty database has replaced it.
         if os.fstat(self._waiting_fd).st_size:
             raise NoRunError("an empty database")
         return False
@@ -300,7 +304,7 @@ class RunDatabase:
     def leave(self) -> None:
         """Free the slots of this process and of dead processes.
 
-        There may be no other process that is notified of their deaths.
+        If this is the last process, no other process would remove the dead ones.
         """
         if self._slot >= 0:
             self.remove_dead()
@@ -308,7 +312,7 @@ class RunDatabase:
 
     def _free_slot(self, slot: int) -> None:
         """Delete the number and the file of a slot."""
-        # In this order: another process may claim the slot as soon as the file is gone.
+        # Delete the number first: another process may claim the slot as soon as the file is gone.
         os.pwrite(self._waiting_fd, bytes(_SLOT_SIZE), _SLOT_SIZE * slot)
         (self._alive / str(slot)).unlink(missing_ok=True)
 
@@ -336,7 +340,7 @@ class RunDatabase:
             return self._load().snapshot()
 
     def _load(self) -> RunState:
-        """Read the state, with the position of the row that an advance writes."""
+        """Read the state. Its position comes from the table `run`, which an advance writes."""
         epoch, step, text = self._fetch_row("SELECT epoch, step, text FROM run, state")
         try:
             state = RunState.load(text)
@@ -362,7 +366,11 @@ class RunDatabase:
     # Changes.
 
     def write_slot(self, step: int | None) -> None:
-        """Request a notification when `step` is reached, of each change with 0, or none."""
+        """Request a notification when `step` is reached.
+
+        With 0, request a notification of each change, and with None, request none.
+        """
+        # The number is 1 more than the step, because 0 stands for no request.
         number = 0 if step is None else step + 1
         os.pwrite(self._waiting_fd, array("Q", [number]), _SLOT_SIZE * self._slot)
 
@@ -399,7 +407,7 @@ class RunDatabase:
         processes = processes_by_slot(self._alive)
         living = set(processes.values())
         dead = [member for member in state.members.values() if member.process not in living]
-        # Remove the chief first: it is the only member with a term. The errors of waits name the
+        # Remove the chief first, which is the only member with a term. The errors of waits name the
         # member that was removed last, and a publisher explains better why the step is not reached.
         dead.sort(key=lambda member: member.term, reverse=True)
         for member in dead:
@@ -410,7 +418,7 @@ class RunDatabase:
 
     @contextlib.contextmanager
     def _change(self) -> Generator[RunState]:
-        """Let the block change the state in a transaction, then wake the processes that wait."""
+        """Let the block change the state in a transaction. Then wake the processes that wait."""
         with self._locked(fcntl.LOCK_EX):
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -421,8 +429,8 @@ class RunDatabase:
                 old_position = state.position
                 old_revision = state.revision
                 yield state
-                # A request is repeated if its answer was lost. Here no answer can be lost, so the
-                # state keeps none.
+                # Answers are kept for requests that are repeated because their answers were lost.
+                # Here no answer can be lost, so keep none.
                 state.answers.clear()
                 self._db.execute(
                     "UPDATE run SET epoch = ?, step = ?, term = ?, revision = ?",
@@ -430,17 +438,19 @@ class RunDatabase:
                 )
                 self._db.execute("UPDATE state SET text = ?", (state.dump().decode(),))
             position = state.position
-            # More than the step, which only wakes those who wait for it.
+            # A change of the epoch or of the state wakes all processes. A change of the step wakes
+            # only the processes that wait for the step.
             has_changed = (old_position.epoch, old_revision) != (position.epoch, state.revision)
-            # Wake this process as well (-1 is no slot): a cancelled caller does not see the change.
+            # Except no slot (-1 is none), so that this process is woken as well: if its caller was
+            # cancelled, it would not notice the change otherwise.
             if has_changed or self._is_awaited(old_position.step, position.step, except_slot=-1):
                 self._notify(position, state.revision)
 
     def _notify(self, position: Position, revision: int) -> None:
-        """Wake all processes, which inotify notifies of the write.
+        """Wake all processes by a write to the file `notify`, which inotify reports to them.
 
-        An error is only logged: the change is committed, and an error would tell the caller that it
-        has failed.
+        Only log an error: the change is committed, and raising the error would mean that it has
+        failed.
         """
         try:
             os.pwrite(self._notify_fd, _NOTIFICATION.pack(*position, revision), 0)
@@ -448,15 +458,18 @@ class RunDatabase:
             logger.error("%s: the waiting processes were not woken: %s", self._path, error)
 
     def _is_awaited(self, old: int, new: int, *, except_slot: int) -> bool:
-        """Return whether a process in another slot waits for a step after `old` up to `new`."""
+        """Return whether a process waits for a step after `old` up to `new`, or for any change.
+
+        The process in `except_slot` does not count.
+        """
         try:
             numbers = self._slot_numbers()
         except OSError:
-            numbers = array("Q")
-        if len(numbers) <= self._slot:  # the file is damaged: the woken processes report that
+            numbers = array("Q")  # no numbers, as in a file that was cut off
+        if len(numbers) <= self._slot:  # the file is damaged: the woken processes report this
             return True
         for slot, number in enumerate(numbers):
-            # A number is 1 more than the step: 1 is for any change.
+            # A number is 1 more than the awaited step. 1 stands for any change, see `write_slot`.
             if slot != except_slot and (number == 1 or old + 1 < number <= new + 1):
                 return True
         return False
@@ -479,8 +492,8 @@ def make_files(path: Path) -> None:
             " directory; a chief continues from its newest checkpoint"
         )
     for name in _FILES:
-        # Not opened: to close a descriptor would release the locks that SQLite in this process has
-        # on the file.
+        # Do not open the file: closing its descriptor would release the locks that SQLite in this
+        # process has on the file.
         with contextlib.suppress(FileExistsError):
             os.mknod(path / name, 0o600)
 

@@ -53,8 +53,8 @@ from aiohooks.stores.local._database import (
 )
 
 # The file systems whose files other machines may change as well, by the number that `statfs`
-# returns: inotify does not report such changes, and locks may hold on one machine only. Behind FUSE
-# there may be any file system.
+# returns. Inotify does not report such changes, and a lock may be valid on one machine only. FUSE
+# is among them, because any file system may be behind it.
 _REMOTE_FILE_SYSTEMS = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -82,7 +82,7 @@ _PATH_ERRORS = (
     errno.ELOOP,
     errno.ENAMETOOLONG,
 )
-"""Errors that last until the user gives another path, unlike that of a full disk."""
+"""Errors that last until the user gives another path, unlike the error of a full disk."""
 
 
 def default_directory() -> Path:
@@ -99,7 +99,7 @@ def default_directory() -> Path:
 
 
 def run_file_name(run: str) -> str:
-    """Return the name of a run's directory: a different one for every run, and never a path.
+    """Return the name of a run's directory: a different name for every run, and never a path.
 
     Raises:
         InvalidArgumentError: the file name is too long.
@@ -129,12 +129,12 @@ def make_run_directory(directory: Path | None, run: str) -> None:
     _make_directory(base, parents=True)
     base = base.resolve()
     if directory is None:
-        # All users can predict its name, and may often write to its parent: another user could have
-        # made it.
+        # All users can predict the name of the default directory, and may often write to its
+        # parent. So another user could have made it, and it must be closed to others.
         _check_private(base, forbidden_mode=0o077)
     else:
-        # A directory for many users, such as /dev/shm, is fine if it belongs to the root user, who
-        # alone can replace it.
+        # A directory for many users, such as /dev/shm, is fine if it belongs to the root user (0),
+        # because only that user can replace it.
         _check_private(base, forbidden_mode=0, other_owner=0)
     file_system = remote_file_system(base)
     if file_system is not None:
@@ -165,7 +165,8 @@ def _make_directory(path: Path, *, parents: bool = False) -> None:
 def _check_private(path: Path, *, forbidden_mode: int, other_owner: int = -1) -> None:
     """Raise an error unless the path is a directory of this user, or of `other_owner`.
 
-    Its mode must have none of the bits of `forbidden_mode`.
+    Its mode must have none of the bits of `forbidden_mode`. The default -1 is the number of no
+    user.
     """
     status = path.lstat()
     problem = ""
@@ -187,7 +188,8 @@ def remote_file_system(path: Path) -> str | None:
 
     Return None for a file system of this machine.
     """
-    # For `struct statfs`, with room to spare. Its first member is the number of the file system.
+    # The memory for a `struct statfs`, with room to spare. The first field of the struct is the
+    # number of the file system, in its lower 32 bits.
     result = (ctypes.c_long * 64)()
     ctypes.CDLL(None).statfs(os.fsencode(path), ctypes.byref(result))
     return _REMOTE_FILE_SYSTEMS.get(result[0] & 0xFFFFFFFF)
@@ -195,6 +197,7 @@ def remote_file_system(path: Path) -> str | None:
 
 T = TypeVar("T")
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+"""The codes of SQLite while another process has locked the database."""
 _OPEN_SECS = 5.0
 """How long a cancelled caller waits for the thread that opens the files."""
 
@@ -243,9 +246,11 @@ class LocalEngine(Engine):
             self._base = Path(directory).absolute()
         self._database: RunDatabase | None = None
         self._inotify: Inotify | None = None
+        # The step that the store has subscribed to last.
         self._subscribed_step: int | None = None
+        # The revision of the latest state that was reported, or None if it is unknown.
         self._reported_revision: int | None = None
-        # Of the waits for the lock of the run.
+        # Logs a long wait for the lock of the run.
         self._lock_log = wait_log(lambda: f"the lock of {self.directory}, which a process has")
 
     def attach(self, link: EngineLink) -> None:
@@ -270,9 +275,10 @@ class LocalEngine(Engine):
             snapshot = await self._call(lambda database: database.register(self.link.process))
             self._reported_revision = snapshot.revision
         except SYSTEM_ERRORS as error:
-            # It includes the text of the error, or says that the run is gone.
+            # Without a cause: the raised error has the text of this error, or says that the run is
+            # gone.
             raise self._explain(error) from None
-        # If another process has deleted the run meanwhile, make a new one.
+        # If another process has deleted the run meanwhile, make a new run.
         if database.is_gone():
             return await self.connect()
         loop = asyncio.get_running_loop()
@@ -296,17 +302,19 @@ class LocalEngine(Engine):
         if database is None:
             return
         try:
-            # In a deleted run no process would read that this one leaves.
+            # In a deleted run, no process would notice that this one leaves.
             if not database.is_gone():
                 leaving = call_when_unlocked(database.leave)
                 leaving.add_done_callback(retrieve_exception)
-                # If a suspended process has the lock, give up: closing the files ends the attempts,
-                # and the kernel reports to the other processes that this one has left.
+                # If a suspended process has the lock, give up after a second. Closing the files
+                # below ends the attempts, and lets the kernel report to the other processes that
+                # this process has left.
                 await wait_done([leaving], 1.0)
         finally:
             database.close()
 
     async def delete(self) -> None:
+        # If other files have replaced the files of this run, they must not be deleted.
         gone_error = self._gone_error()
         if gone_error is not None:
             raise gone_error
@@ -324,7 +332,7 @@ class LocalEngine(Engine):
         try:
             return self._database.advance(by, floor, term)
         except SYSTEM_ERRORS:
-            return None  # `request` waits for the lock, or raises the error
+            return None  # the store calls `request`, which waits for the lock or raises the error
 
     async def request(self, request: Request) -> Answer:
         answer, snapshot = await self._call(lambda database: database.apply(request))
@@ -345,7 +353,8 @@ class LocalEngine(Engine):
             raise StoreUnavailableError(f"the files of run {self.link.run!r} are not open")
         outcome = call_when_unlocked(partial(work, self._database))
         try:
-            if not outcome.done():  # usually the lock is free, and `work` has been called
+            # Usually the lock was free, and the outcome is done.
+            if not outcome.done():
                 self._lock_log.begin(outcome)
                 await wait_for_others(outcome)
             return outcome.result()
@@ -353,7 +362,8 @@ class LocalEngine(Engine):
             raise self._explain(error) from error
         finally:
             self._lock_log.end(outcome)
-            outcome.cancel()  # if the session or the caller ended the wait: `work` is not called
+            # If a stop has ended the wait, do not call `work`. Otherwise this has no effect.
+            outcome.cancel()
 
     # Notifications.
 
@@ -367,39 +377,46 @@ class LocalEngine(Engine):
         except OSError as error:
             self.link.observe(self._explain(error))
             return
-        # Read the position after the number is written: a process that has changed the run before
-        # that has not seen the number, and does not wake this one.
+        # Read the position after the step is written: a process that changed the run before has not
+        # seen the step, and does not wake this process.
         if step is not None:
             self._report_change(database.position)
 
     def _on_inotify(self, database: RunDatabase, inotify: Inotify) -> None:
         """Read the events, and report a change, a run that is gone, and processes that ended."""
         events = inotify.read_events()
+        # Any other event may mean that a file of the run was deleted, moved or replaced.
         if events & ~(MODIFY | CLOSE_WRITE) and database.is_gone():
             database.close()  # calls fail from now on
         if events & ~CLOSE_WRITE:
             self._report_change(database.notification)
-        if events & (CLOSE_WRITE | OVERFLOW):  # the kernel has closed the file of a process
+        # The kernel closes the file of a process that ends. An overflow may have lost this event.
+        if events & (CLOSE_WRITE | OVERFLOW):
             self.link.tasks.spawn(self._report(RunDatabase.remove_dead), "removing the dead")
 
     def _report_change(self, read: Callable[[], tuple[Position, int]]) -> None:
-        """Report a position now; if anything else may have changed, read it in a task.
+        """Report the position that `read` returns. If the revision is new, report the state later.
 
-        The caller may be in the middle of beginning a wait, which a report of the state could end.
-        So that report comes later, from the task.
+        Do not report the state synchronously: the caller may be in the middle of beginning a wait,
+        which a report of the state could end. A task reports it.
         """
-        revision = None  # unknown after an error: the task waits for the lock, or gets the error
-        with contextlib.suppress(*SYSTEM_ERRORS):
+        revision: int | None
+        try:
             position, revision = read()
+        except SYSTEM_ERRORS:
+            # The revision is unknown, so let the task read the state. It waits if another process
+            # has the lock, and reports the error if there is one.
+            revision = None
+        else:
             self.link.observe(position)
         if revision is None or revision != self._reported_revision:
             self._reported_revision = revision
             self.link.tasks.spawn(self._report(RunDatabase.snapshot), "reading the run")
 
     async def _report(self, read: Callable[[RunDatabase], Snapshot]) -> None:
-        """Report the state that `read` returns.
+        """Report the state that `read` returns, or an error that will not pass.
 
-        After an error that may pass, such as that of a full disk, try again each second.
+        After an error that may pass, such as the error of a full disk, try again each second.
         """
         while self._database is not None:
             try:
@@ -441,9 +458,9 @@ def _check_system() -> None:
 
 
 def _try_to_settle(work: Callable[[], T], outcome: asyncio.Future[T] | Future[T]) -> bool:
-    """Call `work`, and set the future to its result or error.
+    """Call `work`, set the future to its result or error, and return True.
 
-    Return False, and leave the future pending, if another process has locked the database.
+    If another process has locked the database, return False and leave the future pending.
     """
     try:
         result = work()
@@ -458,7 +475,7 @@ def _try_to_settle(work: Callable[[], T], outcome: asyncio.Future[T] | Future[T]
 
 
 def call_when_unlocked(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Call `work` now, or if the database is locked, in a thread as soon as it is not.
+    """Call `work` now. If the database is locked, repeat the call in a thread until it is not.
 
     Returns:
         The outcome of `work`. If you cancel it, or close the database, the thread ends.
@@ -470,13 +487,14 @@ def call_when_unlocked(work: Callable[[], T]) -> asyncio.Future[T]:
 
     def retry() -> None:
         pause_secs = 0.0002
-        with contextlib.suppress(InvalidStateError):  # it was cancelled during the call
+        # Setting the outcome raises InvalidStateError if it was cancelled during the call.
+        with contextlib.suppress(InvalidStateError):
             while not (late_outcome.cancelled() or _try_to_settle(work, late_outcome)):
-                wait([late_outcome], pause_secs)
+                wait([late_outcome], pause_secs)  # a pause that a cancellation ends
                 pause_secs = min(2 * pause_secs, 0.01)
 
-    # A daemon and no thread of a pool, which would keep the interpreter from exiting: a stopped
-    # process may have locked the database for as long as it is stopped.
+    # A stopped process may have locked the database for as long as it is stopped. So use a daemon
+    # thread: a thread of a pool would keep the interpreter from exiting.
     threading.Thread(target=retry, name="aiohooks step store", daemon=True).start()
     return asyncio.wrap_future(late_outcome)
 
@@ -513,9 +531,9 @@ class Inotify:
             self.add(watched, _REMOVED)
 
     def read_events(self) -> int:
-        """Return the kinds of the events since the last call, combined, without waiting."""
+        """Return the kinds of the events since the last call, as combined bits. Do not wait."""
         try:
-            data = os.read(self.fd, 8192)  # the event loop calls again for further events
+            data = os.read(self.fd, 8192)  # if there are more, the event loop calls again
         except BlockingIOError:
             return 0
         kinds = 0
@@ -527,12 +545,14 @@ class Inotify:
         return kinds
 
     def close(self) -> None:
-        """Close it with all its watches. A second call does nothing."""
+        """Close the instance with all its watches. A second call does nothing."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
-    after_fork = close  # a child would keep it alive, and it counts towards the user's limit
+    # A forked child closes its copy, which would keep the instance alive: it counts towards the
+    # limit of the user.
+    after_fork = close
 
 
 def _check_result(result: int, subject: str) -> None:
