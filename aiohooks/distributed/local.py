@@ -100,13 +100,13 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
     and AIOHOOKS_RUN give the run's address to the processes.
 
     Args:
-        main: see `run_tasks`.
-        num_workers: see `run_tasks`.
-        args: see `run_tasks`.
+        main: a coroutine function that takes the `Task`.
+        num_workers: the number of workers, without the chief.
+        args: further arguments of `main`.
         store: the URL of the step store, by default `local://`.
         run: the name of the run, which is kept and continued by the next launcher of this name. The
             default is a new name, and the run is deleted afterwards.
-        checkpoint_dir: see `run_tasks`.
+        checkpoint_dir: the value of `Task.checkpoint_dir`.
         max_restarts: how often each task may be restarted.
         stop_grace_secs: how long a process may take to end after SIGTERM.
         store_options: further arguments of `open_step_store`; `on_lost` is "keep" by default.
@@ -133,31 +133,36 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
             f"store={store!r} is for one process; leave it out, or give local:///directory"
         )
     spec = dataclasses.replace(spec, url="local://" if store is None else store)
-    # Opening a store before any process starts reports an invalid option once.
-    return await launch(_run_in_process, spec, spec.open_store(), forgets=run is None)
+    # Open a store before any process starts, so that an invalid option is reported once.
+    store_of_launcher = spec.open_store()
+    # A run with a random name is forgotten, because no other launcher can continue it.
+    has_random_name = run is None
+    return await launch(_run_in_process, spec, store_of_launcher, forgets=has_random_name)
 
 
 _spawn = multiprocessing.get_context("spawn")
-# `start` and `join` of multiprocessing also reap other processes that have ended. If two threads
-# did so at the same time, one of them would miss the exit code of its process.
+# The lock to hold during `start` and `join` of a process. `start`, which runs in a thread, polls
+# all processes that multiprocessing has started, and so reaps those that have ended. If a `join` of
+# such a process ran at the same time, only one of the two calls would get the exit code.
 _start_lock = threading.Lock()
 
 
 class _Connection:
-    """The connection of the launcher to a process, to which it sends nothing.
+    """The connection of the launcher to a process. The launcher sends nothing over it.
 
-    Each of the two notices the end of the other, which closes the connection.
+    The end of the launcher closes the connection, and so does the end of the process. Each of them
+    notices the end of the other in this way.
     """
 
     def __init__(self) -> None:
-        """Connect two sockets. `other_end` is for the process."""
+        """Connect two sockets: `own_end` is for the launcher, `other_end` for the process."""
         self.own_end, self.other_end = socket.socketpair()
         call_after_fork(self)
 
     def after_fork(self) -> None:
         """Close both ends in a forked child, which may outlive the launcher and the process."""
         for end in (self.own_end, self.other_end):
-            if end.fileno() >= 0:  # it is not closed yet
+            if end.fileno() >= 0:  # the socket is not closed yet
                 os.close(end.detach())
 
 
@@ -170,22 +175,23 @@ async def _run_in_process(spec: TaskSpec) -> Any:
         TaskDiedError: the process ended without a result.
     """
     grace_secs = spec.stop_grace_secs
-    ends = _Connection()
+    connection = _Connection()
     process = _spawn.Process(
-        target=_process_main, args=(ends.other_end, spec), name=f"aiohooks {spec.name}"
+        target=_process_main, args=(connection.other_end, spec), name=f"aiohooks {spec.name}"
     )
-    with ends.other_end:
-        reader, writer = await asyncio.open_unix_connection(sock=ends.own_end)
+    with connection.other_end:
+        reader, writer = await asyncio.open_unix_connection(sock=connection.own_end)
         try:
             await to_thread(_start_process, process, grace_secs=grace_secs)
-            ends.other_end.close()  # now only the process has it
+            # Now only the process has the other end open, so that its end closes the connection.
+            connection.other_end.close()
             data = await _receive_result(reader)
         except BaseException:
-            if process.pid is not None:
+            if process.pid is not None:  # the process was started
                 process.terminate()
             raise
         finally:
-            # `_end_process` closes the process object, which has no PID then.
+            # Read the PID now, because `_end_process` closes the process object.
             pid = process.pid
             code = await shielded(
                 _end_process(process, reader, grace_secs),
@@ -205,7 +211,7 @@ async def _run_in_process(spec: TaskSpec) -> Any:
 
 
 def _start_process(process: SpawnProcess) -> None:
-    """Start a process, or raise if its arguments cannot be pickled."""
+    """Start a process. Raise `InvalidArgumentError` if its arguments cannot be pickled."""
     try:
         with _start_lock:
             process.start()
@@ -218,6 +224,7 @@ def _start_process(process: SpawnProcess) -> None:
 
 
 _LENGTH = struct.Struct("!Q")
+"""The length of a pickled result, which is sent before the result."""
 
 
 async def _receive_result(reader: asyncio.StreamReader) -> bytes | None:
@@ -237,17 +244,20 @@ async def _end_process(
     if pid is None:  # the process could not be started
         return None
     try:
-        # To the end of the connection. A process that was terminated may still send a result.
+        # Wait for the end of the connection, which the process keeps open until it ends. A process
+        # that was terminated may still send a result: it is too late, so discard it.
         await limited(reader.read(), grace_secs, process.name)
     except TimeoutError:
         process.kill()
-    # A thread of the process reads from the connection, so its end is the end of the process.
+    # Both calls may block the event loop, but only for a moment: the process has ended or was
+    # killed, and other threads have the lock only while they start a process.
     with _start_lock:
         process.join()
     code = process.exitcode
     process.close()
     if code != 0:
-        # The process may have left others running that it had started. They are in its group.
+        # The process may have left other processes running that it had started. They are in its
+        # process group, whose number is the PID.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
     return code
@@ -267,10 +277,10 @@ def _describe_exit(code: int | None) -> str:
 
 def _process_main(launcher: socket.socket, spec: TaskSpec) -> None:
     """Run a task in this process, and send its result to the launcher."""
-    # Without a process group of its own, this process would get Ctrl-C twice: from the terminal and
-    # from the launcher.
+    # Make a process group. In the launcher's group, this process would get Ctrl-C twice: from the
+    # terminal and from the launcher.
     os.setpgrp()
-    # Processes that this one starts must not keep the connection open after its end.
+    # Processes that this process starts must not keep the connection open after its end.
     launcher.set_inheritable(False)
     os.register_at_fork(after_in_child=launcher.close)
     threading.Thread(
@@ -283,14 +293,15 @@ def _process_main(launcher: socket.socket, spec: TaskSpec) -> None:
 
 
 def _send_result(launcher: socket.socket, result: TaskResult) -> None:
-    """Send a result, or an error if it cannot be pickled."""
+    """Send a result, or an error if the result cannot be pickled."""
     try:
         data = ForkingPickler.dumps(result)
     except Exception as error:
         unsent = TypeError(f"the result of main cannot be sent to another process: {error}")
         data = ForkingPickler.dumps(TaskResult(None, unsent, traceback.format_exc()))
-    # Release the view of the data here. An error refers to this frame, and Python 3.13 warns when
-    # it collects both together with a view. Sending fails if the launcher has ended.
+    # `data` is a view of memory. Release it at the end of this block: an error refers to this
+    # frame, and Python 3.13 warns when it collects both together with a view that is not released.
+    # Sending raises ConnectionError if the launcher has ended, which needs no result then.
     with data, contextlib.suppress(ConnectionError):
         launcher.sendall(_LENGTH.pack(len(data)))
         launcher.sendall(data)
@@ -298,12 +309,12 @@ def _send_result(launcher: socket.socket, result: TaskResult) -> None:
 
 def _end_with_launcher(launcher: socket.socket, grace_secs: float) -> None:
     """End this process after its launcher, which may be killed before it can end its processes."""
-    # The launcher sends nothing, so this waits for the end of the connection.
+    # The launcher sends nothing, so `recv` returns at the end of the connection.
     with contextlib.suppress(ConnectionError):
         launcher.recv(1)
-    # A handler, such as that of a session, may end the task normally.
+    # If the program handles SIGTERM, as a session may do, the handler may end the task normally.
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(grace_secs)
-    # This kills the whole group: this process, and the processes that it has started.
+    # Kill the whole process group (0 is the own one): this process, and those that it has started.
     os.killpg(0, signal.SIGKILL)

@@ -34,7 +34,7 @@ from aiohooks.stores.ray import check_membership
 __all__ = ["run"]
 
 T = TypeVar("T")
-_ray: Any = ray  # its own types leave most things open
+_ray: Any = ray  # Ray's own types are incomplete
 
 
 async def run(  # noqa: PLR0913 - options of users, by keyword
@@ -62,13 +62,14 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
     the program by `SystemExit`.
 
     Args:
-        main: see `aiohooks.distributed.local.run_processes`.
-        num_workers: see `run_processes`.
-        args: see `run_processes`.
-        run: see `run_processes`.
+        main: a coroutine function that takes the `Task`.
+        num_workers: the number of workers, without the chief.
+        args: further arguments of `main`.
+        run: the name of the run, which is kept and continued by the next launcher of this name. The
+            default is a new name, and the run is deleted afterwards.
         checkpoint_dir: the value of `Task.checkpoint_dir`. Several machines must share this
             directory.
-        max_restarts: see `run_processes`.
+        max_restarts: how often each task may be restarted.
         stop_grace_secs: how long a task may take to end after it was interrupted.
         task_options: options of `ray.remote`: `num_cpus`, `num_gpus`, `resources`, `runtime_env`,
             ...
@@ -88,7 +89,8 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
     check_mapping(task_options, "task_options")
     check_membership()  # without a cluster, the first call of a task would start one
     store = spec.open_store()
-    # Ray must not repeat tasks, as the launcher does. With `max_calls=1`, each has a new process.
+    # The launcher restarts tasks, so Ray must not repeat them. With `max_calls=1`, each attempt has
+    # a new process.
     remote_task = _ray.remote(
         num_returns=1, max_retries=0, retry_exceptions=False, max_calls=1, **(task_options or {})
     )(_run_in_ray)
@@ -98,12 +100,22 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
         name = f"aiohooks {spec.name}"
         return await _result_of(remote_task.options(name=name).remote(spec), spec)
 
-    # Ray's handler of SIGTERM would end this process before its tasks.
+    _remove_sigterm_handler_of_ray()
+    # A run with a random name is forgotten, because no other launcher can continue it.
+    has_random_name = run is None
+    return await launch(run_attempt, spec, store, forgets=has_random_name)
+
+
+def _remove_sigterm_handler_of_ray() -> None:
+    """Reset SIGTERM to its default if Ray handles it, so that `launch` can handle it.
+
+    Ray's handler would end this process before the tasks have ended. Only the main thread can set
+    a handler.
+    """
     handler = signal.getsignal(signal.SIGTERM)
     is_main_thread = threading.current_thread() is threading.main_thread()
     if is_main_thread and getattr(handler, "__module__", "").startswith("ray."):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return await launch(run_attempt, spec, store, forgets=run is None)
 
 
 async def _result_of(task: Any, spec: TaskSpec) -> Any:
@@ -119,7 +131,7 @@ async def _result_of(task: Any, spec: TaskSpec) -> Any:
     try:
         await wait_done([reply], None)
     finally:
-        # After a cancellation, the task still runs on the cluster.
+        # Without a reply, this wait was cancelled, and the task still runs on the cluster.
         if not reply.done():
             await shielded(
                 _end_task(task, reply, spec.stop_grace_secs),
@@ -139,13 +151,13 @@ async def _result_of(task: Any, spec: TaskSpec) -> Any:
 
 def _run_in_ray(spec: TaskSpec) -> TaskResult:
     """Run a task in a process of Ray's, where a session with `handle_signals` gets SIGTERM."""
-    # A session handles the signal only if the process has no other handler, and Ray has one.
+    # A session handles the signal only if the process has no other handler. Remove that of Ray.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return run_task(spec)
 
 
 async def _end_task(task: Any, reply: asyncio.Future[Any], grace_secs: float) -> None:
-    """Interrupt a task as Ctrl-C would, and end its process after the grace period."""
+    """Interrupt a task as Ctrl-C would. End its process if it runs after the grace period."""
     _ray.cancel(task, force=False)
     if not await wait_done([reply], grace_secs):
         _ray.cancel(task, force=True)

@@ -91,7 +91,7 @@ class TaskSpec:
     """A task and the options of its launcher.
 
     A spec can be pickled, so that another process can run the task. The launcher uses the spec to
-    end and restart the task.
+    end and restart the task. The spec of a whole run has the default `task_id` and `attempt`.
     """
 
     main: Callable[..., Coroutine[Any, Any, Any]]
@@ -145,7 +145,7 @@ def make_spec(
             f"main is {main!r}; give a coroutine function (`async def`) that takes the Task"
         )
     check_instance(args, tuple, "args")
-    error = call_error(main, None, *args)
+    error = call_error(main, None, *args)  # None stands for the Task
     if error is not None:
         arguments = f"the Task and the arguments {args!r}" if args else "the Task"
         raise InvalidArgumentError(
@@ -179,7 +179,7 @@ def with_process_options(
         spec,
         max_restarts=max_restarts,
         stop_grace_secs=stop_grace_secs,
-        # A copy: the spec is sent to other processes, which not every mapping can be.
+        # A dict: the spec is pickled for other processes, and not every mapping can be pickled.
         store_options=dict(store_options or {}),
     )
 
@@ -193,6 +193,7 @@ class TaskResult(NamedTuple):
     value: Any
     error: BaseException | None = None
     trace: str = ""
+    """The traceback of the error as text, because an error loses its traceback when pickled."""
 
 
 def run_task(spec: TaskSpec) -> TaskResult:
@@ -202,7 +203,7 @@ def run_task(spec: TaskSpec) -> TaskResult:
     try:
         return TaskResult(run(_call_main, spec))
     except SystemExit as request:
-        # Any other exit code must end the process, so that the launcher restarts the task.
+        # An exit code other than 0 must end the process, so that the launcher restarts the task.
         if request.code:
             raise
         return TaskResult(None)
@@ -246,10 +247,10 @@ async def launch(
     *,
     forgets: bool,
 ) -> list[T]:
-    """Run the tasks as `supervise` does, until SIGTERM, and close the store at the end.
+    """Run the tasks as `supervise` does, until they end or SIGTERM ends them. Then close the store.
 
-    With `forgets`, delete the run from the store before. This is for a run with a random name,
-    which nothing will continue.
+    With `forgets`, delete the run from the store before it is closed. This is for a run with a
+    random name, which no other launcher can continue.
     """
 
     async def run_tasks() -> list[T]:
@@ -271,7 +272,7 @@ async def _forget_run(store: StepStore, grace_secs: float) -> None:
             store.forget(), grace_secs=grace_secs, what=f"forgetting the run {store.run}"
         )
     except StoreUnavailableError as error:
-        # This error must not replace the results or the errors of the tasks.
+        # Do not raise this error: it would replace the results or the errors of the tasks.
         logger.warning("the run %s could not be deleted: %s", store.run, error)
 
 
@@ -291,12 +292,14 @@ async def supervise(
     Raises:
         ExceptionGroup: of the errors of the tasks that failed.
     """
+    # The term of the chief that has died last, or 0 if none has died or the term is unknown.
     term_of_dead_chief = 0
 
     async def chief_is_missing() -> bool:
         """Return whether the chief has died and has no successor yet."""
         if not term_of_dead_chief or tasks[0].done():
             return False
+        # A successor begins a later term.
         return await _last_term(spec) <= term_of_dead_chief
 
     async def run_with_restarts(task_id: int) -> T:
@@ -307,8 +310,8 @@ async def supervise(
         nonlocal term_of_dead_chief
         attempt = 1
         deaths = 0
-        # The result of the latest attempt that returned, if any. It is in a list, because a result
-        # may be None.
+        # The result of the latest attempt that returned, or no item before one has returned. It is
+        # in a list, because a result may be None.
         results: list[T] = []
         while True:
             try:
@@ -329,8 +332,8 @@ async def supervise(
                 if task_id == 0:
                     term_of_dead_chief = await _last_term(spec)
             except Exception as error:
-                # An earlier attempt of this worker has returned. This attempt has only found that
-                # the next chief has finished as well.
+                # If an earlier attempt of this worker has returned, its result counts: this attempt
+                # has only found that the next chief has finished as well.
                 if results and is_clean_end(error):
                     return results[0]
                 raise
@@ -377,7 +380,7 @@ async def _wait_ended_or_failed(tasks: Sequence[asyncio.Task[Any]], grace_secs: 
     finally:
         for task in tasks:
             task.cancel()
-        # Each task may need 2 * grace_secs + 1 to end its process.
+        # An attempt may need 2 * grace_secs + 1 to end its process. Give the tasks a little more.
         await shielded(
             wait_done(tasks, None),
             grace_secs=2 * grace_secs + 5.0,
@@ -409,7 +412,7 @@ async def until_sigterm(running: Coroutine[Any, Any, T], label: str) -> T:
     try:
         return await coord.until(running)
     except StopRequestedError:
-        if stop.number is None:
+        if stop.number is None:  # no signal has requested the stop
             raise
         # Shells report this exit code for a program that a signal has ended.
         raise SystemExit(128 + stop.number) from None
