@@ -6,8 +6,8 @@ Work is admitted only a few versions ahead of the published version:
     version 0 -> 1  | version 1 -> 2  | version 2 -> 3  |
     not ahead         1 ahead           2 ahead
 
-Here `per_version=2`, so that a version uses up two items, and `max_lag=1`: items 4 and 5 wait until
-version 1 is published.
+Here `per_version=2`: each version uses up two items. And `max_lag=1`: an item may be 1 version
+ahead, so items 4 and 5 wait until version 1 is published.
 
 This count bounds the lag only of items that are used in the order of their admission. If items
 overtake each other, the ticket decides: it counts the versions published after the admission, and
@@ -95,7 +95,7 @@ class Ticket:
     )
 
     def __init__(self, ledger: AdmissionLedger, step: int) -> None:
-        """Make the ticket of the next item of the ledger, which expects its use for `step`."""
+        """Make the ticket of the next item of the ledger. `step` is the attribute of this name."""
         self.number: int = ledger.admitted
         self.position: Position = ledger.position
         self.step: int = step
@@ -176,7 +176,7 @@ class Ticket:
             )
 
     def __del__(self) -> None:
-        # An object whose `__init__` has failed has no state, and is collected as well.
+        # A ticket whose `__init__` has failed has no state, but is collected as well.
         if getattr(self, "state", None) == "open":
             self._ledger.lose_ticket(self.number)
 
@@ -207,29 +207,31 @@ class OpenTicket(NamedTuple):
 class AdmissionLedger:
     """The record of a gate: the open tickets, and how many items were admitted, used and dropped.
 
-    Its counts are as of the position of the last `sync`. Call `sync` before you read the counts.
+    The counts are those at the last `sync`. Call `sync` before you read them.
     """
 
     def __init__(
         self, versions: StepStore, max_lag: int, per_version: int, on_room: Callable[[], None]
     ) -> None:
-        """Start with no items. Call `on_room` whenever there may be more room than before."""
+        """Start with no items. The ledger calls `on_room` whenever there may be more room."""
         self.versions: StepStore = versions
         self.max_lag: int = max_lag
         self.per_version: int = per_version
         self.position: Position = versions.latest
         # The open tickets by their numbers, the oldest first.
         self.open: dict[int, OpenTicket] = {}
-        # The number of admitted waiters that have not got their tickets yet.
+        # The number of waiters that were admitted and do not have their tickets yet.
         self.entering: int = 0
         # The number of shipped items that no version has used up yet.
         self.shipped_ahead: int = 0
         self.admitted: int = 0
+        # The number of tickets that were settled in each state.
         self.ends: Counter[TicketState] = Counter()
         self.lag_sum: int = 0
         self.lag_max: int = 0
         self._on_room = on_room
-        self._used_ahead = 0  # items used for the version that is published next
+        # The number of items that were used for the version that is published next.
+        self._used_ahead = 0
         self._open_by_version: Counter[int] = Counter()
         self._loss_was_logged = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -250,18 +252,20 @@ class AdmissionLedger:
     def due(self) -> int:
         """How many open items will be stale once the next version is published."""
         latest = self.versions.latest
-        # The next `sync` will invalidate all items.
+        # After a reset, the next `sync` will invalidate all items.
         if latest.epoch != self.position.epoch:
             return 0
+        # The items of this version have the highest lag now that is not stale.
         return self._open_by_version[latest.step - self.max_lag]
 
     def return_place(self) -> None:
-        """Free the place of an admitted waiter that ended with an error."""
+        """Free the place of a waiter that was admitted, and then ended with an error."""
         self.entering -= 1
         self._on_room()
 
     def issue_ticket(self) -> Ticket:
         """Return the ticket of an item that is admitted now."""
+        # The earlier items that are not used up yet suffice for this number of versions.
         ahead = (len(self.open) + self.reserved) // self.per_version
         ticket = Ticket(self, self.position.step + ahead)
         self.open[ticket.number] = OpenTicket(
@@ -337,10 +341,10 @@ class AdmissionLedger:
             self.settle_ticket(ticket.number, "abandoned")
 
     def lose_ticket(self, number: int) -> None:
-        """Schedule that the item of a collected, open ticket is abandoned."""
+        """Abandon the item of an open ticket that was garbage-collected, later in the loop."""
         assert self._loop is not None, "the ledger has admitted the item in its loop"
-        # The garbage collector runs in any thread and between any two lines, so only the event loop
-        # may change the ledger. If the loop is closed, no one uses the gate any more.
+        # The garbage collector calls this in any thread and between any two lines, so do not change
+        # the ledger here. A closed loop raises RuntimeError: then the gate is not used any more.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._abandon_lost, number)
 
@@ -348,8 +352,7 @@ class AdmissionLedger:
         """Abandon the item of a collected ticket, and log the first loss."""
         self.sync()
         lost = self.open.get(number)
-        # A reset may have invalidated the ticket before.
-        if lost is None:
+        if lost is None:  # a reset has invalidated the ticket before
             return
         if not self._loss_was_logged:
             self._loss_was_logged = True
@@ -368,7 +371,7 @@ class AdmissionLedger:
         return self._loop is not None and running_loop() is self._loop
 
     def check_loop_and_sync(self) -> None:
-        """Raise unless the loop of the first call is running, and then `sync`.
+        """Check that the loop of the first call is running, and `sync`.
 
         Raises:
             WrongLoopError: no event loop is running, or another one than at the first call.
@@ -396,13 +399,14 @@ Until = Callable[[Awaitable[Any]], Awaitable[Any]]
 
 
 class _RoomFreedError(Exception):
-    """Ends the first waiter's wait for a version. It is a signal, and no caller gets it."""
+    """Ends the first waiter's wait for a version. It is only a signal, which no caller gets."""
 
 
 class _Waiter(Wait[None]):
     """The wait of a caller in the queue."""
 
     admitted = False
+    """Whether the caller was admitted: the ledger keeps a place for it until it has its ticket."""
 
 
 class Admission:
@@ -516,7 +520,7 @@ class VersionGate:
         self._waiters: dict[_Waiter, None] = {}
         self._wait_count = 0
         self._waited_secs = 0.0
-        # Its waiters get it in the order in which they came.
+        # The caller that has the lock waits for room. The lock's waiters get it in order.
         self._turn = asyncio.Lock()
         self._room: Wait[None] | None = None  # the first waiter's wait for room
         self._clock = current_clock()
@@ -602,25 +606,27 @@ class VersionGate:
             lag_max=ledger.lag_max,
         )
 
-    # The callers that wait for room, in order. The first one waits for the next version or a freed
-    # place, and the others for their turn. Each waits in its own task, so that a cancelled caller
-    # leaves nothing behind, and gets its own error.
+    # The callers that wait for room, in order. The first caller waits for the next version or a
+    # freed place, and the other callers wait for their turn. Each waits in its own task, so that
+    # each gets its own error, and a cancelled caller leaves nothing behind.
 
     @property
     def _name(self) -> str:
         return f"room in the version gate of {self.versions.run}"
 
     def _awaited(self) -> Awaited:
+        """Describe a wait for room, for reports such as `why`."""
         versions = self.versions
         return Awaited(
             "gate",
             self._name,
             repr(self._ledger).strip("<>"),
-            lambda: [versions.awaited_step(versions.latest.step + 1)],
-            self,
+            by=lambda: [versions.awaited_step(versions.latest.step + 1)],
+            key=self,
         )
 
     def _end_wait_for_room(self) -> None:
+        """Let the first waiter continue if there is room. The ledger calls this."""
         if self._room is not None and self._ledger.room > 0:
             self._room.end(_RoomFreedError())
 
@@ -630,7 +636,7 @@ class VersionGate:
         if ticket is None:
             await self._wait(secs, until)
             self._ledger.sync()
-            # The ledger has kept a place for this caller since its admission. The ticket takes it.
+            # The ledger has kept a place for this caller, which the ticket takes now.
             self._ledger.entering -= 1
             ticket = self._ledger.issue_ticket()
         return ticket
@@ -674,10 +680,12 @@ class VersionGate:
             self._waiters.pop(waiter, None)
 
     def _expire(self, waiter: _Waiter, begin_secs: float) -> None:
-        # A version that comes in the same iteration of the event loop still admits.
+        """End the wait of a caller whose time is up, unless it is about to be admitted."""
+        # A version may have been published in the same iteration of the event loop. If there is
+        # room now, the first waiter is about to be admitted.
         self._ledger.sync()
-        is_next = waiter is next(iter(self._waiters), None)
-        if not is_next or self._ledger.room <= 0:
+        is_first = waiter is next(iter(self._waiters), None)
+        if not is_first or self._ledger.room <= 0:
             waiter.end(self._timeout_error(begin_secs))
 
     async def _wait_for_turn(self, waiter: _Waiter) -> None:
@@ -701,12 +709,12 @@ class VersionGate:
             if versions.latest == position:
                 await versions.wait_for(position.step + 1, on_reset="raise")
 
-        # `_end_wait_for_room` ends it when a place becomes free.
+        # `_end_wait_for_room` ends this wait when a place becomes free.
         self._room = Wait(self._name)
         try:
             await self._room.result_of(wait_for_change())
         except (StepResetError, _RoomFreedError):
-            pass
+            pass  # the caller looks at the room again
         except AiohooksError as error:
             add_note(
                 error, f"{len(self._waiters)} waited for room in the version gate of {versions.run}"
