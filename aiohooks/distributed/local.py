@@ -182,9 +182,12 @@ async def _run_in_process(spec: TaskSpec) -> Any:
     with connection.other_end:
         reader, writer = await asyncio.open_unix_connection(sock=connection.own_end)
         try:
-            await to_thread(_start_process, process, grace_secs=grace_secs)
-            # Now only the process has the other end open, so that its end closes the connection.
-            connection.other_end.close()
+            try:
+                await to_thread(_start_process, process, grace_secs=grace_secs)
+            finally:
+                # Now only the process has the other end open, so that the end of the process closes
+                # the connection.
+                connection.other_end.close()
             data = await _receive_result(reader)
         except BaseException:
             if process.pid is not None:  # the process was started

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import types
 from collections.abc import AsyncIterator
 from multiprocessing import resource_tracker
@@ -25,7 +26,7 @@ from aiohooks.errors import InvalidArgumentError, PublisherFinishedError, TaskDi
 from aiohooks.stores import MemoryStepStore
 from tests.support import tasks as distributed_tasks
 from tests.support.source import ROOT
-from tests.support.waiting import cancel_and_wait, parked, ticks
+from tests.support.waiting import HANG_SECS, cancel_and_wait, parked, ticks
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -434,6 +435,39 @@ async def test_a_helper_does_not_hide_a_death() -> None:
         await run_processes(distributed_tasks.dies_with_helpers, num_workers=0, max_restarts=0)
     (error,) = caught.value.exceptions
     assert "was killed by SIGKILL" in str(error)
+
+
+class _StopsAtItsStart:
+    """An argument of a task that is pickled when the process starts, and then waits."""
+
+    def __init__(self) -> None:
+        self.starting = asyncio.Event()
+        self.cancelled = threading.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def __reduce__(self) -> tuple[type[int], tuple[()]]:
+        self._loop.call_soon_threadsafe(self.starting.set)
+        assert self.cancelled.wait(HANG_SECS)
+        return int, ()
+
+
+@marked
+async def test_a_launcher_that_is_cancelled_while_a_process_starts_ends() -> None:
+    """It does not wait for the grace period, which is longer than the limit of this test."""
+    argument = _StopsAtItsStart()
+    launcher = asyncio.ensure_future(
+        run_processes(
+            distributed_tasks.waits_forever,
+            args=(argument,),
+            num_workers=0,
+            stop_grace_secs=10 * HANG_SECS,
+        )
+    )
+    await argument.starting.wait()
+    launcher.cancel()
+    argument.cancelled.set()
+    await asyncio.wait([launcher])
+    assert launcher.cancelled()
 
 
 @pytest.mark.parametrize("closed", ["none", "own_end", "other_end"])

@@ -181,6 +181,11 @@ async def fails(task: Task) -> None:
     await asyncio.get_running_loop().create_future()
 
 
+async def waits_forever(task: Task, *args: object) -> None:
+    """Wait indefinitely."""
+    await asyncio.get_running_loop().create_future()
+
+
 async def writes_its_pid(task: Task, pipe: str) -> None:
     """Write the process id into a named pipe, and wait indefinitely."""
     Path(pipe).write_text(f"{os.getpid()}\n")  # noqa: ASYNC240
