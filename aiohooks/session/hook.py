@@ -39,7 +39,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, cast
 
 from aiohooks._core.activity import current_run, current_scope
 from aiohooks._core.calls import RunWaits
@@ -302,7 +302,6 @@ _users: weakref.WeakValueDictionary[tuple[int, int], HookSet] = weakref.WeakValu
 """The hooks of the open session that uses a hook, by the process and the id of the hook. A hook
 need not be hashable, and its session keeps it alive.
 """
-T = TypeVar("T")
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
 _REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
 _MOST_MERGES = 1024
@@ -608,12 +607,28 @@ class Merger:
     ) -> tuple[tuple[Node, ...], Build]:
         """Return the distinct nodes, and the function that builds the parts from their values.
 
-        Without nested fetches, keep both by the fetches, and by `key` as well.
+        Without nested fetches, keep both by the fetches, and by `key` if it is given.
         """
         # Nested fetches may be equal and yet have another shape.
-        is_flat = _LEAF_OR_NOTHING.issuperset(map(type, fetches))
-        if is_flat and fetches in self._merges:
-            return self._merges[fetches]
+        if not _LEAF_OR_NOTHING.issuperset(map(type, fetches)):
+            return self._new_merge(fetches)
+        merged = self._merges.get(fetches)
+        if merged is None:
+            merged = self._new_merge(fetches)
+            self._keep_merge(fetches, merged)
+        if key is not None:
+            self._keep_merge(key, merged)
+        return merged
+
+    def _keep_merge(self, key: tuple[Any, ...], merged: tuple[tuple[Node, ...], Build]) -> None:
+        if len(self._merges) >= _MOST_MERGES:
+            self._merges.clear()
+        self._merges[key] = merged
+
+    def _new_merge(self, fetches: tuple[Any, ...]) -> tuple[tuple[Node, ...], Build]:
+        """Return the distinct nodes, and the function that builds the parts, as `_merge_fetches`
+        does.
+        """
         leaves = Leaves(self._graph)
         builds = [leaves.build(fetches[0])]
         for owner, fetched in zip(self._names, fetches[1:], strict=True):
@@ -622,13 +637,11 @@ class Merger:
             except FetchError as error:
                 add_note(error, f"fetched by {owner}")
                 raise
-        merged = (leaves.nodes, partial(_build_parts, builds))
-        if is_flat:
-            if len(self._merges) >= _MOST_MERGES:
-                self._merges.clear()
-            self._merges[fetches] = merged
-            self._merges[key or fetches] = merged
-        return merged
+        build: Build = partial(_build_parts, builds)
+        if LEAF_TYPES.issuperset(map(type, fetches)):
+            # A quarter of the time. There are at least two parts, so it returns a tuple.
+            build = operator.itemgetter(*map(leaves.slot, fetches))
+        return leaves.nodes, build
 
     def split(self, request: RunRequest, values: Any) -> tuple[Any, Answers]:
         """Return the caller's result of a request that `merge` has returned, and the values of

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,23 @@ async def test_a_run_with_hooks(hooks: list[type[Idle]], most: int) -> None:
     async with doubling(*[kind() for kind in hooks]) as session:
         found = await calls_of(lambda: session.run("loss"))
     assert 10 < found <= most, found
+
+
+async def test_a_run_with_a_hook_that_fetches() -> None:
+    """The fetches of a hook are merged once, also if its first request has feeds as well."""
+
+    class Fetches(Idle):
+        args = ah.SessionRunArgs("loss", {"batch": 1.0})
+
+        async def before_run(self, run_context: ah.SessionRunContext) -> Any:
+            return self.args
+
+    hook = Fetches()
+    async with doubling(hook) as session:
+        await session.run("loss")
+        hook.args = ah.SessionRunArgs("loss")
+        found = await calls_of(lambda: session.run("loss", {"batch": 1.0}))
+    assert 10 < found <= 27, found
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 80), (5, 136)])
