@@ -570,9 +570,13 @@ class StepContext:
         A recoverable error repeats the whole step function.
         """
         lifecycle = self._lifecycle
-        await lifecycle.give_loop_turn()
-        if lifecycle.requests.stopped:
-            raise lifecycle.requests.stop_error()
+        requests = lifecycle.requests
+        turns = lifecycle.turns
+        # Not only `give_loop_turn`: that would cost a run a call.
+        if requests.pause_reason or turns.now() > turns.loop_turn_due:
+            await lifecycle.give_loop_turn()
+        if requests.stopped:
+            raise requests.stop_error()
         async with self._turns:
             return await self._run(RunRequest(fetches, feed_dict, options))
 
@@ -646,7 +650,7 @@ class Steps(Generic[T_co]):
         lifecycle = self._lifecycle
         requests = lifecycle.requests
         turns = lifecycle.turns
-        # Not only the two methods: each would cost a step a call.
+        # Not only `give_loop_turn` and `should_stop`: each would cost a step a call.
         if requests.pause_reason or turns.now() > turns.loop_turn_due:
             # Before the element is taken, which a stop would lose.
             await lifecycle.give_loop_turn()
