@@ -651,10 +651,6 @@ class RunWaits:
         self.began: float | None = None
         """When the run waited first. The time before costs nothing to note, and is short."""
 
-    def reset(self) -> None:
-        """Prepare for the next run."""
-        self.cause = None
-
     def end(self, cause: BaseException) -> None:
         """End the run with `cause`: in its current wait, or in the next one."""
         if self.cause is not None:

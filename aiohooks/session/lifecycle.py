@@ -418,7 +418,7 @@ class Lifecycle(TasksOwner):
         if self.waits.scope is not None:
             self.waits.scope.end_attempt(error)
         cause = self.waits.cause
-        self.waits.reset()
+        self.waits.cause = None
         try:
             is_cancel = isinstance(error, (asyncio.CancelledError, FeedsWentBack))
             if is_cancel or (error is cause and not coordinator.failures_in(error)):
@@ -532,7 +532,7 @@ class Lifecycle(TasksOwner):
                     await self._create_session_in_run()
                     return
                 except BaseException as next_error:
-                    self.waits.reset()
+                    self.waits.cause = None
                     if not coordinator.is_recoverable(next_error):
                         raise
                     error = next_error

@@ -206,7 +206,7 @@ async def test_a_run_is_ended_from_outside() -> None:
     assert raised.value is error
     with pytest.raises(ValueError, match="outside"):
         await results_of(functools.partial(perhaps, True), forever, waits=waits)
-    waits.reset()
+    waits.cause = None
     assert await results_of(functools.partial(perhaps, True), waits=waits) == [6]
     given = asyncio.create_task(forever())
     wait = Wait[None]("a task")
