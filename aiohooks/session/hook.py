@@ -343,17 +343,17 @@ class HookSet:
         """The hooks whose `begin` was started and whose `close` was not."""
         # Methods that are called one after another, for each hook. `begin` and `close` follow the
         # list, as a hook may use what an earlier one has opened.
-        by_order = sorted(self.registered, key=operator.attrgetter("registration.order"))
-        savers = [*filter(_ends_last, by_order)]
-        others = [*itertools.filterfalse(_ends_last, by_order)]
+        order = operator.attrgetter("registration.order")
+        savers = [*filter(_ends_last, self.registered)]
+        others = [*itertools.filterfalse(_ends_last, self.registered)]
         self._begin = self._calls("begin", self.registered)
-        self._end = self._calls("end", [*others, *savers])
+        self._end = self._calls("end", [*sorted(others, key=order), *sorted(savers, key=order)])
         # Unlike the other methods, `close` always has a time limit.
         self._close = self._calls("close", self.registered, limit=self._grace_secs)
         # Methods that are called together, for each order. Hooks that save the session come last,
         # so that they save what all other hooks have kept.
-        self._after_create_session = self._groups("after_create_session", by_order)
-        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run", by_order)
+        self._after_create_session = self._groups("after_create_session", self.registered)
+        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run", self.registered)
         self.after_run: tuple[OrderGroup, ...] = (
             *self._groups("after_run", others, self.background.bind),
             *self._groups("after_run", savers, self.background.bind),
