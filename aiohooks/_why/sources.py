@@ -259,6 +259,8 @@ def _entered_by(suspended: object) -> list[Any]:
     return owners
 
 
+# -- processes
+
 _STATES = {
     "T": "stopped by a signal; SIGCONT continues it",
     "t": "stopped by a debugger",

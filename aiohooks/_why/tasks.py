@@ -249,6 +249,9 @@ def loop_frames(innermost: Frame | None) -> Frames:
     return frames
 
 
+# -- blocked event loops
+
+
 class BlockedLoopWatch(threading.Thread):
     """A thread that pings the event loop every `secs` seconds, and reports a block.
 
