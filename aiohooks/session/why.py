@@ -153,8 +153,12 @@ class _Server:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
+            except OSError as error:
                 # `stop` has closed the socket, or the process has too many open files.
+                if not self._stopped.is_set():
+                    logger.warning(
+                        "a question why this process waits could not be accepted: %s", error
+                    )
                 if self._stopped.wait(_PAUSE_SECS):
                     return
                 continue

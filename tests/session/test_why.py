@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 import re
 import signal
+import socket
 import threading
 import types
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -145,6 +147,31 @@ async def test_an_answer_that_fails_is_said(
         assert await asyncio.to_thread(main, ["why", str(os.getpid())]) == 0
         await session.run(())
     assert "could not be found out: TypeError(" in capsys.readouterr().out
+
+
+async def test_a_question_that_cannot_be_accepted(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A process with too many open files logs that, and answers when it has fewer."""
+    failures = [OSError(errno.EMFILE, "Too many open files")]
+
+    class Busy(socket.socket):
+        def accept(self) -> tuple[socket.socket, Any]:
+            if failures:
+                raise failures.pop()
+            return super().accept()
+
+    monkeypatch.setattr(why, "_PAUSE_SECS", 0.0)
+    monkeypatch.setattr("aiohooks.session.why.socket.socket", Busy)
+    async with opened():
+        assert await asyncio.to_thread(main, ["why", str(os.getpid())]) == 0
+    assert "session 'chief'" in capsys.readouterr().out
+    assert [text for text in caplog.messages if "question" in text] == [
+        "a question why this process waits could not be accepted: [Errno 24] Too many open files"
+    ]
 
 
 async def test_an_answer_that_takes_too_long(
