@@ -36,7 +36,7 @@ def closing(
 async def test_a_hook_that_is_waited_for_is_logged(
     phase: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A hook whose `end` or `close` takes longer than a second is named."""
+    """A hook whose `end` or `close` takes longer than a second is named, once."""
     gate = asyncio.Event()
 
     async def wait(*_: object) -> None:
@@ -47,6 +47,8 @@ async def test_a_hook_that_is_waited_for_is_logged(
     (text,) = messages(caplog)
     assert text.startswith("a caller has waited 1 s for the end of session trainer: ")
     assert f"PhaseHook.{phase} for 1 s" in text
+    clock.advance(8)
+    assert len(messages(caplog)) == 1
     gate.set()
     assert await ending is None
     assert clock.pending == 0
