@@ -347,6 +347,9 @@ class LoopSignals:
         self._has_asked_previous = True
         number = self._received[-1]
         previous: Any = self._previous.get(number, signal.getsignal(number))
+        if getattr(previous, "__self__", None) is self._loop:
+            # The loop has got the signal already. uvloop's handler would repeat it.
+            return
         module = getattr(previous, "__module__", None)
         # The handler of `why` only prints: without it the signal would end the process as well.
         if previous == signal.SIG_DFL or module == "aiohooks.session.why":
