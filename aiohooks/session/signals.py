@@ -189,6 +189,8 @@ class LoopSignals:
         self._exit_error: BaseException | None = None
         """The error that ends the program when the sessions are closed, if anything does."""
         self._wakeup_signal: signal.Signals | None = _let_signals_wake(loop)
+        self._wakeup_fd: int = _wakeup_fd()
+        """The file descriptor that wakes the loop. Other code may set another one later."""
         _handlers_of_loops[loop] = self
         call_after_fork(self)
 
@@ -216,8 +218,7 @@ class LoopSignals:
         wanted = {number for other in self._sessions for number in other.policy.signals}
         self._restore(number for number in self._previous if number not in wanted)
         if not self._sessions:
-            if self._wakeup_signal is not None:
-                self._loop.remove_signal_handler(self._wakeup_signal)
+            self._stop_waking()
             del _handlers_of_loops[self._loop]
             if self._has_cancelled:
                 self._ask_previous_handler()
@@ -226,6 +227,17 @@ class LoopSignals:
                 # for them. If this is the main task, the runner's own callback must have run: it
                 # would end that wait.
                 current_task().add_done_callback(functools.partial(_exit, self._exit_error))
+
+    def _stop_waking(self) -> None:
+        """Remove the handler of `_let_signals_wake`. A file descriptor that other code has set in
+        the meantime stays: the loop would unset it with its last handler.
+        """
+        if self._wakeup_signal is None:
+            return
+        descriptor = _wakeup_fd()
+        self._loop.remove_signal_handler(self._wakeup_signal)
+        if descriptor != self._wakeup_fd:
+            signal.set_wakeup_fd(descriptor)
 
     def _install(self, number: Signals, label: str) -> None:
         previous: Any = signal.getsignal(number)
@@ -369,7 +381,8 @@ class LoopSignals:
             del _handlers_of_loops[self._loop]
             self._previous = dict.fromkeys(self._previous, signal.SIG_DFL)
             self._restore(self._previous)
-            signal.set_wakeup_fd(-1)
+            if _wakeup_fd() == self._wakeup_fd:
+                signal.set_wakeup_fd(-1)
 
 
 _handlers_of_loops: dict[asyncio.AbstractEventLoop, LoopSignals] = {}
@@ -388,15 +401,20 @@ def _let_signals_wake(loop: asyncio.AbstractEventLoop) -> signal.Signals | None:
     has none, give it a handler that does nothing, of a signal that a process ignores by default and
     for which the program has no handler. Return this signal.
     """
-    descriptor = signal.set_wakeup_fd(-1)
-    if descriptor != -1:
-        signal.set_wakeup_fd(descriptor)
+    if _wakeup_fd() != -1:
         return None
     for number in _IGNORED_SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
             loop.add_signal_handler(number, int)
             return number
     return None
+
+
+def _wakeup_fd() -> int:
+    """Return the file descriptor to which Python writes signals, or -1."""
+    descriptor = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(descriptor)
+    return descriptor
 
 
 _last_signals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Signals] = (

@@ -7,6 +7,7 @@ import contextlib
 import os
 import selectors
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -279,18 +280,46 @@ async def test_handlers_of_the_loop_stay(caplog: pytest.LogCaptureFixture) -> No
             loop.remove_signal_handler(number)
 
 
+def wakeup_fd() -> int:
+    """Return the file descriptor into which Python writes signals."""
+    fd = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(fd)
+    return fd
+
+
 async def test_the_wakeup_fd_is_restored() -> None:
     """Signals write into a wakeup fd while a session handles them, and then as before."""
-
-    def wakeup_fd() -> int:
-        fd = signal.set_wakeup_fd(-1)
-        signal.set_wakeup_fd(fd)
-        return fd
-
     before = wakeup_fd()
     async with handling():
         assert wakeup_fd() != -1
+        assert wakeup_fd_of_child() == -1
     assert wakeup_fd() == before
+
+
+async def test_a_wakeup_fd_of_other_code_stays() -> None:
+    """If other code sets another wakeup fd meanwhile, it stays, also in a forked child."""
+    before = wakeup_fd()
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    try:
+        async with handling():
+            signal.set_wakeup_fd(writer.fileno())
+            assert wakeup_fd_of_child() == writer.fileno()
+        assert wakeup_fd() == writer.fileno()
+    finally:
+        signal.set_wakeup_fd(before)
+        reader.close()
+        writer.close()
+
+
+def wakeup_fd_of_child() -> int:
+    """Return the wakeup fd of a forked child."""
+    child = os.fork()
+    if child == 0:
+        # An exit code is at most 255; 255 stands for none.
+        os._exit(wakeup_fd() % 256)
+    fd = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return -1 if fd == 255 else fd
 
 
 async def test_whether_nothing_but_sessions_handles_a_signal() -> None:
