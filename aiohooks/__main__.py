@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiohooks import __version__
+from aiohooks._command_line import list_checkpoints, print_why, run_function
 from aiohooks.errors import AiohooksError, InvalidArgumentError
 
 _EXIT_CODES = """\
@@ -96,13 +96,15 @@ def _parse_pid(text: str) -> int:
     raise argparse.ArgumentTypeError("give the PID of a process")
 
 
-def _add_command(commands: Any, name: str, execute: str, text: str) -> Callable[..., object]:
+def _add_command(
+    commands: Any, name: str, execute: Callable[..., int], text: str
+) -> Callable[..., object]:
     """Add a command, and return the method that adds its arguments.
 
     Args:
         commands: the subparsers of the program.
         name: the name of the command.
-        execute: the function of the command in this package, as `module:function`.
+        execute: the function of the command. It gets the arguments by name.
         text: the help: a summary, an empty line, and the details.
     """
     # argparse shows the summary in the list of commands, and the details in the help of this one.
@@ -114,12 +116,12 @@ def _add_command(commands: Any, name: str, execute: str, text: str) -> Callable[
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.set_defaults(execute=f"aiohooks.{execute}")
+    command.set_defaults(execute=execute)
     return command.add_argument
 
 
 def _add_run_command(commands: Any) -> None:
-    add = _add_command(commands, "run", "_command_line:run_function", _RUN)
+    add = _add_command(commands, "run", run_function, _RUN)
     add("function", metavar="MODULE:FUNCTION", help="a coroutine function that takes the task")
     add(
         "--workers",
@@ -160,7 +162,7 @@ def _add_run_command(commands: Any) -> None:
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of all commands.
 
-    The parsed arguments are the options of a command, and `execute`, the name of its function.
+    The parsed arguments are the options of a command, and `execute`, its function.
     """
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -172,11 +174,10 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_run_command(commands)
 
-    list_checkpoints = "_command_line:list_checkpoints"
     add = _add_command(commands, "checkpoints", list_checkpoints, _CHECKPOINTS)
     add("directory", help="the directory; a session may write to it meanwhile")
 
-    add = _add_command(commands, "why", "_command_line:print_why", _WHY)
+    add = _add_command(commands, "why", print_why, _WHY)
     add("pid", metavar="PID", type=_parse_pid, help="the ID of the process")
     return parser
 
@@ -199,8 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
-        # Import only the modules of this command, because importing all of them takes long.
-        execute = pkgutil.resolve_name(options.pop("execute"))
+        execute = options.pop("execute")
         code: int = execute(**options)
         # Raise the error of a closed pipe here. When the interpreter ends, no one can catch it.
         sys.stdout.flush()

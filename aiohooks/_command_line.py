@@ -4,7 +4,7 @@
     run_function        start a function as a chief and its workers
     print_why           show why a process waits
 
-`aiohooks.__main__` imports this module when a command is called.
+Each function imports what only its command needs, because importing all of it takes long.
 """
 
 from __future__ import annotations
@@ -22,10 +22,6 @@ from types import ModuleType
 from typing import Any
 
 from aiohooks._core.validate import is_coroutine_function
-from aiohooks._why.sources import process_state
-from aiohooks.checkpoint import _format
-from aiohooks.distributed.local import run_processes
-from aiohooks.distributed.task import task_name
 from aiohooks.errors import (
     CheckpointError,
     InvalidArgumentError,
@@ -35,9 +31,6 @@ from aiohooks.errors import (
     printable,
     safe_str,
 )
-from aiohooks.session.run import run as run_program
-from aiohooks.session.why import why_folder
-from aiohooks.stores import open_step_store
 
 
 def list_checkpoints(directory: str) -> int:
@@ -49,6 +42,8 @@ def list_checkpoints(directory: str) -> int:
         0 if there is a checkpoint and none is damaged (checkpoints set aside earlier do not count),
         otherwise 1.
     """
+    from aiohooks.checkpoint import _format
+
     path = Path(directory)
     if not path.is_dir():
         print(printable(f"{directory} is not a directory"), file=sys.stderr)
@@ -105,6 +100,11 @@ def run_function(
         StoreUnavailableError: the step store is unavailable.
         SystemExit: SIGTERM was received (143), or the module could not be imported (1).
     """
+    from aiohooks.distributed.local import run_processes
+    from aiohooks.distributed.task import task_name
+    from aiohooks.session.run import run as run_program
+    from aiohooks.stores import open_step_store
+
     if store is not None and store.startswith("ray:"):
         raise InvalidArgumentError(
             "--store ray:// is for processes of a Ray cluster; call ray.init and"
@@ -210,6 +210,9 @@ def print_why(pid: int) -> int:
 
 def _ask_process(pid: int) -> tuple[str, str | None]:
     """Return the answer of a process, and why there is none."""
+    from aiohooks._why.sources import process_state
+    from aiohooks.session.why import why_folder
+
     state = process_state(pid)
     if state is not None:
         return "", state

@@ -184,22 +184,25 @@ def test_output_that_no_one_reads(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_help_loads_what_it_needs() -> None:
-    """Help loads only what `import aiohooks` does."""
+def packages_loaded_by(*arguments: str) -> set[str]:
+    """Return the packages that a command loads."""
     code = """
 import sys
 from aiohooks.__main__ import main
 try:
-    main(["--help"])
+    main(sys.argv[1:])
 except SystemExit:
     pass
 loaded = [name for name in sys.modules if name.startswith("aiohooks.")]
-print(*sorted({".".join(name.split(".")[:2]) for name in loaded}), file=sys.stderr)
+print(*sorted({name.split(".")[1] for name in loaded}), file=sys.stderr)
 """
-    done = processes.run([sys.executable, "-c", code], env=ENVIRONMENT)
-    assert set(done.stderr.splitlines()[-1].split()) <= {
-        "aiohooks.__main__",
-        "aiohooks._core",
-        "aiohooks.dispatch",
-        "aiohooks.errors",
-    }
+    done = processes.run([sys.executable, "-c", code, *arguments], env=ENVIRONMENT)
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def test_a_command_loads_what_it_needs(tmp_path: Path) -> None:
+    """Help loads little more than `import aiohooks` does, and a command only its own packages."""
+    shown = {"__main__", "_command_line", "_core", "dispatch", "errors"}
+    assert packages_loaded_by("--help") <= shown
+    assert packages_loaded_by("checkpoints", str(tmp_path)) <= {*shown, "checkpoint"}
+    assert packages_loaded_by("why", "1").isdisjoint({"distributed", "training"})
