@@ -111,6 +111,11 @@ def run_function(
             " aiohooks.distributed.ray.run in a program"
         )
     main = load_function(function)
+    module = sys.modules[function.partition(":")[0]]
+    program = sys.argv[0]
+    # Of the program that the user runs. Ray, for example, adds its directory to the import path of
+    # its processes, in which the modules of this package would hide others of the same names.
+    sys.argv[0] = module.__file__ or program
 
     async def launch() -> list[Any]:
         """Run the tasks in processes, and return their results."""
@@ -131,6 +136,8 @@ def run_function(
             summary = f"{type(error).__name__}: {safe_str(error)}"
             print(summary, *notes_of(error), sep="\n", file=sys.stderr)
         return 1
+    finally:
+        sys.argv[0] = program
     for task_id, result in enumerate(results):
         if result is not None:
             print(f"{task_name(task_id)}: {result}")

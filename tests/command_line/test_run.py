@@ -19,7 +19,7 @@ from tests.support.waiting import HANG_SECS
 pytestmark = [pytest.mark.slow]
 
 JOBS = """
-import asyncio, os, signal
+import asyncio, os, signal, sys
 import aiohooks as ah
 
 def say(word):
@@ -29,7 +29,8 @@ async def main(task):
     with task.store.publisher(task.name):
         await task.store.advance()
         await task.store.wait_for(task.num_workers + 1)
-    return f"{task.num_workers} workers, {task.checkpoint_dir}, run {task.store.run}"
+    program = os.path.basename(sys.argv[0])
+    return f"{program}, {task.num_workers} workers, {task.checkpoint_dir}, run {task.store.run}"
 
 async def fails(task):
     if task.task_id == 1:
@@ -67,7 +68,7 @@ def jobs(tmp_path: Path) -> Path:
 
 
 def test_a_function_of_the_current_directory(jobs: Path) -> None:
-    """It is run as a chief and its workers; what they return is printed."""
+    """It is run as a chief and its workers, as the program of each; what they return is printed."""
     done = command(
         "run",
         "jobs:main",
@@ -80,7 +81,7 @@ def test_a_function_of_the_current_directory(jobs: Path) -> None:
         cwd=jobs,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    returned = f"2 workers, {jobs / 'model'}, run digits"
+    returned = f"jobs.py, 2 workers, {jobs / 'model'}, run digits"
     assert done.stdout.splitlines() == [
         f"chief: {returned}",
         f"worker 1: {returned}",
