@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
 import itertools
 import os
 import warnings
@@ -301,22 +300,12 @@ class AsyncMonitoredSession(RequestMethods):
         attempts = itertools.count(1)
 
         async def call(scope: RunScope) -> T:
-            run = functools.partial(self._run_in_step_fn, scope, next(attempts))
+            context = StepContext(lifecycle, self._run_once, scope, next(attempts))
             await lifecycle.session_for_run()
-            step = fn(StepContext(lifecycle, run))
+            step = fn(context)
             return await Wait[T]("a step function", waits=lifecycle.waits).result_of(step)
 
         return await lifecycle.repeat(call)
-
-    async def _run_in_step_fn(self, scope: RunScope, attempt: int, request: RunRequest) -> Any:
-        """Make a run of a step function, which is repeated as a whole if the run fails."""
-        try:
-            return await self._run_once(scope, request, attempt)
-        except BaseException as error:
-            scope.end_attempt(error)
-            raise
-        finally:
-            scope.end_attempt()
 
     @overload
     def steps(self, fetches: Node[A], **options: Unpack[StepsOptions]) -> Steps[A]: ...
@@ -544,10 +533,20 @@ class StepContext:
     Created by `AsyncMonitoredSession.run_step_fn`.
     """
 
-    def __init__(self, lifecycle: Lifecycle, run: Callable[[RunRequest], Awaitable[Any]]) -> None:
-        """Made by the monitored session. `run` makes one run with hooks and does not recover."""
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        run_once: Callable[[RunScope, RunRequest, int], Awaitable[Any]],
+        scope: RunScope,
+        attempt: int,
+    ) -> None:
+        """Made by the monitored session for an attempt of the step. `run_once` makes one run with
+        hooks and does not recover.
+        """
         self._lifecycle = lifecycle
-        self._run = run
+        self._run_once = run_once
+        self._scope = scope
+        self._attempt = attempt
         self._turns = asyncio.Lock()
 
     @property
@@ -578,7 +577,14 @@ class StepContext:
         if requests.stopped:
             raise requests.stop_error()
         async with self._turns:
-            return await self._run(RunRequest(fetches, feed_dict, options))
+            try:
+                request = RunRequest(fetches, feed_dict, options)
+                return await self._run_once(self._scope, request, self._attempt)
+            except BaseException as error:
+                self._scope.end_attempt(error)
+                raise
+            finally:
+                self._scope.end_attempt()
 
     def request_stop(self, reason: str | None = None) -> NoReturn:
         """Request a stop and end the step function.
