@@ -482,8 +482,7 @@ class HookSet:
         """Return the call of a method of each hook that overrides it, to be made by itself."""
         return {
             registered: OrderGroup(method, [registered], self._grace_secs, limit)
-            for registered in hooks
-            if LIFECYCLE.overrides(registered.hook, method)
+            for registered in _overriding(hooks, method)
         }
 
     def _groups(
@@ -493,14 +492,15 @@ class HookSet:
         bind: Callable[[RegisteredHook, str], Method] = bound_method,
     ) -> tuple[OrderGroup, ...]:
         """Return the order groups of a method that `bind` takes from the hooks that override it."""
-        overriding = [
-            registered for registered in hooks if LIFECYCLE.overrides(registered.hook, method)
-        ]
-        return order_groups(method, overriding, self._grace_secs, bind)
+        return order_groups(method, _overriding(hooks, method), self._grace_secs, bind)
 
     def __repr__(self) -> str:
         names = ", ".join(registered.name for registered in self.registered)
         return f"<hooks: {names or 'none'}>"
+
+
+def _overriding(hooks: Iterable[RegisteredHook], method: str) -> list[RegisteredHook]:
+    return [registered for registered in hooks if LIFECYCLE.overrides(registered.hook, method)]
 
 
 def _ends_last(registered: RegisteredHook) -> bool:
