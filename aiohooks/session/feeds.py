@@ -280,14 +280,6 @@ class SessionFeeds:
         for source in self.sources:
             source.changes.wake()
 
-    def end_waits_without_session(self) -> None:
-        """Let the waits for feeds, which nothing reads, recover or fail: a recovery was cancelled,
-        or has given up.
-        """
-        waits = self.coordinator.requests.waits
-        if any(wait.lasts for wait in waits):
-            self.coordinator.owner.start_recovery()
-
     def note_new_session(self, session: Session, recovering_from: BaseException | None) -> None:
         """Take back the elements in use if the feeds were restored, and report the steps that are
         undone.

@@ -390,6 +390,13 @@ class Lifecycle(TasksOwner):
         if self.phase == "open" and self.recovering_from is None and not is_started:
             self._recovery = self.coordinator.start_soon(self._recover_for_waits, name="recovery")
 
+    def _recover_for_lasting_waits(self) -> None:
+        """Let the waits for feeds, which nothing reads without a raw session, recover or fail: a
+        recovery was cancelled, or has given up.
+        """
+        if any(wait.lasts for wait in self.requests.waits):
+            self.start_recovery()
+
     async def _recover_for_waits(self) -> None:
         """Recover behind the run in progress, unless it recovers itself.
 
@@ -489,7 +496,7 @@ class Lifecycle(TasksOwner):
         except BaseException as raised:
             self.recovering_from = None
             self.coordinator.note_delivery(raised)
-            self.feeds.end_waits_without_session()
+            self._recover_for_lasting_waits()
             raise
         finally:
             # The traceback of what is raised refers to this frame.
@@ -619,7 +626,7 @@ class Lifecycle(TasksOwner):
             elif not self.coordinator.is_recoverable(error) and not is_clean_end(error):
                 # Half announced as well. After a clean end `end` gets the new session.
                 self.gave_up = error
-            self.feeds.end_waits_without_session()
+            self._recover_for_lasting_waits()
             raise
 
     # -- close
