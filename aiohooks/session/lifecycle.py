@@ -527,9 +527,9 @@ class Lifecycle(TasksOwner):
         try:
             while True:
                 description = safe_repr(error)
-                self._begin_recovery(error, description, step)
+                gives_up = self._begin_recovery(error, description, step)
                 await self._close_raw_session(f"recovering from {description}")
-                if self.gave_up is error:
+                if gives_up:
                     raise_unchanged(error)
                 await self._pause()
                 # A task may have failed meanwhile, or beside the error that is recovered from.
@@ -548,20 +548,21 @@ class Lifecycle(TasksOwner):
             # The traceback of what is raised refers to this frame.
             del error
 
-    def _begin_recovery(self, error: BaseException, description: str, step: int | None) -> None:
+    def _begin_recovery(self, error: BaseException, description: str, step: int | None) -> bool:
         """Count a failure of the session. Log that it recovers from `error`, or that it gives up,
-        as its policy says. Nothing is awaited here.
+        as its policy says. Return whether it gives up.
         """
         label = self.requests.label
         give_up_reason = self.history.failed(description, step)
         if give_up_reason is None:
             self.recoveries += 1
             logger.warning("%s: recovering from %s", label, description)
-            return
+            return False
         logger.error("%s: recovery gave up: %s", label, give_up_reason, exc_info=error)
         self.gave_up = error
         for note in self.history.notes(give_up_reason):
             add_note(error, note)
+        return True
 
     async def _pause(self) -> None:
         """Pause before the next attempt.
