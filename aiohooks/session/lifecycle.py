@@ -1109,15 +1109,7 @@ class EndErrors:
         Args:
             raised: the interruption of the end, usually a cancellation of the caller.
         """
-        outcome = raised or self.primary
-        if raised is None and outcome is not None and is_clean_end(outcome):
-            # Code around the session may swallow it, and the failure of a `close` with it.
-            failures = (error for error in self.others if not is_clean_end(error))
-            outcome = next(failures, outcome)
-        for error in (raised, self.primary, *self.others):
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                outcome = error
-                break
+        outcome = self._chosen(raised)
         if outcome is None:
             return self.take_single("close")
         self.keep(outcome)
@@ -1128,6 +1120,19 @@ class EndErrors:
                 logger.error(what, self._label, safe_repr(outcome), exc_info=error)
         self.others.clear()
         return outcome
+
+    def _chosen(self, raised: BaseException | None) -> BaseException | None:
+        """Choose the error that wins, or None if there are at most errors of `close`."""
+        for error in (raised, self.primary, *self.others):
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                return error
+        if raised is not None or self.primary is None:
+            return raised
+        if is_clean_end(self.primary):
+            # Code around the session may swallow it, and the failure of a `close` with it.
+            failures = (error for error in self.others if not is_clean_end(error))
+            return next(failures, self.primary)
+        return self.primary
 
     def keep(self, raised: BaseException) -> None:
         """Log the primary error if `raised` is raised instead, and make it the context of that."""
