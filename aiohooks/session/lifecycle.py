@@ -150,11 +150,11 @@ class Lifecycle(TasksOwner):
         """The step store of all raw sessions."""
         self.run_raw: GatheredRun
         """Makes a run of the raw session as part of a monitored run."""
-        self.turns: Turns = Turns(yield_secs)
-        self.waits: RunWaits = self.turns.waits
-        self.waits.owner = self
+        self.run_waits: RunWaits = RunWaits(owner=self)
+        """The waits of the run in progress, whose end ends the run."""
+        self.turns: Turns = Turns(self.run_waits, yield_secs)
         self.hooks: HookSet = HookSet(self.coordinator, hooks, self.graph)
-        self.feeds: SessionFeeds = SessionFeeds(self.coordinator, self.waits)
+        self.feeds: SessionFeeds = SessionFeeds(self.coordinator, self.run_waits)
         self.recoveries: int = 0
         self.recovering_from: BaseException | None = None
         self._recovery: asyncio.Task[None] | None = None
@@ -210,7 +210,7 @@ class Lifecycle(TasksOwner):
         self._enter_phase("opening")
         self.thread = get_ident()
         self.turns.now = monotonic_now()
-        self.waits.now = quick_now()
+        self.run_waits.now = quick_now()
         try:
             self._at_end.callback(self.hooks.release)
             if signals is not None:
@@ -306,7 +306,7 @@ class Lifecycle(TasksOwner):
         turns.taken = True
         turns.runner = task
         turns.runs += 1
-        waits = self.waits
+        waits = self.run_waits
         waits.began = None
         scope = waits.scope = begin_run(self, self._publisher)
         scope.runner = id(task)
@@ -422,10 +422,10 @@ class Lifecycle(TasksOwner):
         """
         coordinator = self.coordinator
         commit = self._commit_to_keep()
-        if self.waits.scope is not None:
-            self.waits.scope.end_attempt(error)
-        cause = self.waits.cause
-        self.waits.cause = None
+        if self.run_waits.scope is not None:
+            self.run_waits.scope.end_attempt(error)
+        cause = self.run_waits.cause
+        self.run_waits.cause = None
         try:
             is_cancel = isinstance(error, (asyncio.CancelledError, FeedsWentBack))
             if is_cancel or (error is cause and not coordinator.failures_in(error)):
@@ -447,7 +447,7 @@ class Lifecycle(TasksOwner):
         """Return the position of the commit of a failed attempt, where its feeds are tracked: as
         each of their elements counts once, the run is not repeated.
         """
-        scope = self.waits.scope
+        scope = self.run_waits.scope
         session = self.session
         if session is None or scope is None or scope.attempt is None:
             return None
@@ -458,7 +458,7 @@ class Lifecycle(TasksOwner):
     def end_run(self, cause: BaseException) -> None:
         """End the run in progress, if there is one."""
         if self.turns.runner is not None:
-            self.waits.end(cause)
+            self.run_waits.end(cause)
 
     def end_failed_run(self, failure: BaseException) -> None:
         """End the run in progress because a task has failed.
@@ -539,7 +539,7 @@ class Lifecycle(TasksOwner):
                     await self._create_session_in_run()
                     return
                 except BaseException as next_error:
-                    self.waits.cause = None
+                    self.run_waits.cause = None
                     if not coordinator.is_recoverable(next_error):
                         raise
                     error = next_error
@@ -576,7 +576,7 @@ class Lifecycle(TasksOwner):
         if secs > 0 and not hurries:
             pause = sleep(secs) if is_stopped else self.coordinator.wait_for_stop(secs)
             with active("recovery", "pause", functools.partial(self._awaited_pause, secs)):
-                await Wait[Any]("a recovery", waits=self.waits).result_of(pause)
+                await Wait[Any]("a recovery", waits=self.run_waits).result_of(pause)
         self._has_hurried = self.requests.stopped
 
     async def _close_raw_session(self, reason: str) -> None:
@@ -617,7 +617,7 @@ class Lifecycle(TasksOwner):
 
     async def _create_session_in_run(self) -> Session:
         """Create a session in a run: in a recovery, or after a cancelled recovery."""
-        wait = Wait[Session]("creating a session", waits=self.waits)
+        wait = Wait[Session]("creating a session", waits=self.run_waits)
         try:
             return await wait.result_of(self._create_session())
         except BaseException as error:
@@ -928,7 +928,7 @@ class Lifecycle(TasksOwner):
         if self.requests.stopped:
             raise StopRequestedError(self.requests.stop_reason)
 
-    # -- what it is doing
+    # -- what it is doing; `task`, `owner` and `awaited` are its entry in the registry of activity
 
     def status(self) -> SessionStatus:
         """Return the current activities; waits for nothing."""
@@ -974,26 +974,25 @@ class Lifecycle(TasksOwner):
 
 
 class Turns:
-    """The turns of the runs of one session, which come in the order in which they were asked for;
-    whose turn it is, and what that run awaits.
+    """The turns of the runs of one session, which come in the order in which they were asked for,
+    and whose turn it is.
 
     Unlike with `asyncio.Lock`, taking a turn without waiting costs two attribute accesses
     (`taken`), and the number of waiters is known.
     """
 
-    def __init__(self, yield_secs: float | None) -> None:
+    def __init__(self, waits: RunWaits, yield_secs: float | None) -> None:
         self.taken: bool = False
         """Whether a task has the turn. Set it to take a turn that is free."""
         self.runs: int = 0
         """The number of runs begun."""
         self.runner: asyncio.Task[Any] | None = None
         """The task of the run in progress."""
-        self.waits: RunWaits = RunWaits()
-        """The waits of the run in progress, whose end ends the run."""
         self.now: Callable[[], float] = time.monotonic
         """The clock of `loop_turn_due`."""
         self.loop_turn_due: float = math.inf
         """The time from which the event loop has to have a turn before the next run."""
+        self._waits = waits
         self._waiters: deque[asyncio.Future[None]] = deque()
         # With None or 0 the loop gets no turns between runs.
         self._yield_secs = yield_secs or math.inf
@@ -1031,7 +1030,7 @@ class Turns:
         """Begin the next attempt of a run. Code that outlives the failed one is no part of it."""
         failed.active = False
         current_scope.set(failed.outer)
-        scope = self.waits.scope = begin_run(failed.session, failed.publisher)
+        scope = self._waits.scope = begin_run(failed.session, failed.publisher)
         scope.runner = failed.runner
         scope.committed = failed.committed
         return scope
@@ -1039,7 +1038,7 @@ class Turns:
     def end_run(self, scope: RunScope) -> None:
         """End the run, and let the next run begin."""
         self.runner = None
-        self.waits.cause = None
+        self._waits.cause = None
         scope.active = False
         # Tasks that were started in the run have its scope, and must not keep its feeds alive.
         scope.attempt = None

@@ -238,7 +238,7 @@ class AsyncMonitoredSession(RequestMethods):
         """
         lifecycle = self._lifecycle
         hooks = lifecycle.hooks
-        waits = lifecycle.waits
+        waits = lifecycle.run_waits
         if request.options is not None:
             check_mapping(request.options, "options")
         session = lifecycle.session
@@ -303,7 +303,7 @@ class AsyncMonitoredSession(RequestMethods):
             context = StepContext(lifecycle, self._run_once, scope, next(attempts))
             await lifecycle.session_for_run()
             step = fn(context)
-            return await Wait[T]("a step function", waits=lifecycle.waits).result_of(step)
+            return await Wait[T]("a step function", waits=lifecycle.run_waits).result_of(step)
 
         return await lifecycle.repeat(call)
 
@@ -681,7 +681,7 @@ class Steps(Generic[T_co]):
             fed = element.value
             if self._parameter is not None:
                 fed = {self._parameter: fed}
-        earlier_scope = lifecycle.waits.scope
+        earlier_scope = lifecycle.run_waits.scope
         try:
             values: T_co = await self._run(self._fetches, fed)
         except BaseException as error:
@@ -709,7 +709,7 @@ class Steps(Generic[T_co]):
 
         If it never began, the latest run is still that of `earlier_scope`, or of another task.
         """
-        scope = self._lifecycle.waits.scope
+        scope = self._lifecycle.run_waits.scope
         if scope is None or scope is earlier_scope or scope.runner != id(current_task()):
             return False
         return scope.committed

@@ -194,7 +194,7 @@ def _activities(session: AnySession) -> list[Activity]:
     turns = session.turns
     if turns.runner is not None:
         return [
-            activity_of(f"run {turns.runs}", turns.runner, _since(session, session.waits.began))
+            activity_of(f"run {turns.runs}", turns.runner, _since(session, session.run_waits.began))
         ]
     what = _PHASE_ACTIVITIES.get(session.phase, "closing the session")
     kind = "block" if session.phase == "open" else "session"
@@ -237,7 +237,9 @@ def summary_of(session: AnySession) -> str:
     if session.store is not None:
         parts.append(f"step {session.store.latest.step}")
     if session.turns.runner is not None:
-        parts.append(f"in run {session.turns.runs}{for_secs(_since(session, session.waits.began))}")
+        parts.append(
+            f"in run {session.turns.runs}{for_secs(_since(session, session.run_waits.began))}"
+        )
     elif session.phase == "open" and session.turns.runs:
         parts.append("in its block")
     else:
@@ -255,7 +257,7 @@ def summary_of(session: AnySession) -> str:
 
 def _since(session: AnySession, began: float | None) -> float | None:
     """Return the seconds since then, if that is known."""
-    return None if began is None else max(0.0, session.waits.now() - began)
+    return None if began is None else max(0.0, session.run_waits.now() - began)
 
 
 # -- events
