@@ -218,15 +218,21 @@ class LoopSignals:
         wanted = {number for other in self._sessions for number in other.policy.signals}
         self._restore(number for number in self._previous if number not in wanted)
         if not self._sessions:
-            self._stop_waking()
-            del _handlers_of_loops[self._loop]
-            if self._has_cancelled:
-                self._ask_previous_handler()
-            if self._exit_error is not None:
-                # Raised from a callback, it makes the runner cancel the remaining tasks and wait
-                # for them. If this is the main task, the runner's own callback must have run: it
-                # would end that wait.
-                current_task().add_done_callback(functools.partial(_exit, self._exit_error))
+            self._leave_loop()
+
+    def _leave_loop(self) -> None:
+        """Leave the loop behind its last session. If a signal is to end the program as well, that
+        happens when the current task has ended.
+        """
+        self._stop_waking()
+        del _handlers_of_loops[self._loop]
+        if self._has_cancelled:
+            self._ask_previous_handler()
+        if self._exit_error is not None:
+            # Raised from a callback, it makes the runner cancel the remaining tasks and wait for
+            # them. If this is the main task, the runner's own callback must have run: it would end
+            # that wait.
+            current_task().add_done_callback(functools.partial(_exit, self._exit_error))
 
     def _stop_waking(self) -> None:
         """Remove the handler of `_let_signals_wake`. A file descriptor that other code has set in
