@@ -443,6 +443,7 @@ class Source:
         another loop.
         """
         session = self._session
+        # `take` has left the use of other elements: no state counts them.
         if element.use != "unused":
             del session.in_use[id(current_task())]
             if element.use == "comes again":

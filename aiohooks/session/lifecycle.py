@@ -303,6 +303,7 @@ class Lifecycle(TasksOwner):
             self.raise_if_not_entered()
             task = current_task()
         turns = self.turns
+        # Not a method of the turns: it would cost each run a call.
         turns.taken = True
         turns.runner = task
         turns.runs += 1
