@@ -1,7 +1,7 @@
 """The feeds of the loops of a session: where elements come from, and the use of each.
 
     SessionFeeds     the sources of all loops of a session, over its recoveries
-    Source           the elements of all loops over the same feeds
+    FeedSource       the elements of all loops over the same feeds
     QueueSource      takes them from a queue
     IterableSource   reads them when a step begins; or in a task, if they may wait or block, or are
                      prefetched
@@ -74,9 +74,9 @@ class Element:
     before: Any = None
     """The state of the feeds before the read, if they have a state."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: FeedSource) -> None:
         """Make the element of the next read."""
-        self.source: Source = source
+        self.source: FeedSource = source
         self.place: int = source.reads + 1
         source.reads = self.place
         if source.stateful is not None:
@@ -97,12 +97,12 @@ class SessionFeeds:
         """The loops of steps that have begun and not ended. A loop that was left is not referred to
         any more.
         """
-        self.sources: WeakSet[Source] = WeakSet()
+        self.sources: WeakSet[FeedSource] = WeakSet()
         self.in_use: dict[int, Element] = {}
         """The elements of tasks, by the ids of these, of feeds whose reads a state counts, until
         their runs have ended.
         """
-        self._kept: set[Source] = set()
+        self._kept: set[FeedSource] = set()
         """The sources with elements that loops have left, and the sources of tracked feeds."""
         self._fed: set[int] = set()
         """The ids of the tracked objects that were given as feeds."""
@@ -115,7 +115,7 @@ class SessionFeeds:
 
     def source_for(
         self, feeds: Feeds | None, producer: Producer | None, prefetch: int, *, thread: bool
-    ) -> Source | None:
+    ) -> FeedSource | None:
         """Return the source of a loop with these options of `AsyncMonitoredSession.steps`, None if
         it is not fed.
         """
@@ -139,7 +139,7 @@ class SessionFeeds:
         self.keep_sources()
         return source
 
-    def _earlier(self, feeds: object) -> Source | None:
+    def _earlier(self, feeds: object) -> FeedSource | None:
         """Return the source of another loop over feeds that continue where it has left them: they
         do not begin with each loop.
         """
@@ -201,7 +201,7 @@ class SessionFeeds:
                 self._warn_if_unused(source)
         return stateful.state_dict()
 
-    def _warn_if_unused(self, source: Source) -> None:
+    def _warn_if_unused(self, source: FeedSource) -> None:
         """Warn if feeds have elements that no step has used, and a state may count these."""
         if self._unused_elements(source):
             logger.warning(
@@ -211,12 +211,12 @@ class SessionFeeds:
                 safe_repr(source.feeds),
             )
 
-    def _unused_elements(self, source: Source) -> list[Element]:
+    def _unused_elements(self, source: FeedSource) -> list[Element]:
         """Return the elements of a source that no committed run has used."""
         elements = [*self.taken_of(source), *source.elements]
         return [element for element in elements if not self._is_of_commit(element)]
 
-    def taken_of(self, source: Source) -> list[Element]:
+    def taken_of(self, source: FeedSource) -> list[Element]:
         """Return the elements of a source that runs have taken and not yet used, if a state counts
         them.
         """
@@ -264,7 +264,7 @@ class SessionFeeds:
             self.lost_step = self._reached
         self.session = None
 
-    def _gives_again(self, source: Source) -> bool:
+    def _gives_again(self, source: FeedSource) -> bool:
         """Return whether a recovery makes the source give its elements again."""
         return self.is_tracked(source.feeds) and not source.is_used_up
 
@@ -364,7 +364,7 @@ def _check_options(feeds: object, producer: object, prefetch: int, *, thread: bo
         )
 
 
-class Source:
+class FeedSource:
     """The elements of all loops over the same feeds."""
 
     stateful: Stateful | None = None
@@ -500,7 +500,7 @@ class Source:
         )
 
 
-class QueueSource(Source):
+class QueueSource(FeedSource):
     """A queue; counts in it the elements that were used."""
 
     ends_at_drain = True
@@ -559,7 +559,7 @@ class QueueSource(Source):
             self.feeds.task_done()
 
 
-class IterableSource(Source):
+class IterableSource(FeedSource):
     """Iterates over feeds: in `take`, or in a task of the session, if they may wait or are
     prefetched.
 

@@ -64,8 +64,7 @@ from aiohooks.session.coordinator import (
     note_own_end_in_drain,
 )
 from aiohooks.session.creators import NEVER, RecoveryPolicy, Source, creator_of
-from aiohooks.session.feeds import Element, Feeds, FeedsWentBack
-from aiohooks.session.feeds import Source as FeedSource
+from aiohooks.session.feeds import Element, Feeds, FeedSource, FeedsWentBack
 from aiohooks.session.hook import SessionRunContext, SessionRunHook
 from aiohooks.session.lifecycle import DEFAULT_YIELD_SECS, Lifecycle
 from aiohooks.session.signals import SignalPolicy, StopOnSignal

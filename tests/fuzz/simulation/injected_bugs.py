@@ -11,7 +11,7 @@ import stat
 from typing import Any
 
 from aiohooks.checkpoint import _format
-from aiohooks.session.feeds import SessionFeeds, Source
+from aiohooks.session.feeds import FeedSource, SessionFeeds
 from aiohooks.stores._connection import Writes
 from aiohooks.stores._members import Members
 from aiohooks.stores._protocol import Member, Position, Snapshot
@@ -148,8 +148,8 @@ def a_position_is_saved_too_far(state_of: Method, self: SessionFeeds, stateful: 
     return stateful.state_dict()
 
 
-@bug(Source, "note_restored", training)
-def what_was_read_ahead_is_not_set_back(note_restored: Method, self: Source) -> None:
+@bug(FeedSource, "note_restored", training)
+def what_was_read_ahead_is_not_set_back(note_restored: Method, self: FeedSource) -> None:
     """After a recovery, steps are fed with what was taken before."""
 
 
