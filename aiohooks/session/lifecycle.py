@@ -380,7 +380,7 @@ class Lifecycle(TasksOwner):
                 try:
                     return await attempt(scope)
                 except BaseException as error:
-                    await self.handle_failure(error)
+                    await self.handle_failure(scope, error)
                 scope = self.turns.begin_attempt(scope)
         finally:
             self.turns.end_run(scope)
@@ -410,8 +410,12 @@ class Lifecycle(TasksOwner):
             if self.phase == "open":
                 raise
 
-    async def handle_failure(self, error: BaseException) -> bool:
+    async def handle_failure(self, scope: RunScope, error: BaseException) -> bool:
         """Decide what becomes of a run that `error` ended. Every failed attempt comes through here.
+
+        Args:
+            scope: the scope of the attempt.
+            error: the error that left it.
 
         Returns:
             Whether the run is complete, as it had been committed. Otherwise it is to be repeated.
@@ -422,9 +426,8 @@ class Lifecycle(TasksOwner):
                 as notes, when the policy gives up.
         """
         coordinator = self.coordinator
-        commit = self._commit_to_keep()
-        if self.run_waits.scope is not None:
-            self.run_waits.scope.end_attempt(error)
+        commit = self._commit_to_keep(scope)
+        scope.end_attempt(error)
         cause = self.run_waits.cause
         self.run_waits.cause = None
         try:
@@ -444,13 +447,12 @@ class Lifecycle(TasksOwner):
             # The traceback of what is raised refers to this frame.
             del error, cause
 
-    def _commit_to_keep(self) -> Position | None:
+    def _commit_to_keep(self, scope: RunScope) -> Position | None:
         """Return the position of the commit of a failed attempt, where its feeds are tracked: as
         each of their elements counts once, the run is not repeated.
         """
-        scope = self.run_waits.scope
         session = self.session
-        if session is None or scope is None or scope.attempt is None:
+        if session is None or scope.attempt is None:
             return None
         if not (scope.attempt.committed and self.feeds.uses_tracked_feeds(scope.runner)):
             return None

@@ -220,7 +220,7 @@ class AsyncMonitoredSession(RequestMethods):
                 try:
                     return await self._run_once(scope, request, attempt)
                 except BaseException as error:
-                    is_complete = await lifecycle.handle_failure(error)
+                    is_complete = await lifecycle.handle_failure(scope, error)
                 if is_complete:
                     result = scope.result
                     # Tasks that were started in the run have its scope.
