@@ -190,7 +190,7 @@ class Calls(abc.ABC):
         args: tuple[Any, ...],
         name: str | None,
         secs: float | None = None,
-        context: Context | OwnContext | None = None,
+        context: Context | None = None,
     ) -> None:
         """Start a call in a task. Since Python 3.12, it runs immediately, up to its first wait.
 
@@ -200,17 +200,14 @@ class Calls(abc.ABC):
             args: its arguments.
             name: the name of the task.
             secs: the time limit of the call.
-            context: its context. By default, a copy of the caller's. The caller gets the changes,
-                unless this is a plain `Context`.
+            context: its context, whose changes the caller does not get. By default, it is a copy of
+                the caller's, and the caller gets the changes.
         """
         if self._caller is None:
             self._caller = copy_context()
         if context is None:
             context = self._caller.copy()
             self.contexts.append((self._caller, context))
-        elif isinstance(context, OwnContext):
-            self.contexts.append(context)
-            context = context.update(self._caller)
         self.pending += 1
         make_task: Any = waits.make_task or asyncio.Task
         task: asyncio.Task[None]
@@ -726,13 +723,9 @@ class OwnContext:
     def __init__(self) -> None:
         self._context = None
 
-    def update(self, caller: Context | None = None) -> Context:
-        """Return the context for a call, with the changes of the caller's context.
-
-        `caller` is a copy of the current context. By default, a new copy is made.
-        """
-        if caller is None:
-            caller = copy_context()
+    def update(self) -> Context:
+        """Return the context for a call, with the changes of the caller's context."""
+        caller = copy_context()
         context = self._context
         if context is None:
             context = self._context = caller.copy()
@@ -751,31 +744,16 @@ class OwnContext:
         self._caller = caller
         return context
 
-    def copy_back(
-        self,
-        since: Context | None = None,
-        merged: dict[ContextVar[Any], Any] | None = None,
-    ) -> None:
-        """Apply the changes since `update`, or since a `state`, to the current context.
-
-        Args:
-            since: a copy of the context. By default, the changes since `update` are applied.
-            merged: the values that concurrent calls have set so far. With it, a value that a later
-                call has set in the current context itself is kept.
-        """
+    def copy_back(self, since: Context | None = None) -> None:
+        """Apply the changes since `update`, or since a `state`, to the current context."""
         context = self._context
         if context is None:
             return
         changed = changes(self._before if since is None else since, context)
         if not changed:
             return
-        before = self._caller
-        self._caller = before.copy()
+        self._caller = self._caller.copy()
         for variable, value in changed:
-            if merged is not None:
-                if _is_set_later(variable, before, merged):
-                    continue
-                merged[variable] = value
             _set(variable, value, self._to_caller)
             if value is not _MISSING:
                 # What others have set since `update` remains a change for this context.
@@ -808,23 +786,8 @@ def _set(
             del tokens[variable]
 
 
-def _is_set_later(
-    variable: ContextVar[Any],
-    before: Context,
-    merged: dict[ContextVar[Any], Any],
-) -> bool:
-    """Return whether a later call has set a variable in the current context itself.
-
-    Its value is then neither that of `before` nor one that was merged.
-    """
-    current = variable.get(_MISSING)
-    return current is not before.get(variable, _MISSING) and current is not merged.get(
-        variable, _MISSING
-    )
-
-
-CallContext: TypeAlias = tuple[Context, Context] | OwnContext
-"""The context of a call before and after the call, or a context that several calls share."""
+CallContext: TypeAlias = tuple[Context, Context]
+"""The context of a call: a copy from before the call, and the context itself."""
 
 
 def copy_back(call_contexts: Iterable[CallContext]) -> None:
@@ -833,16 +796,15 @@ def copy_back(call_contexts: Iterable[CallContext]) -> None:
     A value that a later call has set in the current context itself is kept.
     """
     merged: dict[ContextVar[Any], Any] = {}
-    for call_context in call_contexts:
-        if not isinstance(call_context, tuple):
-            call_context.copy_back(merged=merged)
-            continue
-        before, after = call_context
+    for before, after in call_contexts:
         # A context never loses a variable, and usually none is set.
         if not after:
             continue
         for variable, value in changes(before, after):
-            if not _is_set_later(variable, before, merged):
+            current = variable.get(_MISSING)
+            is_merged = current is merged.get(variable, _MISSING)
+            # Otherwise, a later call has set it in the current context itself.
+            if is_merged or current is before.get(variable, _MISSING):
                 variable.set(value)
                 merged[variable] = value
 

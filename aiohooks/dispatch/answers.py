@@ -18,14 +18,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Cor
 from typing import Any, NoReturn, cast
 
 from aiohooks.dispatch.calls import (
+    HookCall,
     HookCalls,
-    Method,
+    MakeCall,
     OrderGroup,
     RegisteredHook,
-    bound_method,
     call_groups,
+    hook_call,
     order_groups,
-    plain_method,
+    plain_call,
 )
 from aiohooks.dispatch.ways import NO_ARGUMENTS, Args, Arguments, ChainEnd, Keywords, Point, Values
 from aiohooks.errors import (
@@ -48,7 +49,7 @@ class Target:
         kind: type[Any],
         hooks: Collection[RegisteredHook],
         grace_secs: float,
-        bind: Callable[[RegisteredHook, str], Method],
+        make_call: MakeCall,
     ) -> None:
         """Sort the hooks.
 
@@ -57,28 +58,28 @@ class Target:
             kind: the class of the object that stands for the hooks.
             hooks: the hooks that implement the method, in registration order.
             grace_secs: how long cancelled calls may take to end.
-            bind: returns the function that is called for a hook, which may queue the call.
+            make_call: returns the call of a hook, which may queue it.
         """
         self._point = point
         self._kind = kind
         if not point.is_async:
-            bind = plain_method
+            make_call = plain_call
         elif point.how != "none":
             # A call whose result counts is not queued.
-            bind = bound_method
+            make_call = hook_call
         wrapping = [registered for registered in hooks if point.wraps(registered.hook)]
         self._wrappers = order_groups(
             point.name,
             wrapping,
             grace_secs,
-            bound_method if point.how == "wrap" else generator_call,
+            hook_call if point.how == "wrap" else generator_call,
             one_by_one=True,
         )
         self._groups = order_groups(
             point.name,
             [registered for registered in hooks if not point.wraps(registered.hook)],
             grace_secs,
-            bind,
+            make_call,
             # A result decides whether the next hook is called, or with which argument.
             one_by_one=point.how in ("first", "chain"),
         )
@@ -98,7 +99,7 @@ class Target:
         calls_more = wrapping or self.once or self.may_wait
         if self._groups and is_simple and not calls_more:
             in_order = [registered for group in self._groups for registered in group.hooks]
-            self.quick = OrderGroup(point.name, in_order, grace_secs, bind=bind)
+            self.quick = OrderGroup(point.name, in_order, grace_secs, make_call)
 
     def call(
         self,
@@ -406,8 +407,8 @@ class WrapperCall(HookCalls):
             super().add_origin(number, error)
 
 
-def generator_call(registered: RegisteredHook, method: str) -> Method:
-    """Return a method of a hook, an async generator, as a function that gets `call_next`.
+def generator_call(registered: RegisteredHook, method: str) -> HookCall:
+    """Return the call of a hook's method, an async generator, as a function that gets `call_next`.
 
     The part before the `yield` runs before `call_next` is called, the rest afterwards.
 
@@ -443,7 +444,7 @@ def generator_call(registered: RegisteredHook, method: str) -> Method:
             return result
         return await _reject_second_yield(generator, who)
 
-    return call
+    return hook_call(registered, method, call)
 
 
 async def _throw(

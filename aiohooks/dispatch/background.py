@@ -18,13 +18,11 @@ from aiohooks._core.activity import Observer, leave_run, logger
 from aiohooks._core.queue import Queue
 from aiohooks._core.waits import new_task, wait_done
 from aiohooks.dispatch.calls import (
-    CONDITION,
-    QUEUE,
-    Method,
+    HookCall,
     OrderGroup,
     RegisteredHook,
-    bound_method,
     call_groups,
+    hook_call,
 )
 from aiohooks.dispatch.ways import Args, Keywords
 from aiohooks.errors import HookGroupClosedError
@@ -48,25 +46,26 @@ class BackgroundCalls:
         default_factory=WeakKeyDictionary["CallQueue", None]
     )
 
-    def bind(self, registered: RegisteredHook, method: str) -> Method:
-        """Return the function that calls `method` of the hook, or queues the call if it is a
-        background hook.
+    def make_call(self, registered: RegisteredHook, method: str) -> HookCall:
+        """Return the call of a hook's method, which queues it if it is a background hook.
 
-        The function of a background hook waits for a place in the queue. Its condition queues the
-        call itself if there is a place, so that most calls need no task.
+        That call waits for a place in the queue. Its condition queues the call itself if there is a
+        place, so that most calls need no task. The time limit and `disable_after` of the hook apply
+        when the queue makes the call.
         """
         if not registered.registration.background:
-            return bound_method(registered, method)
+            return hook_call(registered, method)
         queue = registered.queue
         if queue is None:
             queue = registered.queue = CallQueue(registered, self)
             self._queues[queue] = None
         group = OrderGroup(method, [registered], self.grace_secs, kind="background")
-        call = functools.partial(queue.call, group)
-        condition = functools.partial(queue.has_to_wait, group)
-        setattr(call, CONDITION, condition)
-        setattr(call, QUEUE, queue)
-        return call
+        return HookCall(
+            group.calls[0].name,
+            functools.partial(queue.call, group),
+            condition=functools.partial(queue.has_to_wait, group),
+            queue=queue,
+        )
 
     async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
         """Wait until the queues of hooks are empty. Their failures are raised by the next call.

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
 from aiohooks._core.activity import Kind, Observer, logger, observed_call
-from aiohooks._core.calls import Calls, OwnContext, RunWaits, can_wait, result_now
+from aiohooks._core.calls import Calls, RunWaits, can_wait, result_now
 from aiohooks._core.queue import Queue
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration
@@ -43,13 +43,8 @@ from aiohooks.errors import (
 F = TypeVar("F", bound=Callable[..., Any])
 
 Method = Callable[..., Awaitable[Any]]
-CONDITION = "__aiohooks_only_if__"
-"""The attribute of a method that need not always be called.
-
-Its value is the name of a plain method of the hook, or a function.
-"""
-QUEUE = "__aiohooks_queue__"
-"""The attribute of a method that queues its calls: the queue."""
+_CONDITION = "__aiohooks_only_if__"
+"""The attribute that `only_if` sets on a method: the name of its condition."""
 
 
 def only_if(condition: str) -> Callable[[F], F]:
@@ -61,7 +56,7 @@ def only_if(condition: str) -> Callable[[F], F]:
     """
 
     def mark(method: F) -> F:
-        setattr(method, CONDITION, condition)
+        setattr(method, _CONDITION, condition)
         return method
 
     return mark
@@ -175,15 +170,15 @@ class RegisteredHook:
         return True
 
 
-def bound_method(registered: RegisteredHook, method: str) -> Method:
+def _bound_method(registered: RegisteredHook, method: str) -> Method:
     """Return a method of a hook as a coroutine function. A plain one is wrapped."""
     function: Any = getattr(registered.hook, method)
     if is_coroutine_function(function):
         return cast("Method", function)
-    return plain_method(registered, method)
+    return _plain_method(registered, method)
 
 
-def plain_method(registered: RegisteredHook, method: str) -> Method:
+def _plain_method(registered: RegisteredHook, method: str) -> Method:
     """Return a plain method of a hook as a coroutine function."""
     function: Any = getattr(registered.hook, method)
     who = registered.call_name(method)
@@ -205,43 +200,62 @@ def _plain_result(result: Any, who: str) -> Any:
     )
 
 
+@dataclass(eq=False)
 class HookCall:
-    """The call of a method for one hook."""
+    """The call of a method for one hook. `hook_call` makes it, or a background hook's queue."""
 
-    def __init__(
-        self,
-        registered: RegisteredHook,
-        name: str,
-        method: Method,
-        timeout: float | None,
-    ) -> None:
-        """Prepare calls of a hook.
+    name: str
+    """The name of the hook and the method, for messages."""
+    method: Method
+    """The function that is called."""
+    may_wait: bool = True
+    """Whether the call gets a task of its own. Other calls are made in the caller's task."""
+    secs: float | None = None
+    """The time limit of the call."""
+    condition: Callable[..., bool] | None = None
+    """Returns whether the call is made. It gets the same arguments."""
+    queue: Queue[Any] | None = None
+    """The queue in which the call is put, if it is made in the background."""
 
-        Args:
-            registered: the hook.
-            name: the name of the method.
-            method: the function that is called.
-            timeout: the time limit if the hook has none of its own.
-        """
-        condition: Any = getattr(method, CONDITION, None)
-        self.name: str = registered.call_name(name)
-        """The name of the hook and the method, for messages."""
-        self.may_wait: bool = can_wait(method)
-        """Whether the call gets a task of its own. Other calls are made in the caller's task."""
-        self.queue: Queue[Any] | None = getattr(method, QUEUE, None)
-        """The queue in which the call is put, if it is made in the background."""
-        self.secs: float | None = None
-        """The time limit of the call."""
-        # A queued call has its time limit, and is left out, when the queue makes it.
-        if self.queue is None:
-            self.secs = registered.registration.timeout or timeout
-            if registered.registration.disable_after is not None:
-                method = _unless_disabled(method, registered)
-            if condition is not None:
-                condition = getattr(registered.hook, condition)
-        self.method: Method = method
-        self.condition: Callable[..., bool] | None = condition
-        """Returns whether the call is made. It gets the same arguments."""
+
+MakeCall = Callable[[RegisteredHook, str], HookCall]
+"""Returns the call of a hook's method, which it gets by name."""
+
+
+def hook_call(
+    registered: RegisteredHook,
+    name: str,
+    method: Method | None = None,
+    timeout: float | None = None,
+) -> HookCall:
+    """Return the call of a hook's method.
+
+    Args:
+        registered: the hook.
+        name: the name of the method.
+        method: the function that is called, by default the method itself.
+        timeout: the time limit if the hook has none of its own.
+    """
+    if method is None:
+        method = _bound_method(registered, name)
+    may_wait = can_wait(method)
+    condition = getattr(method, _CONDITION, None)
+    if condition is not None:
+        condition = getattr(registered.hook, condition)
+    if registered.registration.disable_after is not None:
+        method = _unless_disabled(method, registered)
+    return HookCall(
+        registered.call_name(name),
+        method,
+        may_wait,
+        registered.registration.timeout or timeout,
+        condition,
+    )
+
+
+def plain_call(registered: RegisteredHook, name: str) -> HookCall:
+    """Return the call of a hook's plain method."""
+    return hook_call(registered, name, _plain_method(registered, name))
 
 
 class OrderGroup:
@@ -252,8 +266,7 @@ class OrderGroup:
         method: str,
         hooks: Sequence[RegisteredHook],
         grace_secs: float,
-        timeout: float | None = None,
-        bind: Callable[[RegisteredHook, str], Method] = bound_method,
+        make_call: MakeCall = hook_call,
         *,
         kind: Kind = "hook",
     ) -> None:
@@ -263,17 +276,13 @@ class OrderGroup:
             method: the name of the method.
             hooks: the hooks.
             grace_secs: how long cancelled calls may take to end.
-            timeout: the time limit of hooks without a limit of their own.
-            bind: returns the function that is called for a hook.
+            make_call: returns the call of a hook.
             kind: the kind of the calls for observers.
         """
         self.kind: Kind = kind
         self.grace_secs: float = grace_secs
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
-        self.calls: list[HookCall] = []
-        for registered in self.hooks:
-            bound = bind(registered, method)
-            self.calls.append(HookCall(registered, method, bound, timeout))
+        self.calls: list[HookCall] = [make_call(registered, method) for registered in self.hooks]
         self.methods: Sequence[Method] = [call.method for call in self.calls]
         self.in_turn: bool = not any(call.may_wait for call in self.calls)
         """Whether no call may wait, so that they are made one after the other."""
@@ -306,16 +315,13 @@ class OrderGroup:
     def methods_with(
         self,
         observers: Sequence[Observer],
-        keywords: Keywords = NO_KEYWORDS,
-        own: OwnContext | None = None,
+        keywords: Keywords,
     ) -> Sequence[Method]:
         """Return the methods of the calls, each wrapped as this call of the group needs it.
 
         Args:
             observers: notified of each call.
             keywords: bound to each method.
-            own: the context of the calls, shared with other calls. A call that cannot wait is
-                wrapped to run in it. The task of another call is created in it.
         """
         methods: list[Method] = []
         for call in self.calls:
@@ -324,8 +330,6 @@ class OrderGroup:
                 method = functools.partial(observed_call, method, self.kind, call.name, observers)
             if keywords:
                 method = functools.partial(method, **keywords)
-            if own is not None and not call.may_wait:
-                method = functools.partial(_call_in_context, own, method)
             methods.append(method)
         return methods
 
@@ -350,7 +354,7 @@ def order_groups(
     method: str,
     hooks: Iterable[RegisteredHook],
     grace_secs: float,
-    bind: Callable[[RegisteredHook, str], Method] = bound_method,
+    make_call: MakeCall = hook_call,
     *,
     one_by_one: bool = False,
 ) -> tuple[OrderGroup, ...]:
@@ -363,7 +367,7 @@ def order_groups(
     key = id if one_by_one else order
     groups: list[OrderGroup] = []
     for _, batch in itertools.groupby(in_order, key):
-        groups.append(OrderGroup(method, [*batch], grace_secs, bind=bind))
+        groups.append(OrderGroup(method, [*batch], grace_secs, make_call))
     return tuple(groups)
 
 
@@ -377,7 +381,6 @@ async def call_groups(
     step: int | None = None,
     waits: RunWaits | None = None,
     observers: Sequence[Observer] = (),
-    own: OwnContext | None = None,
 ) -> list[Any]:
     """Call the methods of `groups`, and return the results in their order.
 
@@ -396,7 +399,6 @@ async def call_groups(
         step: the step for the notes of errors.
         waits: the waits of the run that the calls are part of.
         observers: the observers of the calls, by default the observers of the waiting run.
-        own: the context of the calls, shared with other calls.
 
     Raises:
         BaseException: the failure of a hook, several as one group, or the cancel of the caller.
@@ -410,8 +412,8 @@ async def call_groups(
             # A hook of the group before may have added observers of the run.
             notified = scope.observers
         methods = group.methods
-        if notified or keywords or own is not None:
-            methods = group.methods_with(notified, keywords, own)
+        if notified or keywords:
+            methods = group.methods_with(notified, keywords)
         group_second_args = None if second_args is None else next(second_args)
         if not group.in_turn:
             arguments = [args] * len(methods)
@@ -424,7 +426,7 @@ async def call_groups(
                 results.append(None)
                 continue
             calls = HookCalls(group, step, waits)
-            calls.start_all(methods, arguments, keywords, own)
+            calls.start_all(methods, arguments, keywords)
             await calls.wait()
             results += calls.results
             continue
@@ -451,18 +453,6 @@ async def call_groups(
             failures += queue.take_failures(count)
         raise_failures(failures, "background calls failed")
     return results
-
-
-async def _call_in_context(
-    context: OwnContext,
-    method: Method,
-    *args: Any,
-) -> Any:
-    """Make a call that cannot wait in the caller's task, in a context of its own."""
-    try:
-        return context.update().run(result_now, method(*args))
-    finally:
-        context.copy_back()
 
 
 def failed_in_turn(
@@ -526,7 +516,6 @@ class HookCalls(Calls):
         methods: Sequence[Method],
         arguments: Sequence[Args],
         keywords: Keywords = NO_KEYWORDS,
-        own: OwnContext | None = None,
     ) -> None:
         """Start the calls in order, and make the calls that cannot wait.
 
@@ -534,7 +523,6 @@ class HookCalls(Calls):
             methods: the method of each call, bound to its keyword arguments.
             arguments: the arguments of each call.
             keywords: the keyword arguments, for the conditions of calls.
-            own: the context of the calls, if it is shared with other calls.
         """
         is_checked = self._group.condition is not None
         for number, call in enumerate(self._group.calls):
@@ -546,7 +534,7 @@ class HookCalls(Calls):
                     self.caller_context_changed()
                     self.results[number] = result_now(method(*call_args))
                 elif is_checked or call.condition is None or call.condition(*call_args, **keywords):
-                    self.start(number, method, call_args, call.name, call.secs, own)
+                    self.start(number, method, call_args, call.name, call.secs)
             except BaseException as error:
                 self.failed(number, error)
             if self.cancelling:

@@ -266,7 +266,7 @@ class CompositeMethod:
             self.composite.kind,
             self.hooks,
             self.composite.grace_secs,
-            self.composite.background.bind,
+            self.composite.background.make_call,
         )
         self.quick = self.current.quick
         return self.current

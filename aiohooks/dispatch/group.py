@@ -35,7 +35,14 @@ from aiohooks._core.activity import logger
 from aiohooks._core.calls import OwnContext
 from aiohooks._core.validate import InitRequired, check_secs
 from aiohooks._core.waits import DEFAULT_GRACE_SECS, new_task, shielded, wait_done
-from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
+from aiohooks.dispatch.calls import (
+    HookCalls,
+    HookStatus,
+    Method,
+    OrderGroup,
+    RegisteredHook,
+    hook_call,
+)
 from aiohooks.dispatch.composite import Composite, is_context
 from aiohooks.dispatch.hook import (
     FunctionHook,
@@ -414,10 +421,18 @@ class HookGroup(InitRequired, Generic[K]):
             method,
             [RegisteredHook(registered.name, registration)],
             self._composite.grace_secs,
-            secs,
-            bind=lambda _hook, _name: function,
+            functools.partial(hook_call, method=function, timeout=secs),
         )
-        await call_groups((group,), args, own=self._own_context)
+        (call,) = group.calls
+        calls = HookCalls(group)
+        context = self._own_context.update()
+        calls.start(0, function, args, call.name, call.secs, context)
+        try:
+            await calls.wait()
+        finally:
+            # Otherwise the coroutine was closed, in a context of other code.
+            if not calls.pending:
+                self._own_context.copy_back()
 
     def status(self) -> list[HookStatus]:
         """Return the status of each hook: its failures and dropped calls."""

@@ -37,7 +37,7 @@ import itertools
 import operator
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, NamedTuple, cast
 
@@ -48,11 +48,11 @@ from aiohooks._core.validate import check_mapping
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import (
-    Method,
+    MakeCall,
     OrderGroup,
     RegisteredHook,
-    bound_method,
     call_groups,
+    hook_call,
     order_groups,
 )
 from aiohooks.dispatch.hook import Hook, HookRegistration
@@ -355,8 +355,8 @@ class HookSet:
         self._after_create_session = self._groups("after_create_session", self.registered)
         self.before_run: tuple[OrderGroup, ...] = self._groups("before_run", self.registered)
         self.after_run: tuple[OrderGroup, ...] = (
-            *self._groups("after_run", others, self.background.bind),
-            *self._groups("after_run", savers, self.background.bind),
+            *self._groups("after_run", others, self.background.make_call),
+            *self._groups("after_run", savers, self.background.make_call),
         )
         self.in_runs: bool = bool(self.before_run or self.after_run)
         """Whether a hook takes part in runs."""
@@ -480,8 +480,9 @@ class HookSet:
         self, method: str, hooks: Iterable[RegisteredHook], limit: float | None = None
     ) -> dict[RegisteredHook, OrderGroup]:
         """Return the call of a method of each hook that overrides it, to be made by itself."""
+        make_call = partial(hook_call, timeout=limit)
         return {
-            registered: OrderGroup(method, [registered], self._grace_secs, limit)
+            registered: OrderGroup(method, [registered], self._grace_secs, make_call)
             for registered in _overriding(hooks, method)
         }
 
@@ -489,10 +490,10 @@ class HookSet:
         self,
         method: str,
         hooks: Iterable[RegisteredHook],
-        bind: Callable[[RegisteredHook, str], Method] = bound_method,
+        make_call: MakeCall = hook_call,
     ) -> tuple[OrderGroup, ...]:
-        """Return the order groups of a method that `bind` takes from the hooks that override it."""
-        return order_groups(method, _overriding(hooks, method), self._grace_secs, bind)
+        """Return the order groups of a method for the hooks that override it."""
+        return order_groups(method, _overriding(hooks, method), self._grace_secs, make_call)
 
     def __repr__(self) -> str:
         names = ", ".join(registered.name for registered in self.registered)
