@@ -203,9 +203,9 @@ class LambdaHook(SessionRunHook):
         self._args = SessionRunArgs(fetches)
         # Set on the instance, so that the other methods are not overridden: a session never calls
         # those.
-        setattr(self, method, call)
+        vars(self)[method] = call
         if fetches is not None:
-            setattr(self, "before_run", self._request_fetches)  # noqa: B010 - mypy rejects an assignment
+            vars(self)["before_run"] = self._request_fetches
 
     async def _request_fetches(self, run_context: SessionRunContext) -> SessionRunArgs:
         return self._args
