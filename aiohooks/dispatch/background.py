@@ -149,6 +149,7 @@ class CallQueue(Queue["QueuedCall"]):
 
     def add(self, item: QueuedCall) -> None:
         if self.is_closed:
+            item.group.hooks[0].dropped += 1
             raise HookGroupClosedError(
                 f"the {self.name} are not queued any more: the group has been left"
             )

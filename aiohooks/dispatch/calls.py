@@ -560,4 +560,7 @@ class HookCalls(Calls):
         return error
 
     def suppresses(self, number: int, error: BaseException) -> bool:
+        if self._group.calls[number].queue is not None:
+            # The call could not be queued, which is not a failure of the hook.
+            return False
         return self._group.hooks[number].suppresses(self.describe(number), error)

@@ -249,8 +249,14 @@ async def test_a_hook_with_half_of_a_context_manager_is_none(name: str) -> None:
     assert called == ["x"]
 
 
-async def test_a_call_that_outlives_its_group_queues_nothing(clock: ManualClock) -> None:
-    """It is the caller's, and gets an error: no task would wait for the queued call."""
+@pytest.mark.parametrize("on_error", ["raise", "log"])
+async def test_a_call_that_outlives_its_group_queues_nothing(
+    clock: ManualClock, on_error: Any
+) -> None:
+    """It is the caller's, and gets an error: no task would wait for the queued call.
+
+    The hook has not failed: the call counts as dropped.
+    """
 
     async def waits(self, name):
         await gate.wait()
@@ -260,7 +266,7 @@ async def test_a_call_that_outlives_its_group_queues_nothing(clock: ManualClock)
 
     gate = asyncio.Event()
     logged: list[str] = []
-    later = ah.configure(hook(on=logs), background=True, order=1)
+    later = ah.configure(hook(on=logs), background=True, order=1, on_error=on_error)
     group = ah.HookGroup(Events, [hook(on=waits), later], grace_secs=5)
     await group.__aenter__()
     call = await parked(group.hooks.on("x"), 5)
@@ -272,6 +278,8 @@ async def test_a_call_that_outlives_its_group_queues_nothing(clock: ManualClock)
         await call
     await ticks()
     assert logged == []
+    _, status = group.status()
+    assert (status.dropped, status.failures, status.last_error) == (1, 0, None)
 
 
 async def test_a_call_that_cancels_its_own_task_at_its_end_has_failed() -> None:
