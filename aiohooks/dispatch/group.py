@@ -564,11 +564,12 @@ def _function_hook(function: object) -> HookRegistration:
 def _method_like(function: Callable[..., Any], results: How | None) -> Any:
     """Return a method of a hook interface of functions that are called as this one is."""
 
-    async def call(self: Any, *args: Any, **keywords: Any) -> Any: ...
+    async def call(self: Any, /, *args: Any, **keywords: Any) -> Any: ...
 
     method: Any = functools.update_wrapper(call, function)
     del method.__wrapped__  # it is no method
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    # Not `self`: the function itself may have a parameter of that name.
+    own = inspect.Parameter("aiohooks_functions", inspect.Parameter.POSITIONAL_ONLY)
     signature = _signature(function)
     parameters = [own, *signature.parameters.values()]
     method.__signature__ = signature.replace(parameters=parameters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -90,6 +90,24 @@ async def test_one_function_twice_is_two_registrations() -> None:
     group.remove(log)
     with invalid("log", "is not a hook of"):
         group.remove(log)
+
+
+async def test_functions_may_have_a_parameter_named_self() -> None:
+    """It is a parameter as any other, given by position or by name, also of a generator."""
+    calls: list[str] = []
+
+    async def wrap(self: str, text: str) -> AsyncIterator[None]:
+        calls.append(f"{self} {text}")
+        yield
+
+    async def log(self: str, text: str) -> None:
+        calls.append(f"{self} {text}")
+
+    for functions in ([wrap, log], [log, wrap]):
+        composed: Any = ah.compose_functions(functions)
+        await composed("a", "b")
+        await composed(self="c", text="d")
+    assert calls == ["a b", "a b", "c d", "c d"] * 2
 
 
 async def test_a_registration_is_removed_as_its_hook_is() -> None:
