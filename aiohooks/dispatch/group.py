@@ -48,6 +48,7 @@ from aiohooks.dispatch.hook import (
     FunctionHook,
     HookOptions,
     HookRegistration,
+    check_hooks,
     configure,
     registration_of,
 )
@@ -118,11 +119,9 @@ class HookGroup(InitRequired, Generic[K]):
                 argument is invalid.
         """
         check_secs(grace_secs, "grace_secs")
-        if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
-            advice = (
-                "the class first, then the hooks" if isinstance(hooks, type) else "a list of hooks"
-            )
-            raise InvalidHookError(f"hooks is {hooks!r}; give {advice}")
+        if isinstance(hooks, type):
+            raise InvalidHookError(f"hooks is {hooks!r}; give the class first, then the hooks")
+        check_hooks(hooks)
         self._composite = Composite(Interface(kind, results), init or {}, grace_secs)
         # How many hooks have had each name: the name of a removed hook is not given again.
         self._numbers: Counter[str] = Counter()

@@ -13,7 +13,7 @@ from aiohooks._core.validate import (
     check_secs,
     checked_int,
 )
-from aiohooks.errors import InvalidArgumentError, InvalidHookError
+from aiohooks.errors import InvalidArgumentError, InvalidHookError, safe_repr
 
 OnError = Literal["raise", "log"]
 """How errors of a hook are handled: `"raise"` ends the call with the error, `"log"` logs it and
@@ -125,8 +125,18 @@ def in_order(hooks: Iterable[object]) -> list[HookRegistration]:
 
     The orders are 0, 1, 2 and so on. Other hooks have order 0, and run concurrently with the first
     hook.
+
+    Raises:
+        InvalidHookError: `hooks` is no collection, or a hook is invalid.
     """
+    check_hooks(hooks)
     return [configure(hook, order=order) for order, hook in enumerate(hooks)]
+
+
+def check_hooks(hooks: object) -> None:
+    """Raise unless `hooks` is a collection, and not a hook itself."""
+    if isinstance(hooks, (Hook, HookRegistration)) or not isinstance(hooks, Iterable):
+        raise InvalidHookError(f"hooks is {safe_repr(hooks)}; give a list of hooks")
 
 
 def registration_of(hook: object) -> HookRegistration:

@@ -55,7 +55,7 @@ from aiohooks.dispatch.calls import (
     hook_call,
     order_groups,
 )
-from aiohooks.dispatch.hook import Hook, HookRegistration
+from aiohooks.dispatch.hook import Hook, HookRegistration, check_hooks
 from aiohooks.dispatch.interface import Interface, registered_hooks
 from aiohooks.errors import (
     EffectError,
@@ -516,8 +516,7 @@ def _step_of(context: SessionRunContext, _: object) -> int:
 
 def _checked_hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[object]:
     """Raise unless each of `hooks` is a `SessionRunHook`. Return them."""
-    if isinstance(hooks, (SessionRunHook, HookRegistration)) or not isinstance(hooks, Iterable):
-        raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
+    check_hooks(hooks)
     for given in hooks:
         hook = given.hook if isinstance(given, HookRegistration) else given
         if not isinstance(hook, (SessionRunHook, type)):

@@ -140,6 +140,7 @@ class Layers:
 
 Make = Callable[[], object]
 ON = hook(on=coroutine)
+NO_LISTS: list[Any] = [ON, ah.configure(ON), ah.NanHook("loss")]
 DIFFERENT = hook(different=coroutine)
 UNCLEAR = "not clear which argument takes the result", "ah.chain(argument=...)", "message, ctx"
 
@@ -305,6 +306,12 @@ HOOKS: list[Any] = [
         lambda: ah.compose_functions([ah.configure(lambda: None, timeout=1.0)]),
         "which no time limit can end",
     ),
+    # what is no list of hooks
+    *[
+        (partial(make, given), "hooks is ", "; give a list of hooks")
+        for make in (ah.in_order, partial(ah.HookGroup, Calls))
+        for given in NO_LISTS
+    ],
 ]
 ARGUMENTS: list[Any] = [
     (given(results={"frst": "first"}), "results has 'frst'", "did you mean 'first'"),
