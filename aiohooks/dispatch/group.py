@@ -52,7 +52,7 @@ from aiohooks.dispatch.hook import (
     configure,
     registration_of,
 )
-from aiohooks.dispatch.interface import Interface, check_options, registered_hooks
+from aiohooks.dispatch.interface import Interface, check_options, registered_hook
 from aiohooks.dispatch.ways import Args, How, Point, checked_how, point
 from aiohooks.errors import (
     HookGroupClosedError,
@@ -154,12 +154,10 @@ class HookGroup(InitRequired, Generic[K]):
         """
         if self._composite.state == "closed":
             self._composite.check_usable()
-        (registered,) = registered_hooks([hook], self._numbers)
-        hook = registered.hook
-        if any(other.hook is hook for other in self._composite.find(hook)):
-            raise InvalidHookError(
-                f"hooks has {hook!r} twice; make two objects of it if both are meant"
-            )
+        registration = registration_of(hook)
+        hook = registration.hook
+        others = self._composite.find(hook)
+        registered = registered_hook(registration, others, self._numbers)
         if hook is self._composite.object:
             raise InvalidHookError(f"{hook!r} stands for {self!r}; a call would never end")
         interface = self._composite.interface

@@ -1,7 +1,7 @@
 """A hook interface: the methods that a class offers to hooks, and the checks of hooks.
 
 Interface            the methods and the public data of a class, and the checks of hooks
-registered_hooks     names hooks and checks their registrations
+registered_hook      names a hook and checks its registration
 check_options        checks the options of a registration against the methods of its hook
 """
 
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.calls import RegisteredHook
-from aiohooks.dispatch.hook import FunctionHook, hook_name, registration_of
+from aiohooks.dispatch.hook import FunctionHook, HookRegistration, hook_name
 from aiohooks.dispatch.ways import (
     ASYNC_GENERATOR,
     COROUTINE,
@@ -319,41 +319,37 @@ def _is_misspelt(name: str, meant: str) -> bool:
 # -- registrations
 
 
-def registered_hooks(
-    hooks: Iterable[object],
-    numbers: Counter[str] | None = None,
-) -> tuple[RegisteredHook, ...]:
-    """Check the hooks, and name each by its class: `Name`, and further ones `Name#2`, `Name#3`,
-    or the first one of a class in another module `module.Name`.
+def registered_hook(
+    registration: HookRegistration,
+    others: Iterable[RegisteredHook],
+    numbers: Counter[str],
+) -> RegisteredHook:
+    """Check a hook, and name it by its class: `Name`, and further ones `Name#2`, `Name#3`, or the
+    first one of a class in another module `module.Name`.
 
-    `numbers` has the number of hooks that have had each name, and is updated.
+    Args:
+        registration: the hook with its options.
+        others: the hooks before it, which it must not be among.
+        numbers: how many hooks have had each name. It is updated.
 
     Raises:
-        InvalidHookError: a hook is a class, is listed twice, or has `once=True` and is not a
-            function.
+        InvalidHookError: the hook is among the others, or has `once=True` and is not a function.
     """
-    if numbers is None:
-        numbers = Counter()
-    registered: dict[int, RegisteredHook] = {}
-    for registration in map(registration_of, hooks):
-        hook = registration.hook
-        if id(hook) in registered:
-            raise InvalidHookError(
-                f"hooks has {hook!r} twice; make two objects of it if both are meant"
-            )
-        if registration.once and not isinstance(hook, FunctionHook):
-            raise InvalidHookError(
-                f"{hook!r} has once=True, which is for functions; remove the hook"
-            )
-        name = registration.name or hook_name(hook)
-        name_with_module = f"{type(hook).__module__}.{name}"
-        numbers.update([name, name_with_module])
-        if numbers[name] > 1:
-            is_of_class = registration.name is None and not isinstance(hook, FunctionHook)
-            is_of_another_module = is_of_class and numbers[name_with_module] == 1
-            name = name_with_module if is_of_another_module else f"{name}#{numbers[name]}"
-        registered[id(hook)] = RegisteredHook(name, registration)
-    return tuple(registered.values())
+    hook = registration.hook
+    if any(other.hook is hook for other in others):
+        raise InvalidHookError(
+            f"hooks has {hook!r} twice; make two objects of it if both are meant"
+        )
+    if registration.once and not isinstance(hook, FunctionHook):
+        raise InvalidHookError(f"{hook!r} has once=True, which is for functions; remove the hook")
+    name = registration.name or hook_name(hook)
+    name_with_module = f"{type(hook).__module__}.{name}"
+    numbers.update([name, name_with_module])
+    if numbers[name] > 1:
+        is_of_class = registration.name is None and not isinstance(hook, FunctionHook)
+        is_of_another_module = is_of_class and numbers[name_with_module] == 1
+        name = name_with_module if is_of_another_module else f"{name}#{numbers[name]}"
+    return RegisteredHook(name, registration)
 
 
 def check_options(

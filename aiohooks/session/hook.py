@@ -37,6 +37,7 @@ import itertools
 import operator
 import os
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, NamedTuple, cast
@@ -55,8 +56,8 @@ from aiohooks.dispatch.calls import (
     hook_call,
     order_groups,
 )
-from aiohooks.dispatch.hook import Hook, HookRegistration, check_hooks
-from aiohooks.dispatch.interface import Interface, registered_hooks
+from aiohooks.dispatch.hook import Hook, HookRegistration, check_hooks, registration_of
+from aiohooks.dispatch.interface import Interface, registered_hook
 from aiohooks.errors import (
     EffectError,
     FeedConflictError,
@@ -326,10 +327,13 @@ class HookSet:
         self._coordinator = coordinator
         self._graph = graph
         self._grace_secs = coordinator.owner.grace_secs
-        self.registered: tuple[RegisteredHook, ...] = registered_hooks(_checked_hooks(hooks))
+        self.registered: list[RegisteredHook] = []
         """The hooks in the order of the list."""
-        for registered in self.registered:
+        numbers: Counter[str] = Counter()
+        for hook in _checked_hooks(hooks):
+            registered = registered_hook(registration_of(hook), self.registered, numbers)
             LIFECYCLE.check(registered)
+            self.registered.append(registered)
         # The keys for `_users`. A forked child may use the same objects in a session of its own.
         self._by_key = {(os.getpid(), id(entry.hook)): entry for entry in self.registered}
         self.background: BackgroundCalls = BackgroundCalls(
