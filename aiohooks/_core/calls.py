@@ -36,7 +36,13 @@ import anyio
 
 from aiohooks._core import waits
 from aiohooks._core.activity import ENTRIES, Awaited, RunScope, as_coroutine, current_scope, logger
-from aiohooks._core.clock import TimerHandle, call_later, current_clock, monotonic_now
+from aiohooks._core.clock import (
+    NO_TIMER,
+    TimerHandle,
+    call_later,
+    current_clock,
+    monotonic_now,
+)
 from aiohooks._core.waits import leave_behind, retrieve_exception, running_loop, wait_done
 from aiohooks.errors import (
     add_origin,
@@ -52,8 +58,6 @@ T = TypeVar("T")
 _HAS_EAGER_TASKS = sys.version_info >= (3, 12)
 _MAX_NESTED_STARTS = 16
 """How many eager starts may be nested: each of them uses some of the C stack."""
-_ALL = -1
-"""Stands for all calls instead of a number."""
 _MISSING: Any = object()
 """Stands for a result that has not arrived, and for the value of a variable that is unset."""
 
@@ -67,7 +71,9 @@ class _Ending:
         self.cause: BaseException | None = None
         """The argument of `Calls.end`."""
         self.timers: dict[int, TimerHandle] = {}
-        """The time limits of calls, and then their grace periods; by `_ALL`, that of all calls."""
+        """The time limits of calls, and then their grace periods."""
+        self.grace_timer: TimerHandle = NO_TIMER
+        """The grace period of all calls, from their cancellation."""
         self.timeouts: dict[int, BaseException] = {}
         """The errors of calls that have exceeded their time limits."""
         self.left_behind: set[int] = set()
@@ -305,7 +311,7 @@ class Calls(abc.ABC):
             except GeneratorExit:
                 # The coroutine of the caller is closed, and nothing will wait for the calls.
                 self._cancel_calls()
-                self.stop_timer(_ALL)
+                self._get_ending().grace_timer.cancel()
                 raise
             finally:
                 del ENTRIES[id(self)]
@@ -351,7 +357,7 @@ class Calls(abc.ABC):
                     self._record(number, self.cancelled_error(number, CancelledError()))
         self._tasks.clear()
         if self._ending is not None:
-            self.stop_timer(_ALL)
+            self._ending.grace_timer.cancel()
             self._raise(self._ending)
 
     def _raise(self, ending: _Ending) -> None:
@@ -443,7 +449,7 @@ class Calls(abc.ABC):
             task.cancel()
         if self.pending and self.grace_secs is not None:
             timer = current_clock().call_later(self.grace_secs, self._leave_all_behind)
-            self._get_ending().timers[_ALL] = timer
+            self._get_ending().grace_timer = timer
 
     def start_timer(self, number: int, secs: float) -> None:
         """Limit the time of a call that has been started, unless it has ended."""
