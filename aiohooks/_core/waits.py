@@ -149,21 +149,26 @@ async def _end_within(
 
     A task that still runs then is left alone, with a warning.
     """
-    clock = current_clock()
-    for is_cancelled in (False, True):
-        if is_cancelled:
-            task.cancel()
-        # Counted from here: a blocked event loop must not take the time after the cancel.
-        deadline = clock.now() + grace_secs
-        while not task.done() and clock.now() < deadline:
-            # Further cancels are ignored: the caller has noted one already.
-            with contextlib.suppress(asyncio.CancelledError):
-                await wait_done([task], deadline - clock.now())
-        if task.done():
-            return
+    await _wait_uncancelled(task, grace_secs)
+    if task.done():
+        return
+    task.cancel()
+    await _wait_uncancelled(task, grace_secs)
+    if task.done():
+        return
     message = "%s still runs %s s after its cancellation; continuing without it"
     logger.warning(message, what, grace_secs)
     leave_behind([task])
+
+
+async def _wait_uncancelled(task: asyncio.Task[Any], secs: float) -> None:
+    """Wait until a task is done, at most `secs`, and ignore cancels: the caller has noted one."""
+    clock = current_clock()
+    # Counted from here: a blocked event loop must not take the time after the cancel.
+    deadline = clock.now() + secs
+    while not task.done() and clock.now() < deadline:
+        with contextlib.suppress(asyncio.CancelledError):
+            await wait_done([task], deadline - clock.now())
 
 
 LEFT_BEHIND: set[asyncio.Task[Any]] = set()
