@@ -58,14 +58,14 @@ class Parameters:
         self._count = 0  # of the parameters that may be given by position
         self._by_name: dict[str, Key] = {}  # the keys of parameters that may be given by name
         self._defaults: Values = {}
-        # An argument for `*args` and one for `**kwargs`, if the method has them.
-        self._others: Values = {}
+        self._takes_more_places = False  # by `*args`
+        self._takes_any_names = False  # by `**kwargs`
         for place, parameter in enumerate(parameters):
             if parameter.kind is parameter.VAR_POSITIONAL:
-                self._others[place] = None
+                self._takes_more_places = True
                 continue
             if parameter.kind is parameter.VAR_KEYWORD:
-                self._others["any_other"] = None
+                self._takes_any_names = True
                 continue
             key: Key = parameter.name
             if parameter.kind is not parameter.KEYWORD_ONLY:
@@ -86,10 +86,12 @@ class Parameters:
 
         The longest and the shortest call are tried. The text is empty if it takes both.
         """
-        named: Values = dict.fromkeys(self.keys.values())
-        required = named.keys() - self._defaults.keys()
-        longest = {**named, **self._others}
-        shortest: Values = dict.fromkeys(required)
+        longest: Values = dict.fromkeys(self.keys.values())
+        shortest: Values = dict.fromkeys(longest.keys() - self._defaults.keys())
+        if self._takes_more_places:
+            longest[self._count] = None
+        if self._takes_any_names:
+            longest["any_other_name"] = None
         try:
             for values in (longest, shortest):
                 args, keywords = self.for_hooks(values)
@@ -110,7 +112,7 @@ class Parameters:
         # Otherwise, each parameter has its argument.
         if keywords or len(args) != self._count:
             named = keywords
-            if "any_other" in self._others:
+            if self._takes_any_names:
                 # Before Python 3.13, `bind` rejects the name of a positional-only parameter.
                 named = {name: keywords[name] for name in self._by_name if name in keywords}
             self.signature.bind(*args, **named)
@@ -154,7 +156,7 @@ class Parameters:
         given = values.keys() - {self.chosen}
         keys: list[Key] = [*self._places(given)]
         positions = {*range(self._count)} - {self.chosen}
-        takes_positions = positions or self._count in self._others
+        takes_positions = positions or self._takes_more_places
         if not takes_positions or isinstance(self.chosen, str):
             named = [key for key in self.keys.values() if isinstance(key, str)]
             keys += [key for key in named if key in given]
