@@ -1,6 +1,6 @@
 """The calls of a method for all hooks that implement it, and the one result of them.
 
-Target        calls the hooks of a method, and returns one result (`ways.Point.how`)
+SortedHooks   calls the hooks of a method, and returns one result (`ways.Point.how`)
 WrapperCall   the call of a hook that wraps others
 
 A hook wraps others if it calls them itself: by an argument of the method (the way "wrap"), or as an
@@ -40,7 +40,7 @@ from aiohooks.errors import (
 _MERGEABLE: list[set[Any]] = [{list}, {tuple}, {dict}]
 
 
-class Target:
+class SortedHooks:
     """The hooks that implement a method, sorted for its calls."""
 
     def __init__(

@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 
 from aiohooks._core.calls import result_now
 from aiohooks._core.clock import wake
-from aiohooks.dispatch.answers import Target, combined
+from aiohooks.dispatch.answers import SortedHooks, combined
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, failed_in_turn
 from aiohooks.dispatch.hook import identity
@@ -134,13 +134,13 @@ class Composite:
             args: the positions of the call.
             keywords: the keywords of the call.
         """
-        target = method.current or method.renew_target()
-        self.check_loop(may_wait=target.may_wait)
+        hooks = method.sorted_hooks or method.sort_hooks()
+        self.check_loop(may_wait=hooks.may_wait)
         # Before the call: another one that runs meanwhile must not call them again.
-        for registered in target.once:
+        for registered in hooks.once:
             self.remove(registered)
-        call = target.call(instance, args, keywords)
-        if not target.may_wait:
+        call = hooks.call(instance, args, keywords)
+        if not hooks.may_wait:
             return await call
         self._active[call] = None
         try:
@@ -236,10 +236,10 @@ class CompositeMethod:
         self.point: Point = point
         self.hooks: dict[RegisteredHook, None] = {}
         """The hooks that implement the method, in registration order."""
-        self.current: Target | None = None
-        """The target of the next call, or None if the hooks have changed since it was made."""
+        self.sorted_hooks: SortedHooks | None = None
+        """The hooks, sorted for the next call, or None if they have changed since."""
         self.quick: OrderGroup | None = None
-        """The calls that the method makes itself, without the target. See `Target.quick`."""
+        """The calls that the method makes itself, as in `SortedHooks.quick`."""
         declared = composite.interface.members[point.name]
         self._function = _calling(self)
         functools.update_wrapper(self._function, inspect.unwrap(declared))
@@ -252,24 +252,24 @@ class CompositeMethod:
         return types.MethodType(self._function, instance)
 
     def reset(self) -> None:
-        """Find the hooks anew at the next call."""
-        self.current = None
+        """Sort the hooks again at the next call."""
+        self.sorted_hooks = None
         self.quick = None
         attribute = self._function if self.hooks else self
         setattr(self.composite.kind, self.point.name, attribute)
 
-    def renew_target(self) -> Target:
-        """Make the target of the next calls, and keep it. Raise if the group cannot be used."""
+    def sort_hooks(self) -> SortedHooks:
+        """Sort the hooks for the next calls. Raise if the group cannot be used."""
         self.composite.check_usable()
-        self.current = Target(
+        self.sorted_hooks = SortedHooks(
             self.point,
             self.composite.kind,
             self.hooks,
             self.composite.grace_secs,
             self.composite.background.make_call,
         )
-        self.quick = self.current.quick
-        return self.current
+        self.quick = self.sorted_hooks.quick
+        return self.sorted_hooks
 
     def check_results(self, added: RegisteredHook) -> None:
         """Raise if several hooks would return a result, and nothing says which result counts.

@@ -17,7 +17,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks._core.calls import Calls
 from aiohooks._core.clock import wake
-from aiohooks.dispatch.answers import Target, WrapperCall
+from aiohooks.dispatch.answers import SortedHooks, WrapperCall
 from aiohooks.errors import raise_unchanged
 from aiohooks.graph.graph import Values
 from aiohooks.graph.session import Session
@@ -250,7 +250,7 @@ async def wrapped_call_is_made_twice(call: Method, *args: Any, **keywords: Any) 
     return [*await call(*args, **keywords), *await call(*args, **keywords)]
 
 
-@bug(Target, "_call_one_by_one", "values")
+@bug(SortedHooks, "_call_one_by_one", "values")
 async def chained_result_is_dropped(call: Method, *args: Any) -> Any:
     found = await call(*args)
     return found[:1] if isinstance(found, list) else found
