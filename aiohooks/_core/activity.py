@@ -33,7 +33,6 @@ error instead of a deadlock, and a wait for a step knows the publisher that it b
 Reports in the log:
 
     logger          the logger of the library
-    is_logged       whether a repeated failure is logged
     WaitLog         reports of waits that take long
     wait_log        a log of the waits inside of the library that take long
 """
@@ -443,14 +442,6 @@ def begin_run(session: RunOwner | None, publisher: object) -> RunScope:
 # -- reports in the log
 
 logger = logging.getLogger("aiohooks")
-
-
-def is_logged(count: int, more: int = 1) -> bool:
-    """Return whether to log that there are `count` failures, of which `more` are new.
-
-    The log has the first failure, the 10th, the 100th, ...
-    """
-    return count == more or len(str(count - more)) < len(str(count))
 
 
 class WaitLog:

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from aiohooks._core.activity import is_logged
 from aiohooks._core.queue import ThreadQueue
 from aiohooks._core.validate import check_instance, check_secs
 from aiohooks._core.waits import wait_done
@@ -288,9 +287,10 @@ class Sender(ThreadQueue[Record | Start]):
         reason: str,
     ) -> None:
         """Count records as lost. Log the first one, the tenth, the hundredth, ..."""
+        lost_before = self.lost
         self.lost += len(records)
         self.error = reason
-        if is_logged(self.lost, len(records)):
+        if not lost_before or len(str(lost_before)) < len(str(self.lost)):
             message = "%r: the metrics of %d steps, step %d the last, are lost: %s"
             logger.warning(
                 message,
