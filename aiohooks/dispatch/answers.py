@@ -229,12 +229,23 @@ class SortedHooks:
             if point.how == "chain":
                 return point.parameters.chosen_value(values)
             return point.empty()
-        own = cast("Any", super(self._kind, instance))
-        own_method = getattr(own, point.name)
+        own_method = own_attribute(self._kind, instance, point.name)
         result = own_method(*args, **keywords)
         if point.is_async and inspect.isawaitable(result):
             return await result
         return result
+
+
+def own_attribute(kind: type[Any], owner: Any, name: str) -> Any:
+    """Return an attribute of the hook interface itself, as if there was no hook.
+
+    Args:
+        kind: the class of the object that stands for the hooks.
+        owner: the object or its class, of which the attribute is.
+        name: the name of the attribute.
+    """
+    own = cast("Any", super(kind, owner))
+    return getattr(own, name)
 
 
 # -- results

@@ -4,6 +4,7 @@ Hooks of one `order` are called together, and groups of hooks one after the othe
 cannot wait is made in the caller's task, and a call that may wait in a task of its own.
 
     RegisteredHook   a hook of one group or session, with its failures
+    HookCall         the call of a method for one hook, as `hook_call` or a queue makes it
     OrderGroup       the calls of one method that start together: hooks of one `order`
     order_groups     sorts the hooks that override a method into such groups
     call_groups      calls them, group after group

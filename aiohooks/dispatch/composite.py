@@ -16,11 +16,11 @@ import types
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from aiohooks._core.calls import result_now
 from aiohooks._core.clock import wake
-from aiohooks.dispatch.answers import SortedHooks, combined
+from aiohooks.dispatch.answers import SortedHooks, combined, own_attribute
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, failed_in_turn
 from aiohooks.dispatch.hook import identity
@@ -248,7 +248,7 @@ class CompositeMethod:
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
         """Return the method of the object, or the method of the class."""
         if instance is None:
-            return _of_class(self.composite, owner, self.point.name)
+            return own_attribute(self.composite.kind, owner, self.point.name)
         return types.MethodType(self._function, instance)
 
     def reset(self) -> None:
@@ -335,12 +335,6 @@ def _place(group: OrderGroup, remaining: Any) -> int:
     return len(group.methods) - operator.length_hint(remaining) - 1
 
 
-def _of_class(composite: Composite, owner: Any, name: str) -> Any:
-    """Return an attribute as it is without any hook. `owner` is the object, or its class."""
-    own = cast("Any", super(composite.kind, owner))
-    return getattr(own, name)
-
-
 # -- data
 
 
@@ -357,11 +351,11 @@ class _Attribute:
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
         if instance is None:
-            return _of_class(self.composite, owner, self.name)
+            return own_attribute(self.composite.kind, owner, self.name)
         for registered in self.composite.hooks:
             if self._is_set_by(registered.hook):
                 return getattr(registered.hook, self.name)
-        return _of_class(self.composite, instance, self.name)
+        return own_attribute(self.composite.kind, instance, self.name)
 
     def _is_set_by(self, hook: object) -> bool:
         """Return whether a hook has another value than the class.

@@ -176,11 +176,6 @@ class Interface:
         inherited = [vars(base).get(name) for base in self.kind.__mro__]
         return not any(function is _function_of(method) for method in inherited)
 
-    def implemented(self, hook: object) -> list[Point]:
-        """Return the methods that `hook` implements."""
-        points = self.points.values()
-        return [point for point in points if self.overrides(hook, point.name)]
-
     def check(self, registered: RegisteredHook) -> list[Point]:
         """Check that all methods of a hook can be called, and return those of the interface.
 
@@ -202,7 +197,7 @@ class Interface:
                     f"{registered.name}.{name} cannot be called: {self.kind.__name__}.{name}"
                     f" {reason}; use this hook beside the others"
                 )
-        points = self.implemented(hook)
+        points = [point for point in self.points.values() if self.overrides(hook, point.name)]
         for point in points:
             self._check_method(registered, point)
         # Once for each class, as this looks at all its members.
