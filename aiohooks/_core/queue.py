@@ -81,13 +81,12 @@ class Queue(abc.ABC, Generic[T]):
         self._places.append(place)
         self._wait_log.begin(place)
         try:
-            try:
+            with contextlib.suppress(StopRequestedError):
                 await until_stop(place, current_run())
-            except StopRequestedError:
-                pass
-            except Exception:  # of a task that has failed, so that the session ends, too
-                self.add(item)
-                raise
+        except Exception:  # of a task that has failed, so that the session ends, too
+            self.add(item)
+            raise
+        else:
             self.add(item)
         finally:
             self._wait_log.end(place)
