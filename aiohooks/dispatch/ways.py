@@ -344,6 +344,13 @@ def checked_how(how: How, what: str) -> Combination:
 
 # -- a method
 
+WayOrNone: TypeAlias = Way | Literal["none", "any", "one"]
+"""The way of a method, or of a method without a way:
+
+`"none"`: it returns nothing. `"any"`: it may return something, and several results are an error of
+the call. `"one"`: it returns something, and only one hook may implement it.
+"""
+
 
 class Point:
     """A method of a hook interface."""
@@ -388,17 +395,8 @@ class Point:
         self.problem: str = self._find_problem(kind, annotations)
         """Why hooks cannot implement it, or no text."""
         mark = getattr(member, _MARK, None) or getattr(function, _MARK, None)
-        self.how: Way | Literal["none", "any", "one"] = self._choose_way(
-            annotations,
-            own_way or mark,
-            common_way,
-        )
-        """How the results of several hooks become one.
-
-        It is the way of the method, or without one: `"none"`, as the method returns nothing;
-        `"any"`, as it may return something, so that several results are an error of the call;
-        `"one"`, as it returns something, so that only one hook may implement it.
-        """
+        self.how: WayOrNone = self._choose_way(annotations, own_way or mark, common_way)
+        """How the results of several hooks become one."""
         has_next = self.how == "one" and bool(self.nexts)
         self.calls_next: bool = self.how == "wrap" or has_next
         """Whether an argument calls the next hook. The result of a hook counts then, also None."""
@@ -424,7 +422,7 @@ class Point:
         annotations: _Annotations,
         own_way: Combination | None,
         common_way: Combination | None,
-    ) -> Way | Literal["none", "any", "one"]:
+    ) -> WayOrNone:
         """Return how the results of several hooks become one, and choose the argument of the way.
 
         Args:
