@@ -11,6 +11,7 @@ None of them knows of hooks.
                    the run that the current code is part of; the logger and reports of long waits
     clock          the clock, which tests can replace; timers and pauses
     validate       checks of arguments
+    files          writing to files
     fork           locks, threads and connections when the process forks
     lazy           packages that import a public name when it is first used
 """

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO, ClassVar, cast
 
+from aiohooks._core.files import write_all
 from aiohooks._core.validate import checked_path
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._observing import (
@@ -253,14 +253,8 @@ class _JSONLinesFile:
             file.seek(size - 1)
             if file.read(1) != b"\n":
                 lines = b"\n" + lines
-        unwritten = memoryview(lines)
         try:
-            while unwritten:
-                count = file.write(unwritten)
-                # A broken file system may never write a byte, and report no error.
-                if not count:
-                    raise OSError(errno.EIO, "nothing was written", self.path)
-                unwritten = unwritten[count:]
+            write_all(file.write, lines, self.path)
         except OSError:
             file.truncate(size)
             raise
