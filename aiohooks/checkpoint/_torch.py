@@ -57,12 +57,7 @@ def storage_address(tensor: Tensor) -> object:
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
     """Return the bytes of a storage, on its device."""
-    empty = torch.empty(
-        0,
-        dtype=torch.uint8,
-        device=storage.device,
-    )
-    return empty.set_(storage)
+    return tensor_in(storage, "uint8", 0, (storage.nbytes(),), (1,))
 
 
 def host_bytes(storage: torch.UntypedStorage) -> memoryview:
@@ -73,12 +68,7 @@ def host_bytes(storage: torch.UntypedStorage) -> memoryview:
 
 def new_memory(size: int) -> Any:
     """Return so many bytes of the host's memory, as an array of numpy."""
-    memory = torch.empty(
-        size,
-        dtype=torch.uint8,
-        device="cpu",
-    )
-    return memory.numpy()
+    return torch.empty(size, dtype=torch.uint8, device="cpu").numpy()
 
 
 def host_copies(
@@ -92,8 +82,20 @@ def host_copies(
     """
     copies = {id(tensor): tensor for tensor in tensors}
     stored = {key: as_stored(value) for key, value in copies.items() if refusal(value) is None}
-    storages = {storage_address(value): value.untyped_storage() for value in stored.values()}
-    host_storages = _copy_storages(storages, take)
+    sources = {
+        storage_address(value): _bytes_of(value.untyped_storage()) for value in stored.values()
+    }
+    # They lie one after another in one memory.
+    offsets: dict[object, int] = {}
+    size = 0
+    for address, source in sources.items():
+        offsets[address] = size
+        size += -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT  # rounded up
+    memory = take(size)
+    host_storages = {
+        address: _copy_to(_host_part(memory, offsets[address], source.nbytes), source)
+        for address, source in sources.items()
+    }
     for key, tensor in stored.items():
         copies[key] = tensor_in(
             host_storages[storage_address(tensor)],
@@ -105,32 +107,15 @@ def host_copies(
     return copies
 
 
-def _copy_storages(
-    storages: Mapping[object, torch.UntypedStorage],
-    take: Callable[[int], memoryview],
-) -> dict[object, torch.UntypedStorage]:
-    """Return copies of storages, which lie one after another in the memory that `take` gives."""
-    sources = {address: _bytes_of(storage) for address, storage in storages.items()}
-    size = sum(map(_aligned_size, sources.values()))
-    memory = take(max(1, size))
-    copies: dict[object, torch.UntypedStorage] = {}
-    offset = 0
-    for address, source in sources.items():
-        host = _host_part(memory, offset, source.nbytes)
-        offset += _aligned_size(source)
-        if source.device.type == "cpu":
-            # numpy copies with one memcpy, which is faster than `copy_`, and lets other threads run
-            # meanwhile.
-            host.numpy()[:] = source.numpy()
-        else:
-            host.copy_(source)
-        copies[address] = host.untyped_storage()
-    return copies
-
-
-def _aligned_size(source: Tensor) -> int:
-    """Return the bytes of a tensor, rounded up to a multiple of the alignment."""
-    return -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
+def _copy_to(host: Tensor, source: Tensor) -> torch.UntypedStorage:
+    """Copy bytes to the memory of the host, and return that."""
+    if source.device.type == "cpu":
+        # numpy copies with one memcpy, which is faster than `copy_`, and lets other threads run
+        # meanwhile.
+        host.numpy()[:] = source.numpy()
+    else:
+        host.copy_(source)
+    return host.untyped_storage()
 
 
 def _host_part(memory: memoryview, offset: int, size: int) -> Tensor:
@@ -166,7 +151,7 @@ def tensor_in(
     kind = _DTYPES.get(dtype)
     if kind is None:
         raise ValueError(f"this torch has no {dtype}")
-    empty = torch.empty(0, dtype=kind, device="cpu")
+    empty = torch.empty(0, dtype=kind, device=storage.device)
     return empty.set_(storage, offset, shape, strides)
 
 

@@ -109,13 +109,12 @@ def _tensors_in(
     items = value
     if torch.is_tensor(value):
         yield value
-    if not isinstance(value, (Mapping, list, tuple)) or id(items) in seen:
-        return
-    seen[id(items)] = items
-    if isinstance(value, Mapping):
-        items = items.values()
-    for item in items:
-        yield from _tensors_in(item, torch, seen)
+    elif isinstance(value, (Mapping, list, tuple)) and id(items) not in seen:
+        seen[id(items)] = items
+        if isinstance(value, Mapping):
+            items = items.values()
+        for item in items:
+            yield from _tensors_in(item, torch, seen)
 
 
 _Access = tuple[Callable[[], Any], Callable[[Any], object]]
