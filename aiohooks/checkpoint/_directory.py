@@ -50,7 +50,7 @@ class CheckpointDirectory:
         self._has_warned = False
 
     @contextlib.contextmanager
-    def _locked(self, *, error_prefix: str) -> Generator[Directory]:
+    def _locked(self, error_prefix: str) -> Generator[Directory]:
         """Yield the directory, which this process has locked, and whose names were just listed.
 
         The leftovers of a writer that was killed are removed. An error of the system, here or in
@@ -93,13 +93,9 @@ class CheckpointDirectory:
     ) -> Checkpoint:
         """Save a state. Its sequence is the next one here, or `least_sequence` if that is later."""
         error_prefix = f"the checkpoint of step {step} was not saved in {self.path}"
-        data, arrays = _encoding.encode(state)
-        with self._locked(error_prefix=error_prefix) as directory:
+        contents = _encoding.encode(state)
+        with self._locked(error_prefix) as directory:
             name = Name(max(_format.next_sequence(directory.names), least_sequence), step)
-            contents = {
-                _format.ARRAYS: arrays.chunks(),
-                _format.STATE: [data],
-            }
             new = _format.checkpoint_of(self.path / str(name), metrics, {})
             saved = self._commit(directory, new, contents)
             self._remove_old(directory, saved)
@@ -112,9 +108,9 @@ class CheckpointDirectory:
     ) -> Checkpoint | None:
         """Add metrics to the newest checkpoint of a step. Return None if there is none."""
         error_prefix = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
-        with self._locked(error_prefix=error_prefix) as directory:
-            with contextlib.closing(self._readable(directory)) as newest_first:
-                saved = next((saved for saved in newest_first if saved.step == step), None)
+        with self._locked(error_prefix) as directory:
+            newest_first = list(self._readable(directory))
+            saved = next((saved for saved in newest_first if saved.step == step), None)
             if saved is None:
                 return None
             all_metrics = _format.check_metrics({**saved.metrics, **metrics})
@@ -137,7 +133,7 @@ class CheckpointDirectory:
         """Write a checkpoint that was downloaded from the mirror, under the name it has there."""
         name = checkpoint.path.name
         error_prefix = f"checkpoint {name} was not downloaded to {self.path}"
-        with self._locked(error_prefix=error_prefix) as directory:
+        with self._locked(error_prefix) as directory:
             if name in directory.names:
                 message = f"{name} exists, is damaged, and cannot be set aside"
                 raise FileExistsError(errno.EEXIST, message)
@@ -156,7 +152,7 @@ class CheckpointDirectory:
         operation fails, nothing is left of it.
         """
         name = new.path.name
-        temporary = _format.unused_name(f".tmp-{name}", directory.names)
+        temporary = directory.unused_name(f".tmp-{name}")
         try:
             with directory.make(temporary) as inside:
                 files = {file: inside.write_new(file, data) for file, data in contents.items()}
@@ -222,7 +218,7 @@ class CheckpointDirectory:
         renamed: list[str] = []
         for checkpoint in old:
             name = checkpoint.path.name
-            temporary = _format.unused_name(f".tmp-drop-{name}", directory.names)
+            temporary = directory.unused_name(f".tmp-drop-{name}")
             with contextlib.suppress(FileNotFoundError):  # the user may have removed it
                 directory.rename(name, temporary)
                 renamed.append(temporary)
@@ -268,11 +264,12 @@ class CheckpointDirectory:
         """Return a checkpoint and its state. Raises as `Directory.read_manifest` does."""
         with directory.open_checkpoint(name) as inside:
             checkpoint = inside.read_manifest(self.path / name)
-            files = checkpoint.files
-            with inside.verified(_format.ARRAYS, files[_format.ARRAYS]) as file:
-                arrays = _encoding.read_arrays(file, file.size)
-            with inside.verified(_format.STATE, files[_format.STATE]) as file:
-                data = file.read(file.size)
+            entry = checkpoint.files[_format.ARRAYS]
+            with inside.verified(_format.ARRAYS, entry) as file:
+                arrays = _encoding.read_arrays(file, entry.size)
+            entry = checkpoint.files[_format.STATE]
+            with inside.verified(_format.STATE, entry) as file:
+                data = file.read(entry.size)
         return checkpoint, _encoding.decode(data, arrays)
 
     def restore(
@@ -289,7 +286,7 @@ class CheckpointDirectory:
         """
         error_prefix = f"no checkpoint could be restored from {self.path}"
         if not self._read_only:
-            with self._locked(error_prefix=error_prefix) as directory:
+            with self._locked(error_prefix) as directory:
                 return self._restore(directory, step, [] if set_aside is None else set_aside)
         with self._lock.mutex, _checkpoint_errors(error_prefix):
             if step is None and not exists(self._fs, self.path):
@@ -324,15 +321,16 @@ class CheckpointDirectory:
         for name in names:
             if step not in (None, name.step):
                 continue
+            text = str(name)
             try:
-                checkpoint, state = self._read(directory, str(name))
+                checkpoint, state = self._read(directory, text)
                 return Restored(checkpoint, state, tuple(set_aside))
             except DamagedError as error:
                 damage = str(error)
-            if self._read_only and str(name) not in directory.list_names():
+            if self._read_only and text not in directory.list_names():
                 raise _RemovedError
-            set_aside.append((str(name), damage))
-            self._set_aside(directory, str(name), damage)
+            set_aside.append((text, damage))
+            self._set_aside(directory, text, damage)
         if set_aside:
             raise self._none_is_good(*set_aside[0])
         if step is not None:
@@ -363,7 +361,7 @@ class CheckpointDirectory:
         """Rename a damaged checkpoint, if this process may. Never remove it."""
         outcome = "was skipped"
         if not self._read_only:
-            aside = _format.unused_name(f"damaged-{name}", directory.names)
+            aside = directory.unused_name(f"damaged-{name}")
             outcome = f"was set aside as {aside}"
             try:
                 directory.rename(name, aside)

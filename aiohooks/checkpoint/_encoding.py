@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, cast
 
 from aiohooks.checkpoint._format import (
+    ARRAYS,
     MALFORMED,
     MAX_INT,
     SAFETENSORS_NAMES,
@@ -30,8 +31,6 @@ from aiohooks.errors import InvalidArgumentError, missing_extra
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from aiohooks.checkpoint._files import FileReader
 
 try:
     import msgspec
@@ -84,47 +83,41 @@ class _Stored(NamedTuple):
     """Returns the bytes, when they are written: a copy of a device takes memory until then."""
 
 
-class ArrayFile:
-    """The arrays of a state, to be written to a safetensors file from their own memory.
-
-    Only an array that is not C-contiguous is copied, one array at a time, and so is the memory of a
-    device.
-    """
-
-    def __init__(self, arrays: Mapping[str, _Stored]) -> None:
-        # The widest first, so that each array begins at a multiple of its item size.
-        in_order = sorted(
-            arrays.items(),
-            key=lambda item: item[1].alignment,
-            reverse=True,
+def _array_file(arrays: Mapping[str, _Stored]) -> Iterator[bytes | memoryview]:
+    """Return the chunks of a safetensors file: its header, and the arrays from their own memory."""
+    # The widest first, so that each array begins at a multiple of its item size.
+    in_order = sorted(
+        arrays.items(),
+        key=lambda item: item[1].alignment,
+        reverse=True,
+    )
+    entries: dict[str, Any] = {}
+    offset = 0
+    for name, stored in in_order:
+        end = offset + stored.nbytes
+        entries[name] = {
+            "dtype": stored.native or "U8",
+            "shape": stored.shape if stored.native else [stored.nbytes],
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    if len(text) > _MAX_HEADER_BYTES:
+        raise InvalidArgumentError(
+            f"the state has {len(entries)} arrays, more than a checkpoint can hold; join small"
+            " ones",
         )
-        entries: dict[str, Any] = {}
-        offset = 0
-        for name, stored in in_order:
-            end = offset + stored.nbytes
-            entries[name] = {
-                "dtype": stored.native or "U8",
-                "shape": stored.shape if stored.native else [stored.nbytes],
-                "data_offsets": [offset, end],
-            }
-            offset = end
-        text = json.dumps(entries, separators=(",", ":")).encode("ascii")
-        text += b" " * (-len(text) % 8)
-        if len(text) > _MAX_HEADER_BYTES:
-            raise InvalidArgumentError(
-                f"the state has {len(entries)} arrays, more than a checkpoint can hold; join small"
-                " ones",
-            )
-        self.header = len(text).to_bytes(8, "little") + text
-        self._arrays = [stored for _, stored in in_order if stored.nbytes]
+    header = len(text).to_bytes(8, "little") + text
+    return _chunks(header, [stored for _, stored in in_order if stored.nbytes])
 
-    def chunks(self) -> Iterator[bytes | memoryview]:
-        """Yield the bytes of the file."""
-        yield self.header
-        for stored in self._arrays:
-            data = stored.data()
-            for start in range(0, stored.nbytes, CHUNK_BYTES):
-                yield data[start : start + CHUNK_BYTES]
+
+def _chunks(header: bytes, arrays: list[_Stored]) -> Iterator[bytes | memoryview]:
+    yield header
+    for stored in arrays:
+        data = stored.data()
+        for start in range(0, stored.nbytes, CHUNK_BYTES):
+            yield data[start : start + CHUNK_BYTES]
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -136,7 +129,7 @@ class _Entry(msgspec.Struct, gc=False):
 _read_header = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
-def read_arrays(file: FileReader | io.BytesIO, size: int) -> dict[str, Array]:
+def read_arrays(file: io.BufferedIOBase, size: int) -> dict[str, Array]:
     """Return the bytes of each array of a file of `size` bytes, in memory of their own.
 
     The safetensors library copies all arrays in one call that holds the interpreter's lock, so that
@@ -179,8 +172,11 @@ def _new_memory(size: int) -> Array:
 # Writing
 
 
-def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
-    """Return the bytes of the tree, and the arrays, which are not copied.
+def encode(state: Mapping[str, Any]) -> dict[str, Iterable[bytes | memoryview]]:
+    """Return the chunks of each file. The first of the arrays is a header with their sizes.
+
+    Arrays are not copied before their chunks are taken, and then only an array that is not
+    C-contiguous or is in the memory of a device, one at a time.
 
     Raises:
         InvalidArgumentError: a value has no exact form on disk. The message says where it is and
@@ -190,7 +186,10 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
         raise InvalidArgumentError(f"state is {state!r}; give a mapping")
     encoder = _Encoder()
     data = _write_tree(encoder.mapping(state))
-    return data, ArrayFile(encoder.arrays)
+    return {
+        ARRAYS: _array_file(encoder.arrays),
+        STATE: [data],
+    }
 
 
 _write_tree = msgspec.msgpack.Encoder().encode
@@ -265,7 +264,21 @@ class _Encoder:
 
     def _converted(self, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         """Yield the keys of a container with the representations of its values."""
-        self._enter()
+        if len(self._path) >= MAX_DEPTH:
+            place = _place(self._path[:4])
+            raise InvalidArgumentError(
+                f"{place}... is nested deeper than {MAX_DEPTH} levels, or in itself; flatten it",
+            )
+        # A container is written wherever it is, so a few that share each other could take memory
+        # without end.
+        self._containers += 1
+        if self._containers > MAX_CONTAINERS:
+            raise InvalidArgumentError(
+                f"the state has more than {MAX_CONTAINERS} lists, tuples and dicts, of which one"
+                " that is there several times counts as often; put numbers into arrays, and shared"
+                " containers into the state once",
+            )
+        self._path.append("")
         for key, value in items:
             self._path[-1] = key
             yield key, self.value(value)
@@ -328,29 +341,11 @@ class _Encoder:
         """Add an array under its path. Return its name in the file."""
         # A JSON pointer, for other readers of the file. Escaping gives only `~0` and `~1`, so that
         # a higher number makes equal names different.
-        name = "/".join(map(_escaped, self._path))
+        name = "/".join(str(key).replace("~", "~0").replace("/", "~1") for key in self._path)
         if name in ("", "__metadata__") or name in self.arrays:
             name += f"~{len(self.arrays) + 2}"
         self.arrays[name] = stored
         return name
-
-    def _enter(self) -> None:
-        """Begin to convert the values in a container: add a place for their keys to the path."""
-        if len(self._path) >= MAX_DEPTH:
-            place = _place(self._path[:4])
-            raise InvalidArgumentError(
-                f"{place}... is nested deeper than {MAX_DEPTH} levels, or in itself; flatten it",
-            )
-        # A container is written wherever it is, so a few that share each other could take memory
-        # without end.
-        self._containers += 1
-        if self._containers > MAX_CONTAINERS:
-            raise InvalidArgumentError(
-                f"the state has more than {MAX_CONTAINERS} lists, tuples and dicts, of which one"
-                " that is there several times counts as often; put numbers into arrays, and shared"
-                " containers into the state once",
-            )
-        self._path.append("")
 
     def _checked_dtype(self, dtype: np.dtype[Any]) -> str:
         """Return the name of a dtype, if it has an exact form on disk."""
@@ -387,11 +382,6 @@ _CONVERTERS: dict[type, Callable[[_Encoder, Any], Any]] = {
 def _bytes_of(array: Array) -> memoryview:
     flat: Any = np.ascontiguousarray(array).reshape(-1)
     return memoryview(flat.view(np.uint8))
-
-
-def _escaped(key: str | int) -> str:
-    """Return a key as a part of a JSON pointer."""
-    return str(key).replace("~", "~0").replace("/", "~1")
 
 
 def _place(path: Sequence[str | int]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os
 import stat
@@ -18,6 +19,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
+from aiohooks._core.files import write_all
 from aiohooks._core.fork import call_after_fork
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._format import DamagedError, damage_in
@@ -113,6 +115,15 @@ class Directory:
     def __exit__(self, *exc: object) -> None:
         close_quietly(self.fs, self.fd)
 
+    def unused_name(self, name: str) -> str:
+        """Return `name`, with a number at its end if it is in the directory."""
+        unused = name
+        number = 1
+        while unused in self.names:
+            number += 1
+            unused = f"{name}-{number}"
+        return unused
+
     def subdirectory(self, name: str) -> Directory:
         """Open a directory in this one."""
         return Directory(self.fs, name, self.fd)
@@ -164,19 +175,14 @@ class Directory:
         """Write a new file, and wait until it is durable."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS
         fd = self.fs.open(name, flags, 0o600, dir_fd=self.fd)
+        write = functools.partial(self.fs.write, fd)
         size = 0
         crc32 = 0
         try:
             for chunk in chunks:
                 crc32 = zlib.crc32(chunk, crc32)
                 size += len(chunk)
-                rest = memoryview(chunk)
-                while rest:
-                    count: int = self.fs.write(fd, rest)
-                    # A broken file system may never write a byte, and report no error.
-                    if not count:
-                        raise OSError(errno.EIO, f"nothing was written to {name}")
-                    rest = rest[count:]
+                write_all(write, chunk, name)
             # A failed sync is not tried again: the data is lost, though a second sync succeeds.
             self.fs.fsync(fd)
         except BaseException:
@@ -209,7 +215,9 @@ class Directory:
                     raise DamagedError("is not a plain file")
                 if size is not None and status.st_size != size:
                     raise DamagedError(f"has {status.st_size} bytes instead of {size}")
-                yield FileReader(self.fs, fd, status.st_size)
+                # For a checkpoint of many small arrays, a read of the system for each would take
+                # longer than all the rest.
+                yield FileReader(_OpenFile(self.fs, fd, status.st_size), _BUFFER_BYTES)
             finally:
                 close_quietly(self.fs, fd)
 
@@ -222,9 +230,10 @@ class Directory:
             OSError: the system refused an operation for a reason that is not damage.
         """
         with damage_in(_format.MANIFEST), self.opened(_format.MANIFEST) as file:
-            if file.size > _format.MAX_MANIFEST_BYTES:
-                raise DamagedError(f"has {file.size} bytes, more than a manifest")
-            return _format.decode(file.read(file.size), path)
+            size = file.raw.size
+            if size > _format.MAX_MANIFEST_BYTES:
+                raise DamagedError(f"has {size} bytes, more than a manifest")
+            return _format.decode(file.read(size), path)
 
     @contextlib.contextmanager
     def verified(
@@ -247,29 +256,20 @@ class Directory:
 
 
 class FileReader(io.BufferedReader):
-    """Reads an open file of `size` bytes, each byte once, from the beginning.
+    """Reads an open file, each byte once, from the beginning.
 
     Its methods raise `DamagedError` if the file ends early. `Directory.opened` converts the errors
     of the system in its block.
     """
 
-    def __init__(
-        self,
-        fs: Any,
-        fd: int,
-        size: int,
-    ) -> None:
-        self.size: int = size
-        self._file = _OpenFile(fs, fd, size)
-        # For a checkpoint of many small arrays, a read of the system for each would take longer
-        # than all the rest.
-        super().__init__(self._file, _BUFFER_BYTES)
+    raw: Any
+    """The `_OpenFile`."""
 
     def check(self, crc32: int) -> None:
         """Read the rest. Raise `DamagedError` if the file has another checksum."""
         while self.read(_PIECE_BYTES):
             pass
-        if self._file.crc32 != crc32:
+        if self.raw.crc32 != crc32:
             raise DamagedError("does not have the checksum in the manifest")
 
 
@@ -277,6 +277,7 @@ class _OpenFile(io.RawIOBase):
     """An open file, which its owner closes, with the checksum of the bytes read so far."""
 
     def __init__(self, fs: Any, fd: int, size: int) -> None:
+        self.size = size
         self.crc32 = 0
         self._fs = fs
         self._fd = fd
@@ -309,10 +310,13 @@ class DirectoryLock:
 
     def __init__(self, fs: Any, path: Path) -> None:
         self._fs = fs
+        self._flock: Any = getattr(fs, "flock", fcntl.flock)
         self._path = path
+        # The directory and its `.lock`, while it is locked. The stack closes both.
         self._directory: Directory | None = None
         self._lock_fd: int | None = None
-        self.mutex: threading.Lock = threading.Lock()
+        self._opened = contextlib.ExitStack()
+        self.mutex = threading.Lock()
         call_after_fork(self)
 
     def acquire(self) -> Directory:
@@ -329,8 +333,8 @@ class DirectoryLock:
         self._make_parent(self._path.parent)
         with contextlib.suppress(FileExistsError):
             self._fs.mkdir(self._path, 0o700)
-        self._directory = Directory(self._fs, self._path)
         try:
+            self._directory = self._opened.enter_context(Directory(self._fs, self._path))
             self._lock_file(self._directory)
             # The directory may be new, or its name not yet durable since a crash.
             self._sync_names_in(self._path.parent)
@@ -392,21 +396,16 @@ class DirectoryLock:
             0o600,
             dir_fd=directory.fd,
         )
+        self._opened.callback(close_quietly, self._fs, fd)
         try:
             self._flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException as error:
-            close_quietly(self._fs, fd)
-            if isinstance(error, BlockingIOError):
-                raise CheckpointBusyError(
-                    f"another writer, perhaps in this process, has the lock of {self._path}; a"
-                    " directory has one writer: close that Saver first, use another directory, or"
-                    " pass read_only=True to read only",
-                ) from None
-            raise
+        except BlockingIOError:
+            raise CheckpointBusyError(
+                f"another writer, perhaps in this process, has the lock of {self._path}; a"
+                " directory has one writer: close that Saver first, use another directory, or"
+                " pass read_only=True to read only",
+            ) from None
         self._lock_fd = fd
-
-    def _flock(self, fd: int, operation: int) -> None:
-        getattr(self._fs, "flock", fcntl.flock)(fd, operation)
 
     def release(self) -> None:
         """Release the lock, if it is held, and close the files."""
@@ -423,9 +422,6 @@ class DirectoryLock:
         self._close_files()
 
     def _close_files(self) -> None:
-        if self._lock_fd is not None:
-            close_quietly(self._fs, self._lock_fd)
-        if self._directory is not None:
-            close_quietly(self._fs, self._directory.fd)
+        self._opened.close()
         self._lock_fd = None
         self._directory = None

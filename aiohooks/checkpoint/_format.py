@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Container, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -78,10 +78,6 @@ class DamagedError(Exception):
     """
 
 
-class MirrorError(Exception):
-    """A mirror could not be read or written. Private to this package."""
-
-
 @contextlib.contextmanager
 def damage_in(file: str) -> Generator[None]:
     """Put the name of a file before the message of a `DamagedError`."""
@@ -139,16 +135,6 @@ def is_temporary(text: str) -> bool:
     The next writer removes it.
     """
     return _TEMPORARY.fullmatch(text) is not None
-
-
-def unused_name(name: str, names: Container[str]) -> str:
-    """Return `name`, with a number at its end if it is among `names`."""
-    unused = name
-    number = 1
-    while unused in names:
-        number += 1
-        unused = f"{name}-{number}"
-    return unused
 
 
 def next_sequence(names: Iterable[str]) -> int:

@@ -1,4 +1,4 @@
-"""Copies of checkpoints in a file system of fsspec, made in the background.
+"""Copies of checkpoints in a file system of fsspec: made in the background, and read by a restore.
 
 A checkpoint is there if its manifest is: the manifest is written last and removed first.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import functools
 import io
 import os
@@ -22,16 +23,23 @@ from aiohooks._core.activity import Awaited, active, awaited_tasks, logger
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.waits import Waiters, new_task, retrieve_exception, to_thread, wait_done
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._files import Directory, FileReader, exists
-from aiohooks.checkpoint._format import DamagedError, MirrorError, Name, damage_in
+from aiohooks.checkpoint._directory import CheckpointDirectory
+from aiohooks.checkpoint._files import Directory, FileReader
+from aiohooks.checkpoint._format import DamagedError, Name, damage_in
 from aiohooks.checkpoint.policies import (
     Checkpoint,
     KeepPolicy,
     Mirror,
     MirrorStatus,
+    Restored,
     not_kept,
 )
-from aiohooks.errors import CorruptCheckpointError, InvalidArgumentError, missing_extra
+from aiohooks.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    InvalidArgumentError,
+    missing_extra,
+)
 
 try:
     import fsspec as _untyped  # type: ignore[import-untyped]
@@ -50,10 +58,19 @@ _PART_BYTES = 32 << 20
 """How much an object store gets in one part. It allows 10,000 for a file."""
 
 
+class MirrorError(Exception):
+    """A mirror could not be read or written. Private to this module."""
+
+
 class Copier:
     """Copies checkpoints to a mirror in the background, and back when they are restored.
 
     While a checkpoint is being copied, only the newest of the others waits.
+
+    Attributes:
+        may_be_newer: whether a restore reads the mirror as well. The `Saver` clears it after a
+            save. Before the first save or restore, another process may have saved: the lock of the
+            directory was free.
     """
 
     def __init__(self, mirror: Mirror, keep: KeepPolicy) -> None:
@@ -64,6 +81,7 @@ class Copier:
         call_after_fork(self)
 
     def _reset(self) -> None:
+        self.may_be_newer = True
         self._remote = RemoteDirectory(self.mirror)
         self._pending: list[Checkpoint] = []
         """The checkpoints to copy: the first is being copied, the second is the newest of those
@@ -146,17 +164,13 @@ class Copier:
             try:
                 files = await to_thread(_open_files, checkpoint, opened)
             except (FileNotFoundError, DamagedError):
-                if await to_thread(exists, os, checkpoint.path):
+                if await to_thread(os.path.lexists, checkpoint.path):
                     raise
                 # The policy or a user has removed it.
                 logger.info("mirror %s: %s is gone, and not copied", self.mirror, checkpoint.path)
                 return
             await self._remote.upload(checkpoint, files)
-        self._status = dataclasses.replace(
-            self._status,
-            latest_step=checkpoint.step,
-            error=None,
-        )
+        self._status = dataclasses.replace(self._status, latest_step=checkpoint.step, error=None)
         try:
             await self._remote.remove_old(self._keep, names, checkpoint)
         except Exception as error:  # also of the policy
@@ -201,22 +215,82 @@ class Copier:
 
     # Copying back
 
-    async def newer_names(self, newest_here: Name | None, step: int | None) -> list[Name]:
-        """Return the checkpoints of the mirror that are newer than `newest_here`, newest first.
+    async def restore(
+        self,
+        directory: CheckpointDirectory,
+        step: int | None,
+    ) -> Restored | None:
+        """Restore the newest good checkpoint of both sides, or that of a step. See `Saver.restore`.
 
-        Args:
-            newest_here: the newest good one in the directory, if there is one.
-            step: leave out the checkpoints of other steps, unless this is None.
-
-        Raises:
-            MirrorError: the mirror could not be read.
+        The directory has a copy of it then. The mirror gets one, if it is the newest.
         """
-        names = await self._remote.names()
-        if newest_here is not None:
-            names = [name for name in names if name > newest_here]
-        return [name for name in names if step in (None, name.step)]
+        restored = await self._restore_newest(directory, step)
+        if restored is not None and step is None:
+            self.may_be_newer = False
+            self.submit(restored.checkpoint)  # does nothing if it is there
+        return restored
 
-    async def download(self, names: Iterable[Name]) -> Download:
+    async def _restore_newest(
+        self,
+        directory: CheckpointDirectory,
+        step: int | None,
+    ) -> Restored | None:
+        """Restore from the directory, after a download if the mirror has a newer checkpoint.
+
+        Damaged checkpoints of the mirror are no error if there is a good one here.
+        """
+        restored: Restored | None = None
+        failure: CheckpointError | None = None
+        newest_here: Name | None = None
+        names: list[Name] = []
+        # What the first read has set aside is reported by the second as well.
+        set_aside: list[tuple[str, str]] = []
+        try:
+            restored = await to_thread(directory.restore, step, set_aside)
+        except CheckpointError as error:
+            # The mirror may have what is missing or damaged here.
+            if error.errno != errno.ENOENT and not isinstance(error, CorruptCheckpointError):
+                raise
+            failure = error
+        if restored is not None:
+            if not self.may_be_newer and not set_aside:
+                return restored
+            newest_here = _format.name_of(restored.checkpoint)
+        try:
+            names = [
+                name
+                for name in await self._remote.names()
+                if step in (None, name.step) and (newest_here is None or name > newest_here)
+            ]
+            if names:
+                restored = None  # frees its memory for the download
+                # Not in a variable: the second read needs the memory of the download.
+                await to_thread(directory.add_download, *await self._download(names))
+        except MirrorError as error:
+            if newest_here is None:
+                raise CheckpointError(
+                    errno.EIO,
+                    f"there is no good checkpoint in {directory.path}, and the mirror"
+                    f" {self.mirror} could not be read: {error}; try again when it can be, or"
+                    " restore without it",
+                ) from error
+            logger.warning(
+                "the mirror %s could not be read (%s): continuing with step %d, the newest here",
+                self.mirror,
+                error,
+                newest_here.step,
+            )
+        except CorruptCheckpointError:
+            # Those here come first: a second read returns one, or there is the error of the first.
+            if newest_here is None and not set_aside:
+                raise
+        if names:
+            return await to_thread(directory.restore, step, set_aside)
+        if failure is not None:
+            raise failure
+        return restored
+
+    async def _download(self, names: Iterable[Name]) -> Download:
         """Return the first good one of these checkpoints. Skip the damaged ones with a warning.
 
         Raises:
@@ -407,7 +481,7 @@ class RemoteDirectory:
             DamagedError: it is missing, or has another size or checksum.
             MirrorError: it could not be read.
         """
-        path = f"{_format.name_of(checkpoint)}/{file}"
+        path = f"{checkpoint.path.name}/{file}"
         entry = checkpoint.files[file]
         crc32 = 0
         with damage_in(file):
@@ -434,11 +508,10 @@ class RemoteDirectory:
     ) -> bytes | None:
         """Read a part of a file. Return None if the file is missing. This method blocks."""
         fs, root = self._open()
-        try:
+        with contextlib.suppress(FileNotFoundError):
             data: bytes = fs.cat_file(f"{root}/{path}", start=start, end=end)
-        except FileNotFoundError:
-            return None
-        return data
+            return data
+        return None
 
     # Writing
 
@@ -479,7 +552,7 @@ class RemoteDirectory:
     async def _write_file(
         self,
         path: str,
-        source: FileReader | io.BytesIO,
+        source: io.BufferedIOBase,
     ) -> None:
         """Write a file in blocks. Discard it if a block fails."""
         file = await self.call(self._create, path)
@@ -497,12 +570,18 @@ class RemoteDirectory:
     def _create(self, path: str) -> Any:
         """Open a new file for writing. Make the directory of its checkpoint, if it is missing."""
         fs, root = self._open()
+        open_file = functools.partial(
+            fs.open,
+            f"{root}/{path}",
+            "wb",
+            block_size=_PART_BYTES,
+        )
         with contextlib.suppress(FileNotFoundError):
-            return fs.open(f"{root}/{path}", "wb", block_size=_PART_BYTES)
+            return open_file()
         # The file system has directories; an object store has none, and would make a bucket.
         # Parents are not made: if the directory of the mirror is missing, it is not mounted.
         fs.mkdir(f"{root}/{path.partition('/')[0]}", create_parents=False)
-        return fs.open(f"{root}/{path}", "wb", block_size=_PART_BYTES)
+        return open_file()
 
     # Removing
 
@@ -527,7 +606,7 @@ class RemoteDirectory:
                 else:
                     readable[name] = checkpoint
         self._checkpoints = readable
-        removed = not_kept(keep, list(readable.values()), readable[saved_name])
+        removed = not_kept(keep, list(readable.values()), saved)
         for name in (*unfinished, *map(_format.name_of, removed)):
             if name < saved_name:
                 await self.call(self._remove, name)

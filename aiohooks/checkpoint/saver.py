@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
+import itertools
 import operator
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
-from aiohooks._core.activity import Awaited, active, logger
+from aiohooks._core.activity import Awaited, active
 from aiohooks._core.clock import current_clock, sleep
 from aiohooks._core.validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks._core.waits import DEFAULT_GRACE_SECS, to_thread
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._format import MirrorError, Name
 from aiohooks.checkpoint.policies import (
     Checkpoint,
     KeepNewest,
@@ -25,8 +24,7 @@ from aiohooks.checkpoint.policies import (
     MirrorStatus,
     Restored,
 )
-from aiohooks.checkpoint.stateful import Stateful
-from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aiohooks.checkpoint._remote import Copier
@@ -98,10 +96,6 @@ class Saver:
             from aiohooks.checkpoint._remote import Copier
 
             self._copier = Copier(mirror, keep)
-        self._mirror_may_be_newer = True
-        """Whether a restore looks into the mirror as well: until this Saver has saved or restored,
-        since another process may have saved before it took the lock.
-        """
         # Calls get this lock in their order, so that a restore does not overtake a save. Threads
         # would get the mutex of the directory in any order.
         self._call_lock = asyncio.Lock()
@@ -163,8 +157,8 @@ class Saver:
         async with self._in_order("save", step):
             least_sequence = 0 if copier is None else copier.least_sequence()
             saved = await to_thread(self._directory.save, state, step, checked, least_sequence)
-            self._mirror_may_be_newer = False
             if copier is not None:
+                copier.may_be_newer = False
                 copier.submit(saved)
             return saved
 
@@ -221,71 +215,7 @@ class Saver:
         async with self._in_order("restore", wanted):
             if self._copier is None:
                 return await to_thread(self._directory.restore, wanted)
-            restored = await self._restore_newest(self._copier, wanted)
-            if restored is not None and wanted is None:
-                self._mirror_may_be_newer = False
-                self._copier.submit(restored.checkpoint)  # does nothing if it is there
-            return restored
-
-    async def _restore_newest(
-        self,
-        copier: Copier,
-        step: int | None,
-    ) -> Restored | None:
-        """Restore from the directory, after a download if the mirror has a newer checkpoint.
-
-        Damaged checkpoints of the mirror are no error if there is a good one here.
-        """
-        restored: Restored | None = None
-        failure: CheckpointError | None = None
-        newest_here: Name | None = None
-        names: list[Name] = []
-        # What the first read has set aside is reported by the second as well.
-        set_aside: list[tuple[str, str]] = []
-        try:
-            restored = await to_thread(self._directory.restore, step, set_aside)
-        except CheckpointError as error:
-            # The mirror may have what is missing or damaged here.
-            if error.errno != errno.ENOENT and not isinstance(error, CorruptCheckpointError):
-                raise
-            failure = error
-        if restored is not None:
-            if not self._mirror_may_be_newer and not set_aside:
-                return restored
-            newest_here = _format.name_of(restored.checkpoint)
-        try:
-            names = await copier.newer_names(newest_here, step)
-            if names:
-                restored = None  # frees its memory for the download
-                await self._download(copier, names)
-        except MirrorError as error:
-            if newest_here is None:
-                raise CheckpointError(
-                    errno.EIO,
-                    f"there is no good checkpoint in {self.checkpoint_dir}, and the mirror"
-                    f" {copier.mirror} could not be read: {error}; try again when it can be, or"
-                    " restore without it",
-                ) from error
-            logger.warning(
-                "the mirror %s could not be read (%s): continuing with step %d, the newest here",
-                copier.mirror,
-                error,
-                newest_here.step,
-            )
-        except CorruptCheckpointError:
-            # Those here come first: a second read returns one, or there is the error of the first.
-            if newest_here is None and not set_aside:
-                raise
-        if failure is not None and not names:
-            raise failure
-        if names and restored is None:
-            restored = await to_thread(self._directory.restore, step, set_aside)
-        return restored
-
-    async def _download(self, copier: Copier, names: list[Name]) -> None:
-        """Write the first good one of these checkpoints of the mirror to the directory."""
-        checkpoint, contents = await copier.download(names)
-        await to_thread(self._directory.add_download, checkpoint, contents)
+            return await self._copier.restore(self._directory, wanted)
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
@@ -361,8 +291,6 @@ class Saver:
                 if self._copier is not None:
                     await self._copier.aclose(grace_secs)
             finally:
-                # Without the lock, another process may save.
-                self._mirror_may_be_newer = True
                 await to_thread(self._directory.close)
 
     async def __aenter__(self) -> Saver:
@@ -372,20 +300,16 @@ class Saver:
         await self.aclose()
 
 
-def check_tracked(
-    tracked: Mapping[str, Stateful],
-    state_of: Callable[[Stateful], Any],
-) -> None:
-    """Check that a checkpoint can hold the states of tracked objects. Write nothing.
+def check_state(state: Mapping[str, Any]) -> None:
+    """Check that a checkpoint can hold a state. Write nothing.
 
     Raises:
-        InvalidArgumentError: it cannot hold one of them. The message has its name.
+        InvalidArgumentError: it cannot hold something in it. The message names the place.
+        ImportError: the extra is missing.
     """
-    # This module needs an extra.
     from aiohooks.checkpoint._encoding import encode
 
-    states = {name: state_of(value) for name, value in tracked.items()}
-    encode({"tracked": states})
+    encode(state)
 
 
 def is_same(
@@ -395,15 +319,12 @@ def is_same(
     """Return whether two states are equal to the last bit in a checkpoint."""
     from aiohooks.checkpoint._encoding import encode
 
-    data, arrays = encode(state)
-    other_data, other_arrays = encode(other)
-    # Both have the same number of chunks if their first ones, the headers, are equal: a header has
-    # the size of each array.
-    return data == other_data and all(
+    # Both have the same number of chunks if the headers of their arrays are equal.
+    return all(
         map(
             operator.eq,
-            arrays.chunks(),
-            other_arrays.chunks(),
+            itertools.chain(*encode(state).values()),
+            itertools.chain(*encode(other).values()),
         )
     )
 

@@ -12,7 +12,7 @@ from aiohooks._core.validate import check_instance
 from aiohooks._core.waits import new_task, to_thread
 from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
-from aiohooks.checkpoint.saver import check_tracked, is_same
+from aiohooks.checkpoint.saver import check_state, is_same
 from aiohooks.checkpoint.stateful import is_numbered
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
@@ -196,7 +196,8 @@ class CheckpointSaverHook(ScheduledHook):
         # after hours of training.
         session.stateful_hooks()
         if is_first:
-            check_tracked(session.tracked, session.state_of)
+            tracked = {name: session.state_of(value) for name, value in session.tracked.items()}
+            check_state({"tracked": tracked})
         self._epoch, step = session.global_step.latest
         self._seen_step = step
         self._timer.resume(step)

@@ -24,6 +24,7 @@ from aiohooks._core.calls import Wait, limited
 from aiohooks._core.clock import current_clock, sleep
 from aiohooks._core.validate import check_choice, check_instance, check_mapping, checked_int
 from aiohooks._core.waits import Backoff, Waiters, new_task, until_stop, wait_done
+from aiohooks.checkpoint.saver import check_state
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     EffectError,
@@ -243,9 +244,7 @@ class EffectsHook(SessionRunHook):
             )
         # A session without the extra saves no checkpoints.
         with contextlib.suppress(ImportError):
-            from aiohooks.checkpoint._encoding import encode
-
-            encode({f"payload of effect {kind!r}": payload})
+            check_state({f"payload of effect {kind!r}": payload})
         # Not in the block: the event loop waits for the lock, and a copy may take long.
         copied = copy.deepcopy(payload)
         with self._lock:

@@ -32,11 +32,20 @@ from aiohooks.errors import InvalidArgumentError
 from tests.support.checkpoint_files import same
 
 
+def encoded(state: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Return the two files of a state: its tree and its arrays."""
+    contents = _encoding.encode(state)
+    return b"".join(contents["state.msgpack"]), b"".join(contents["arrays.safetensors"])
+
+
+def header_of(file: bytes) -> bytes:
+    """Return the header of a file of arrays."""
+    return file[8 : 8 + int.from_bytes(file[:8], "little")]
+
+
 def there_and_back(state: dict[str, Any]) -> dict[str, Any]:
     """Encode and decode a state."""
-    data, arrays = _encoding.encode(state)
-    file = b"".join(map(bytes, arrays.chunks()))
-    return decode(data, file)
+    return decode(*encoded(state))
 
 
 def loaded(file: bytes) -> dict[str, Any]:
@@ -184,8 +193,8 @@ def test_arrays_are_named_by_their_place_in_the_state() -> None:
         "": one,
         "x" * 5000: one,
     }
-    _, arrays = _encoding.encode(state)
-    found = json.loads(arrays.header[8:])
+    _, file = encoded(state)
+    found = json.loads(header_of(file))
     assert set(found) == {
         "a/b",
         "a/c~1d",
@@ -310,7 +319,7 @@ def test_the_number_of_arrays_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
     written.
     """
     state = {"a": np.arange(3), "b": np.arange(4)}
-    longest = len(_encoding.encode(state)[1].header) - 8
+    longest = len(header_of(encoded(state)[1]))
     monkeypatch.setattr(_encoding, "_MAX_HEADER_BYTES", longest)
     assert there_and_back(state)["b"].tolist() == [0, 1, 2, 3]
     monkeypatch.setattr(_encoding, "_MAX_HEADER_BYTES", longest - 1)
@@ -328,8 +337,7 @@ def test_states_that_no_writer_makes_are_refused() -> None:
     """Checksums do not prove that a writer of ours made a file: every part of both files is
     checked.
     """
-    data, arrays = _encoding.encode({"a": np.arange(4, dtype=np.int32)})
-    good = b"".join(map(bytes, arrays.chunks()))
+    data, good = encoded({"a": np.arange(4, dtype=np.int32)})
     assert decode(data, good)["a"].tolist() == [0, 1, 2, 3]
 
     def tree(value: Any) -> bytes:
@@ -395,15 +403,14 @@ def test_states_that_no_writer_makes_are_refused() -> None:
         with pytest.raises(DamagedError, match=r"^state\.msgpack .*Expected `int`"):
             decode(ext(4, "a", "<i4", [size]), good)
     # The file has this array as plain bytes, so that only the tree states its shape.
-    _, arrays = _encoding.encode({"a": np.arange(4, dtype=np.complex64)})
+    _, file = encoded({"a": np.arange(4, dtype=np.complex64)})
     with pytest.raises(DamagedError, match=r"state\.msgpack .*of length <= 64"):
-        decode(ext(4, "a", "<c8", [1] * 100 + [4]), b"".join(map(bytes, arrays.chunks())))
+        decode(ext(4, "a", "<c8", [1] * 100 + [4]), file)
 
 
 def test_array_files_that_no_writer_makes_are_refused() -> None:
     """Of another form, shape or length; see below for arrays that do not follow each other."""
-    data, arrays = _encoding.encode({"a": np.arange(4, dtype=np.int32)})
-    good = b"".join(map(bytes, arrays.chunks()))
+    data, good = encoded({"a": np.arange(4, dtype=np.int32)})
 
     def file(header: Any, body: bytes = good[-16:]) -> bytes:
         text = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -476,8 +483,8 @@ def test_arrays_of_one_name_are_told_apart() -> None:
         "1": {key: row for key, row in enumerate(rows)},
         1: {str(key): row for key, row in enumerate(rows)},
     }
-    _, arrays = _encoding.encode(cast("Any", state))
-    header = json.loads(arrays.header[8:])
+    _, file = encoded(cast("Any", state))
+    header = json.loads(header_of(file))
     assert len(header) == 60_000
 
 
@@ -524,8 +531,7 @@ def test_a_state_that_is_too_deep_for_a_copy_is_refused() -> None:
 @pytest.mark.parametrize("sizes", [[1] * 200_000, [2**62] * 200_000])
 def test_a_forged_shape_is_damage(sizes: list[int]) -> None:
     """Of however many dimensions: it takes no time and no memory."""
-    data, arrays = _encoding.encode({"x": np.zeros((0, 2), np.int8)})
-    file = b"".join(map(bytes, arrays.chunks()))
+    data, file = encoded({"x": np.zeros((0, 2), np.int8)})
     code = msgspec.msgpack.decode(data)["x"].code
     for number, content in (
         (code, ["x", "|i1", sizes]),

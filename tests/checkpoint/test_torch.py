@@ -28,18 +28,13 @@ from aiohooks.checkpoint import _encoding, _torch
 from aiohooks.checkpoint._format import DamagedError
 from aiohooks.checkpoint.stateful import HostMemory, snapshot
 from aiohooks.errors import InvalidArgumentError
-from tests.checkpoint.test_encoding import decode, there_and_back
+from tests.checkpoint.test_encoding import decode, encoded, header_of, there_and_back
 from tests.support.checkpoint_files import directory
 from tests.support.source import ROOT
 from tests.support.tensors import ALL_DTYPES, same_tensors, tensor_of
 from tests.support.waiting import HANG_SECS
 
 GOLDEN = ROOT / "tests" / "checkpoint" / "data" / "checkpoint-torch"
-
-
-def written(state: dict[str, Any]) -> bytes:
-    """Return the file of the arrays."""
-    return b"".join(map(bytes, _encoding.encode(state)[1].chunks()))
 
 
 def taken(state: Any) -> Any:
@@ -61,9 +56,8 @@ def test_a_tensor_that_is_larger_than_its_memory_costs_its_memory(
     tensor: torch.Tensor, size: int
 ) -> None:
     """The elements that are the same ones are not looked at one by one."""
-    data, arrays = _encoding.encode({"x": tensor})
-    stored = b"".join(map(bytes, arrays.chunks()))
-    assert len(stored) - len(arrays.header) == size
+    data, stored = encoded({"x": tensor})
+    assert len(stored) - 8 - len(header_of(stored)) == size
     found = decode(data, stored)["x"]
     assert (found.shape, found.stride()) == (tensor.shape, tensor.stride())
     assert torch.equal(found[..., :3], tensor[..., :3])
@@ -129,7 +123,7 @@ def test_other_programs_can_read_the_tensors(tmp_path: Path) -> None:
             for name in ("float32", "bfloat16", "float8_e4m3fn", "int64", "bool")
         }
     }
-    (tmp_path / "file").write_bytes(written(state))
+    (tmp_path / "file").write_bytes(encoded(state)[1])
     found = safetensors.torch.load_file(tmp_path / "file")
     assert same_tensors(
         {key.removeprefix("model/"): value for key, value in sorted(found.items())},
@@ -309,8 +303,7 @@ def test_states_that_no_writer_makes_are_refused() -> None:
     """Checksums do not prove that a writer of ours made a file: no tensor reaches outside of its
     array.
     """
-    data, arrays = _encoding.encode({"x": torch.arange(12, dtype=torch.int32).reshape(3, 4)[:, 1:]})
-    file = b"".join(map(bytes, arrays.chunks()))
+    data, file = encoded({"x": torch.arange(12, dtype=torch.int32).reshape(3, 4)[:, 1:]})
 
     def tree(*items: Any, code: int = 6) -> bytes:
         return msgspec.msgpack.encode(
@@ -346,7 +339,7 @@ def test_states_that_no_writer_makes_are_refused() -> None:
     for items in wrong:
         with pytest.raises(DamagedError):
             decode(tree(*items), file)
-    empty = b"".join(map(bytes, _encoding.encode({})[1].chunks()))
+    _, empty = encoded({})
     for state in (
         tree(code=7),
         tree({}, code=8),
