@@ -10,7 +10,7 @@ _WARNED = (
 )
 _STATFS = "result = (ctypes.c_long * {})()"
 _COMPARED = "the numbers are only compared with each other"
-_ON_DEVICE = "empty = torch.empty({}, dtype=torch.uint8, device=storage.device)"
+_ON_DEVICE = "empty = torch.empty({}, dtype=kind, device=storage.device)"
 _LONGEST = "longest = min(self.max_secs, self.initial_secs * 2.0 ** min(attempt - 1, {}))"
 _PAUSED = "return self.requests.pause_reason is not None or "
 
@@ -52,7 +52,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): _COMPARED,
     (
         "aiohooks/checkpoint/_torch.py",
-        "_bytes_of",
+        "tensor_in",
         f"{_ON_DEVICE.format(0)}  =>  {_ON_DEVICE.format(1)}",
     ): "`set_` replaces its memory",
     (
