@@ -148,14 +148,15 @@ class CheckpointSaverHook(ScheduledHook):
 
     def _reset(self) -> None:
         # These three are set in `after_create_session`.
-        self._session: Session | None = None
+        self._session: Session
         self._coord: Coordinator
         self._saver: Saver
         self._timer: EveryTimer = self._every.timer()
         # The task of the write in progress, and the failure that the next run raises, or the end.
         self._write_task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
-        # The last step that all hooks have seen. A reset of the step begins a new epoch of it.
+        # The last step that all hooks have seen, or None before the session was created. A reset of
+        # the step begins a new epoch of it.
         self._seen_step: int | None = None
         self._epoch = 0
         # The last save, unless it failed, and the steps that this session has saved or restored.
@@ -187,7 +188,7 @@ class CheckpointSaverHook(ScheduledHook):
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Choose the saver, start the timer, and save if this is the beginning."""
         await self._wait_for_write()  # started by a session that was lost
-        is_first = self._session is None
+        is_first = self._seen_step is None
         self._session = session
         self._coord = coord
         self._saver = self._saver_for(session)
@@ -203,16 +204,15 @@ class CheckpointSaverHook(ScheduledHook):
         self._timer.resume(step)
         if session.restored is not None:
             restored = session.restored.checkpoint
-            version = values_of(session.variables).version
             self._last = _Save(
                 restored.step,
-                version,
+                self._variables_version(),
                 restored.metrics,
                 restored.interim,
             )
             self._saved_steps.add(restored.step)
         if is_first:
-            await self._save_beginning(session)
+            await self._save_beginning()
 
     def _saver_for(self, session: Session) -> Saver:
         """Return the given saver. The session's own saver comes first in its directory, which it
@@ -234,13 +234,15 @@ class CheckpointSaverHook(ScheduledHook):
             )
         return own
 
-    async def _save_beginning(self, session: Session) -> None:
+    async def _save_beginning(self) -> None:
         """Save the state before the first run, with `save_on_begin`, unless it was restored.
 
         Warn if the directory has a checkpoint that the session did not restore.
         """
-        step = session.global_step.latest.step
-        unused = () if session.restored is not None else await self._saver.checkpoints()
+        step = self._session.global_step.latest.step
+        unused: list[Checkpoint] = []
+        if self._session.restored is None:
+            unused = await self._saver.checkpoints()
         if unused:
             logger.warning(
                 "%s has a checkpoint of step %d, and this session begins at step %d without it;"
@@ -251,8 +253,8 @@ class CheckpointSaverHook(ScheduledHook):
             )
         # An evaluation at the beginning may have ended before there was a saver.
         await self._add_metrics(step, self._evaluated.get(step, {}))
-        if self._save_on_begin and not self._is_saved(session):
-            await self._save(session)
+        if self._save_on_begin and not self._is_saved():
+            await self._save()
             self._raise_failure()
 
     @only_if("_has_to_save")
@@ -265,7 +267,7 @@ class CheckpointSaverHook(ScheduledHook):
             with wait_log(lambda: write):
                 await self._wait_for_write()
         self._raise_failure()
-        await self._save(run_context.session)
+        await self._save()
         self._raise_failure()
 
     def _has_to_save(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
@@ -278,7 +280,7 @@ class CheckpointSaverHook(ScheduledHook):
         # A request is for a change that the step and the variables need not show.
         if self._is_requested():
             return True
-        return self._timer.due(self._seen_step) and not self._is_saved(run_context.session)
+        return self._timer.due(self._seen_step) and not self._is_saved()
 
     def _is_requested(self) -> bool:
         """Return whether a hook has called `request_save` since the last save."""
@@ -289,11 +291,11 @@ class CheckpointSaverHook(ScheduledHook):
         await self._wait_for_write()
         if self._save_on_end:
             # Also after a failed save: this one may succeed.
-            if self._is_requested() or not await self._is_unchanged(session):
-                await self._save_last(session)
+            if self._is_requested() or not await self._is_unchanged():
+                await self._save_last()
             # A hook whose state has changed because of that save requests another one.
             if self._is_requested():
-                await self._save_last(session)
+                await self._save_last()
         self._raise_failure()
         for listener in self._listeners:
             await listener.end(session, session.global_step.latest.step)
@@ -307,8 +309,8 @@ class CheckpointSaverHook(ScheduledHook):
         try:
             try:
                 await self._wait_for_write()
-                if exc is not None and self._save_on_error and self._session is not None:
-                    await self._save_after_error(self._session)
+                if exc is not None and self._save_on_error and self._seen_step is not None:
+                    await self._save_after_error()
             finally:
                 if self._own_saver is not None:
                     await self._own_saver.aclose()
@@ -316,12 +318,12 @@ class CheckpointSaverHook(ScheduledHook):
             self._record_failure(error)
         self._raise_failure()
 
-    async def _save_after_error(self, session: Session) -> None:
+    async def _save_after_error(self) -> None:
         """Save the step at which the session has failed, unless it is saved."""
-        epoch, step = session.global_step.latest
+        epoch, step = self._session.global_step.latest
         # In another epoch, a recovery reset the step and then failed, perhaps with only a part of
         # the state restored.
-        if epoch != self._epoch or self._is_saved(session):
+        if epoch != self._epoch or self._is_saved():
             return
         if step != self._seen_step:
             logger.warning(
@@ -329,7 +331,7 @@ class CheckpointSaverHook(ScheduledHook):
                 " data for this step, such as records, may be missing when the run is resumed",
                 step,
             )
-        await self._save_last(session)
+        await self._save_last()
 
     # -- whether to save
 
@@ -339,18 +341,22 @@ class CheckpointSaverHook(ScheduledHook):
             return None
         return self._last
 
-    def _is_saved(self, session: Session) -> bool:
+    def _is_saved(self) -> bool:
         """Return whether the last save has the session's step and variables."""
-        last = self._last_of(session.global_step.latest.step)
-        return last is not None and last.variables_version == values_of(session.variables).version
+        last = self._last_of(self._session.global_step.latest.step)
+        return last is not None and last.variables_version == self._variables_version()
 
-    async def _is_unchanged(self, session: Session) -> bool:
+    def _variables_version(self) -> int:
+        return values_of(self._session.variables).version
+
+    async def _is_unchanged(self) -> bool:
         """Return whether the last checkpoint has all of the session's state.
 
         Tracked objects and hooks change without a step or a version, so their states are compared
         with the states in the checkpoint.
         """
-        if not self._is_saved(session):
+        session = self._session
+        if not self._is_saved():
             return False
         states = _comparable_states(session, session.state_dict())
         if not states:
@@ -365,14 +371,13 @@ class CheckpointSaverHook(ScheduledHook):
 
     # -- saving
 
-    async def _save_last(self, session: Session) -> None:
+    async def _save_last(self) -> None:
         """Save at the end of the session. Wait for the write."""
-        await self._save(session, at_end=True)
+        await self._save(at_end=True)
         await self._wait_for_write()
 
     async def _save(
         self,
-        session: Session,
         *,
         at_end: bool = False,
     ) -> None:
@@ -380,15 +385,15 @@ class CheckpointSaverHook(ScheduledHook):
 
         No other write may be in progress.
         """
-        await self._announce(session)
+        await self._announce()
         # No await from here until the state is taken: while this hook waits, another session may
         # change shared variables, and step, state and version would not belong together.
-        save = self._next_save(session, at_end)
-        state = session.state_dict()
+        save = self._next_save(at_end)
+        state = self._session.state_dict()
         self._last = save
         self._saved_steps.add(save.step)
         self._served_requests = self._coord.events.save_requests
-        write = self._write(session, state, save)
+        write = self._write(state, save)
         self._write_task = new_task(write, f"save of step {save.step}")
         del state  # so that only the write refers to it
         if self._background:
@@ -397,8 +402,9 @@ class CheckpointSaverHook(ScheduledHook):
         else:
             await self._wait_for_write()
 
-    async def _announce(self, session: Session) -> None:
+    async def _announce(self) -> None:
         """Call the listeners and subscribers that want to know of a save before it."""
+        session = self._session
         step = session.global_step.latest.step
         for listener in self._listeners:
             await listener.before_save(session, step)
@@ -406,13 +412,9 @@ class CheckpointSaverHook(ScheduledHook):
         await session.drain_hooks()
         await self._coord.events.saving.emit(step, self._saver.checkpoint_dir)
 
-    def _next_save(
-        self,
-        session: Session,
-        at_end: bool,
-    ) -> _Save:
+    def _next_save(self, at_end: bool) -> _Save:
         """Return the save of the current step. Mark the timer, whose state is part of it."""
-        self._epoch, step = session.global_step.latest
+        self._epoch, step = self._session.global_step.latest
         metrics = dict(self._evaluated.get(step, {}))
         is_interim = at_end and not self._timer.due(step)
         previous = self._last_of(step)
@@ -424,14 +426,13 @@ class CheckpointSaverHook(ScheduledHook):
             self._timer.mark(step)
         return _Save(
             step,
-            values_of(session.variables).version,
+            self._variables_version(),
             metrics,
             is_interim,
         )
 
     async def _write(
         self,
-        session: Session,
         state: dict[str, Any],
         save: _Save,
     ) -> None:
@@ -450,17 +451,16 @@ class CheckpointSaverHook(ScheduledHook):
         self.saved += 1
         await self._coord.events.saved.emit(save.step, self.latest.path)
         for listener in self._listeners:
-            await self._call_after_save(listener, session, save.step)
+            await self._call_after_save(listener, save.step)
 
     async def _call_after_save(
         self,
         listener: CheckpointSaverListener,
-        session: Session,
         step: int,
     ) -> None:
         """Call `after_save` of a listener, and request the stop that its result asks for."""
         try:
-            answer = await listener.after_save(session, step)
+            answer = await listener.after_save(self._session, step)
         except Exception as error:
             if not is_clean_end(error):
                 raise
