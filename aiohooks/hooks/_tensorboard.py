@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aiohooks.errors import missing_extra
@@ -17,15 +17,8 @@ from aiohooks.hooks._observing import Record
 try:
     from tensorboardX.event_file_writer import EventsWriter  # type: ignore[import-untyped]
     from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
-    from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 except ImportError as error:
     raise missing_extra("writing for TensorBoard", "tensorboard") from error
-
-
-_START: dict[str, float] = {}
-"""The values of a record at which a session starts: TensorBoard drops its values of that step and
-of later ones, which are run again.
-"""
 
 
 class EventFile:
@@ -51,23 +44,22 @@ class EventFile:
         return self._writer
 
     def open_at(self, step: int) -> None:
-        """Open a file, and note in it that a session starts after `step`."""
-        self.write([Record(step + 1, time.time(), _START)])
+        """Open a file, and note in it that a session starts after `step`.
+
+        TensorBoard drops its values of later steps, which are run again.
+        """
+        event: Any = Event(step=step + 1, wall_time=time.time())
+        event.session_log.status = SessionLog.START
+        self._write_events([event])
 
     def write(self, records: Sequence[Record]) -> None:
         """Write the records, and sync the file."""
+        self._write_events(map(_event_of, records))
+
+    def _write_events(self, events: Iterable[Any]) -> None:
         writer = self.open()
         try:
-            for record in records:
-                event: Any = Event(step=record.step, wall_time=record.time)
-                if record.values is _START:
-                    event.session_log.status = SessionLog.START
-                else:
-                    values: Any = [
-                        Summary.Value(tag=tag, simple_value=value)
-                        for tag, value in record.values.items()
-                    ]
-                    event.summary.value.extend(values)
+            for event in events:
                 writer.write_event(event)
             writer.flush()
         except BaseException:
@@ -83,3 +75,11 @@ class EventFile:
         self._writer = None
         if writer is not None:
             writer.close()
+
+
+def _event_of(record: Record) -> Any:
+    """Return the event of a record, which has a value for each tag."""
+    event: Any = Event(step=record.step, wall_time=record.time)
+    for tag, value in record.values.items():
+        event.summary.value.add(tag=tag, simple_value=value)
+    return event
