@@ -223,11 +223,7 @@ class EvaluatorHook(SessionRunHook):
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise the error of an evaluation in the background, if there is one."""
-        self._queue.check()
-        # A recovery from their errors would have called `after_create_session` first.
-        self._queue.failed_items.clear()
-        if self._background:
-            self._queue.start()
+        self._queue.begin_run()
         return None
 
     @only_if("_schedule_if_due")
@@ -287,8 +283,7 @@ class EvaluatorHook(SessionRunHook):
                 safe_repr(exc),
                 list(self.pending),
             )
-        self._queue.items.clear()
-        self._queue.coord = None
+        self._queue.abandon()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last evaluated step, when it was last due, and whether an evaluation is
@@ -398,8 +393,8 @@ class _Evaluations(Queue[Evaluation]):
         super().__init__("queue of evaluations", max_pending + 1)
         self.coord: Coordinator | None = None
         """The coordinator of the session; None before the first and after `close`."""
-        self.failed_items: list[Evaluation] = []
-        """The evaluations that have failed since the last run began. A recovery repeats them."""
+        # The evaluations that have failed since the last run began. A recovery repeats them.
+        self._failed_items: list[Evaluation] = []
         self._make = make
         self._background = background
         self._task: asyncio.Task[None] | None = None
@@ -415,14 +410,27 @@ class _Evaluations(Queue[Evaluation]):
         self._task = None
         # Later steps are lost, and will be run again.
         step = session.global_step.latest.step
-        unfinished = [*self.failed_items, *self.items]
+        unfinished = [*self._failed_items, *self.items]
         repeated = [item for item in unfinished if item.step <= step]
         self.items = deque(replace(item, session=session) for item in repeated)
-        self.failed_items = []
+        self._failed_items = []
         self.take_failures()
+
+    def abandon(self) -> None:
+        """Drop all evaluations at the end of the session."""
+        self.items.clear()
+        self.coord = None
 
     def begin(self, item: Evaluation) -> None:
         """Do nothing: the task starts in a run, or at the end."""
+
+    def begin_run(self) -> None:
+        """Raise the error of an evaluation. In the background, start the task if it has work."""
+        self.check()
+        # A recovery from the errors would have called `reopen` first.
+        self._failed_items.clear()
+        if self._background:
+            self.start()
 
     def start(self) -> None:
         """Start the task if there are evaluations, unless it is active."""
@@ -451,7 +459,7 @@ class _Evaluations(Queue[Evaluation]):
             await self._make(item)
         except Exception as raised:
             error = raised
-            self.failed_items.append(item)
+            self._failed_items.append(item)
             add_note(error, f"raised by the evaluation at step {item.step}")
         self.ended([item], error)
         self._progress.wake()
