@@ -234,7 +234,11 @@ class EffectsHook(SessionRunHook):
     # -- the outbox
 
     def record(
-        self, attempt: SessionRunContext, kind: str, payload: Any, recorder: str | None
+        self,
+        attempt: SessionRunContext,
+        kind: str,
+        payload: Any,
+        recorder: str | None,
     ) -> None:
         """Record an effect of an attempt. Any thread may call this. See `aiohooks.effect`."""
         if not isinstance(kind, str) or kind not in self._handlers:
@@ -404,7 +408,9 @@ class EffectsHook(SessionRunHook):
     async def _wait_for_deliveries(self, count: int) -> None:
         """Wait until fewer effects than `count` wait for their handlers."""
         with active(
-            "wait", "the deliveries of effects", lambda: awaited_tasks(*self._tasks.values())
+            "wait",
+            "the deliveries of effects",
+            lambda: awaited_tasks(*self._tasks.values()),
         ):
             while len(self._ready) >= count:
                 await self._progress.wait()
