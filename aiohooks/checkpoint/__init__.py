@@ -4,7 +4,7 @@
     policies.py    Checkpoint, which ones are kept, and the options of a mirror
     stateful.py    Stateful, and snapshots of states; RandomState
     _directory.py  CheckpointDirectory: what Saver does, in methods that block
-    _remote.py     copies in another file system, made in the background
+    _remote.py     copies in another file system: made in the background, and restored from
     _files.py      an open directory and its files, and the lock
     _format.py     names and manifests; dtypes of arrays
     _encoding.py   a state to bytes and back

@@ -281,7 +281,8 @@ class Copier:
                 newest_here.step,
             )
         except CorruptCheckpointError:
-            # Those here come first: a second read returns one, or there is the error of the first.
+            # If the directory has checkpoints, the second read returns the newest good one, or
+            # raises the error of its damaged ones.
             if newest_here is None and not set_aside:
                 raise
         if names:

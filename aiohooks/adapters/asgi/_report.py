@@ -204,7 +204,7 @@ async def wait_for_step(
 
     Return the reply. This raises no error of the session.
     """
-    wait = _wait(reporter, wanted)
+    wait = _reply_after_wait(reporter, wanted)
     if timeout is not None:
         wait = limited(wait, timeout, "a client's wait")
     try:
@@ -218,8 +218,8 @@ async def wait_for_step(
     return reply
 
 
-async def _wait(reporter: SessionReporter, wanted: int) -> JsonReply:
-    """Wait for a step, and return the reply."""
+async def _reply_after_wait(reporter: SessionReporter, wanted: int) -> JsonReply:
+    """Wait for a step without a limit, and return the reply."""
     session = reporter.session
     if reporter.runner is not None:
         # A stop or a failure of the opening is reported below.
