@@ -341,7 +341,9 @@ class Plan:
 
     def _add_change(self, node: Operation, slot: int) -> None:
         """Add the change of a variable by an operation, if any. Its result is in `slot`."""
-        name = node.updates or node.adds_to
+        name = node.updates
+        if name is None:
+            name = node.adds_to
         if name is None:
             return
         variable_names = {variable.name for variable in self._graph.variables}

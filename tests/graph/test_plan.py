@@ -191,7 +191,12 @@ async def test_several_operations_may_add_to_a_variable() -> None:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("weigths", "did you mean 'weights'?"), ("x", "known are: weights"), ("loss", "known are")],
+    [
+        ("weigths", "did you mean 'weights'?"),
+        ("x", "known are: weights"),
+        ("loss", "known are"),
+        ("", "known are: weights"),
+    ],
 )
 async def test_only_variables_are_changed(name: str, says: str) -> None:
     """`updates` and `adds_to` name a variable; the error lists the variables. It comes when the
