@@ -1,6 +1,7 @@
 """Graphs of placeholders, variables and operations, and the default graph of a context.
 
-The values of a graph's variables belong to a session, or are shared with others in its process.
+A graph only names its variables. A `Variables` has their values, for one session or for several
+sessions of a process.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
@@ -71,7 +71,8 @@ MISSING = _Missing()
 class Node(Generic[T_co]):
     """A part of a graph that a run can fetch or feed.
 
-    Fetching it returns a `T_co`. Nodes are compared by identity. A graph finds them by name.
+    A run that fetches the node returns a `T_co` for it. Nodes are compared by identity. A graph
+    finds them by name.
     """
 
     graph: Graph
@@ -105,7 +106,10 @@ class GlobalStep(Node[int]):
 
 @dataclass(eq=False, repr=False)
 class Output(Node[Any]):
-    """An item of the mapping that a step function returns. Its key is the name of the node."""
+    """An item of the mapping that a step function returns. Its key is the name of the node.
+
+    `operation` is the operation of the step function.
+    """
 
     operation: Operation
 
@@ -118,7 +122,7 @@ class Operation(Node[T_co]):
 
     Attributes:
         fn: the function.
-        steps: the number of steps by which a run of it advances the global step.
+        steps: the number of steps by which a run that calls it advances the global step.
         inputs: the names of its inputs, in the order of the parameters.
         optional: the inputs that may be absent from the graph, because their parameters have a
             default.
@@ -173,18 +177,24 @@ class Graph(InitRequired):
 
     The inputs of an operation are nodes. By default, the names of its parameters are the names of
     these nodes. While a session is open, its graph is finalized and rejects additions.
+
+    Attributes:
+        global_step: the node of the global step. It can be fetched, and can be an input of
+            operations.
+        step_operation: the only operation of a graph that was made from a step function. Other
+            graphs have None.
     """
 
     def __init__(self) -> None:
-        # This is a count because each open session finalizes the graph, and undoes only that.
-        self._finalize_count = 0
         self.global_step: GlobalStep = GlobalStep(self, "global_step")
-        """The node of the global step. It can be fetched, and can be an input of operations."""
-        self._nodes: dict[str, Node] = {"global_step": self.global_step}
         self.step_operation: Operation | None = None
-        """The operation of a graph that was made from a step function."""
+        # All nodes except outputs, by name.
+        self._nodes: dict[str, Node] = {"global_step": self.global_step}
         # The outputs of the step operation that `node` has returned, by name.
         self._outputs: dict[str, Output] = {}
+        # The number of calls of `finalize` that were not undone. It is no flag, because several
+        # sessions can be open: each calls `finalize`, and its end must not undo the other calls.
+        self._finalize_count = 0
 
     def placeholder(self, name: str, *, default: Any = MISSING) -> Placeholder:
         """Add a value that each run must feed, unless it has a default.
@@ -271,10 +281,10 @@ class Graph(InitRequired):
         **options: Any,
     ) -> Operation | AddOperation:
         """Add `fn` as an operation. Without `fn`, return a decorator that adds a function."""
-        known = OperationOptions.__annotations__
+        known_options = OperationOptions.__annotations__
         for option in options:
-            if option not in known:
-                advice = did_you_mean(option, known)
+            if option not in known_options:
+                advice = did_you_mean(option, known_options)
                 raise InvalidArgumentError(f"an operation has no option {option!r}; {advice}")
         decorator: AddOperation = functools.partial(self._add_operation, steps=steps, **options)
         if fn is None:
@@ -303,23 +313,20 @@ class Graph(InitRequired):
                 f"{subject} has both updates={updates!r} and adds_to={adds_to!r}; give one"
             )
         parameters = _input_parameters(fn, subject)
-        return self._add(
-            Operation(
-                self,
-                name,
-                fn,
-                steps,
-                inputs=tuple(item.name for item in parameters),
-                optional=frozenset(
-                    item.name for item in parameters if item.default is not item.empty
-                ),
-                keyword_only=frozenset(
-                    item.name for item in parameters if item.kind is item.KEYWORD_ONLY
-                ),
-                updates=updates,
-                adds_to=adds_to,
-            )
+        optional = [item.name for item in parameters if item.default is not item.empty]
+        keyword_only = [item.name for item in parameters if item.kind is item.KEYWORD_ONLY]
+        operation = Operation(
+            self,
+            name,
+            fn,
+            steps,
+            inputs=tuple(item.name for item in parameters),
+            optional=frozenset(optional),
+            keyword_only=frozenset(keyword_only),
+            updates=updates,
+            adds_to=adds_to,
         )
+        return self._add(operation)
 
     def _add(self, node: _NodeT) -> _NodeT:
         """Add a node and return it. Raise if the graph is finalized or has a node of its name."""
@@ -338,16 +345,17 @@ class Graph(InitRequired):
         return node
 
     def unique_name(self, name: str) -> str:
-        """Return `name` if no node has it, or else the first free one of `name_1`, `name_2` etc.
+        """Return `name`, or if a node has it the first free name of `name_1`, `name_2` and so on.
 
         With `name=graph.unique_name("loss")`, two hooks can add the same operation. The name is not
         reserved: it stays free until you add a node with it.
         """
         _check_name(name)
         unique = name
-        numbers = itertools.count(1)
+        number = 0
         while unique in self._nodes:
-            unique = f"{name}_{next(numbers)}"
+            number += 1
+            unique = f"{name}_{number}"
         return unique
 
     def node(self, key: object) -> Node:
@@ -362,7 +370,8 @@ class Graph(InitRequired):
             if key in self._nodes:
                 return self._nodes[key]
             if self.step_operation is not None:
-                # Nodes are compared by identity, so each call must return the same output.
+                # Nodes are compared by identity, so each call with this name must return the same
+                # output.
                 output = Output(self, key, self.step_operation)
                 return self._outputs.setdefault(key, output)
             raise FetchError(f"{key!r} is not in the graph; {did_you_mean(key, self._nodes)}")
@@ -403,12 +412,12 @@ class Graph(InitRequired):
         self._finalize_count += 1
 
     def _release(self) -> None:
-        """Undo one call of `finalize` when the session that made it has ended."""
+        """Undo one call of `finalize`, for a session that has ended."""
         self._finalize_count -= 1
 
     def as_default(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager that makes this the default graph in its block."""
-        return assigned(_default_graph, _default_of(self))
+        return assigned(_default_graph, _Default(self))
 
     def __repr__(self) -> str:
         state = " finalized" if self.finalized else ""
@@ -422,31 +431,29 @@ def _check_name(name: object) -> None:
 
 
 def held(graph: Graph) -> Callable[[], None]:
-    """Finalize a graph for a session, and return the function that undoes it when the session ends.
+    """Finalize a graph for a session. Return the function to call when the session has ended.
 
-    Nodes can be added again when the last session has ended.
+    When the last session of the graph has ended, nodes can be added again.
     """
     graph.finalize()
     return graph._release  # pyright: ignore[reportPrivateUsage] - of this module
 
 
-class _Default(NamedTuple):
+class _Default:
     """A default graph, and the innermost run of the code that made it the default, if any."""
 
-    graph: Graph
-    run: RunScope | None
+    def __init__(self, graph: Graph) -> None:
+        """Make `graph` a default that the calling code sets."""
+        self.graph = graph
+        self.run = current_scope.get()
 
 
 _default_graph: ContextVar[_Default | None] = ContextVar("aiohooks_default_graph", default=None)
 
 
-def _default_of(graph: Graph) -> _Default:
-    return _Default(graph, current_scope.get())
-
-
 def make_default(graph: Graph) -> Token[Any]:
     """Make a graph the default of the current context. Return the token that undoes this."""
-    return _default_graph.set(_default_of(graph))
+    return _default_graph.set(_Default(graph))
 
 
 def get_default_graph() -> Graph:
@@ -465,7 +472,8 @@ def get_default_graph() -> Graph:
     for run in _enclosing_runs(current_scope.get()):
         session_graph = getattr(run.session, "graph", None)
         if isinstance(session_graph, Graph):
-            # An `as_default` inside the run is nearer than the run, and one around it is not.
+            # The innermost default counts. A block of `as_default` in the code of this run is
+            # inside the run. Otherwise the default is that of code around the run.
             if default is not None and run in _enclosing_runs(default.run):
                 return default.graph
             return session_graph
@@ -531,7 +539,7 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
     graph = Graph()
     name = getattr(fn, "__name__", type(fn).__name__)
     for parameter in _input_parameters(fn, f"operation {name!r}"):
-        # The parameter gets the global step, for which every graph has a node already.
+        # The parameter gets the global step. Every graph has a node of this name already.
         if parameter.name == "global_step":
             continue
         default = parameter.default
@@ -542,10 +550,7 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
     return graph
 
 
-def _input_parameters(
-    fn: Callable[..., Any],
-    subject: str,
-) -> list[inspect.Parameter]:
+def _input_parameters(fn: Callable[..., Any], subject: str) -> list[inspect.Parameter]:
     """Return the parameters of a function. Raise if one of them cannot be passed by name."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
@@ -567,7 +572,7 @@ class Change(NamedTuple):
 
     Attributes:
         name: the name of the variable.
-        slot: the place of the result among the values of a run.
+        slot: the place of the result in the list of values that a run has. See `Plan`.
         is_added: whether the result is added to the variable. Otherwise it replaces the value.
     """
 
@@ -581,11 +586,12 @@ class Values:
 
     Attributes:
         by_name: the values of the variables.
-        ready: whether the values, and the rest of the session that claimed them, are initialized.
-        failure: the error with which the session that should have initialized the values gave up.
-        waiting_workers: wakes the workers that wait until the values are ready or their
-            initialization has failed.
         version: how often values were replaced.
+        ready: whether the values, and the rest of the session that claimed them, are initialized.
+        failure: the error of a session that should have initialized the values and gave up, or
+            None.
+        waiting_workers: the waits of workers until the values are ready or their initialization has
+            failed.
     """
 
     def __init__(self) -> None:
@@ -594,9 +600,10 @@ class Values:
         self.ready: bool = False
         self.failure: BaseException | None = None
         self.waiting_workers: Waiters = Waiters()
-        # Whether a session initializes the values, or has initialized them.
+        # Whether a session is initializing the values, or has initialized them.
         self._is_claimed = False
-        # Wakes the sessions that initialize the values if the session that claimed them fails.
+        # The waits in `claim`, of sessions that initialize the values if the session that has
+        # claimed them fails.
         self._waiting_chiefs = Waiters()
 
     async def claim(self) -> bool:
@@ -649,12 +656,14 @@ class Values:
         self._waiting_chiefs.wake()
 
     def fail(self, error: BaseException) -> None:
-        """Make the waits of workers raise, because the session to initialize the values failed."""
-        # The session that has claimed the values still initializes them, or has done so.
+        """Make the waits of workers raise, because the session to initialize the values failed.
+
+        Do nothing if another session is initializing the values, or has initialized them.
+        """
         if self._is_claimed:
             return
-        # Workers that were woken may not have run yet. They must get the first error, even if a
-        # second session fails before they run.
+        # Workers that an earlier failure has woken may not have run yet. They still count as
+        # waiting, and must get the error of that failure.
         if self.failure is None or not self.waiting_workers:
             self.failure = error
         self.waiting_workers.wake()
@@ -672,7 +681,8 @@ class Values:
         for name, slot, is_added in changes:
             value = results[slot]
             if is_added:
-                # Several operations of the run may add to one variable.
+                # Several operations of the run may add to one variable: a later operation adds to
+                # the new value that an earlier operation has made.
                 old_value = new_values.get(name, self.by_name[name])
                 try:
                     value = old_value + value
