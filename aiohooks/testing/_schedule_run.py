@@ -473,7 +473,8 @@ class ScheduleRun:
 
     def _judge(self) -> None:
         """Add the broken promises to `problems`, the most specific first."""
-        kinds = {kind for kind, _ in self.schedule.taken}
+        # A key begins with its kind: see `_key`.
+        kinds = {key.partition(":")[0] for key, _ in self.schedule.taken}
         tasks = asyncio.all_tasks(self._loop)
         if self.error is not None:
             is_exit = isinstance(self.error, SystemExit)

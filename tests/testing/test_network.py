@@ -62,6 +62,26 @@ async def test_a_partition_holds_messages() -> None:
     assert min(waits) == 0
 
 
+async def test_a_time_limit_may_end_what_a_partition_delays() -> None:
+    """A `TimeoutError` of the program is expected if time passed for a message or a partition, and
+    is a problem otherwise.
+    """
+
+    async def program() -> None:
+        async with asyncio.timeout(5), connected() as (reader, writer):
+            writer.write(b"hello\n")
+            await reader.readline()
+
+    async def waits_too_long() -> None:
+        async with asyncio.timeout(5):
+            await asyncio.Event().wait()
+
+    explored = await explore(program, disturb=["slow"], replay="slow:partition@1=1")
+    assert explored.disturbances == {"slow:partition": 1}
+    with pytest.raises(ExplorationError, match="an error: TimeoutError"):
+        await explore(waits_too_long, disturb=["order"])
+
+
 async def test_a_lost_connection_is_an_error_on_both_sides() -> None:
     """What reads gets a `ConnectionResetError`; it may come out of the program."""
     ends: set[str] = set()
