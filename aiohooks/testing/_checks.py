@@ -37,13 +37,11 @@ async def run_checks(
     """
     if only is not None and only not in checks:
         raise InvalidArgumentError(f"unknown check {only!r}; {did_you_mean(only, checks)}")
-    names = [*checks]
-    if only is not None:
-        names = [only]
+    names = [*checks] if only is None else [only]
     for name in names:
         check = checks[name]
         try:
-            # A broken promise often shows as a wait that never ends.
+            # A broken promise often shows as a wait that never ends, so each check has a limit.
             async with asyncio.timeout(_LIMIT_SECS):
                 await run(check)
         except TimeoutError as error:

@@ -33,10 +33,11 @@ class Network:
         self.loop = loop
         self.servers: dict[int, _Server] = {}
         self.has_lost_connection = False
-        """Whether a connection was lost: the program may raise a `ConnectionError` since."""
+        """Whether a connection was lost. If so, the program may raise a `ConnectionError`."""
         self._choose = choose
+        # The ports that a server or a client gets if the program gives none.
         self._ports = itertools.count(49_152)
-        # The time at which the latest partition ends.
+        # The time of the loop at which the latest partition ends.
         self._healed_at = 0.0
         # `asyncio.start_server` and `open_connection` call these two methods of the running loop.
         vars(loop).update(
@@ -67,7 +68,7 @@ class Network:
         **_: Any,
     ) -> tuple[_Transport, Any]:
         """Connect to a server. It replaces `loop.create_connection`."""
-        # During a partition, a client waits, as it would for a TCP connection.
+        # To connect takes as long as a message, and during a partition until its end.
         await sleep(self.arrival_time() - self.loop.time())
         server = self.servers.get(port)
         if server is None:
@@ -81,14 +82,17 @@ class Network:
         accepted = _Transport(self, server.factory(), server.address, own_address)
         client.peer = accepted
         accepted.peer = client
-        # The server's side is first: its handler starts before the client continues, as with
-        # sockets.
+        # The server's side comes first. As with sockets, its handler starts before the client
+        # continues.
         for transport in (accepted, client):
             transport.protocol.connection_made(transport)
         return client, client.protocol
 
     def arrival_time(self) -> float:
-        """Return the time at which a message arrives that is sent now."""
+        """Return the time of the loop at which a message that is sent now arrives.
+
+        The schedule may let a partition begin now, and chooses how long the message takes.
+        """
         now = self.loop.time()
         is_partitioned = self._choose(
             "slow",
@@ -107,7 +111,7 @@ class Network:
         return max(now + delay, self._healed_at)
 
     def connection_error(self) -> ConnectionError | None:
-        """Return the error of a connection that is lost now, or None if it is not lost."""
+        """Return an error if the schedule lets a connection be lost now, or else None."""
         is_lost = self._choose(
             "failure",
             (False, True),
@@ -131,12 +135,13 @@ class _Server(asyncio.AbstractServer):
     ) -> None:
         self.factory = factory
         self.address = ("127.0.0.1", port)
-        # A program that has given no port reads it by `server.sockets[0].getsockname()`.
+        # The server stands in for its only socket: a program that has given no port reads the port
+        # by `server.sockets[0].getsockname()`.
         self.sockets = (self,)
         self._network = network
 
     def getsockname(self) -> tuple[Any, int]:
-        """Return the address, as the only item of `sockets`."""
+        """Return the address. The only item of `sockets` needs this method."""
         return self.address
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
@@ -159,8 +164,8 @@ class _Server(asyncio.AbstractServer):
             self.close()
 
     async def wait_closed(self) -> None:
-        # As on Python 3.11, this does not wait for the connections, whose handlers are tasks of the
-        # program.
+        # As on Python 3.11, this does not wait for the connections. Their handlers are tasks of the
+        # program, which must not leave them behind.
         await asyncio.sleep(0)
 
 
@@ -168,6 +173,7 @@ class _Transport(asyncio.Transport):
     """One end of a connection."""
 
     peer: _Transport
+    """The other end. `Network.create_connection` sets it."""
 
     def __init__(
         self,
@@ -180,8 +186,11 @@ class _Transport(asyncio.Transport):
         self.protocol = protocol
         self._network = network
         self._is_disconnected = False
-        # The calls that deliver the messages which have not arrived yet.
+        # The messages to the peer that have not arrived yet, in order: each is the call of a method
+        # of the peer that receives it.
         self._deliveries: deque[Callable[[], object]] = deque()
+        # The time of the loop at which the last of these messages arrives. A later message does not
+        # arrive before it.
         self._last_arrival = 0.0
 
     def is_closing(self) -> bool:
@@ -195,8 +204,10 @@ class _Transport(asyncio.Transport):
             return
         error = self._network.connection_error()
         if error is None:
+            # The caller may change a `bytearray` later, so the message is a copy.
             self._send(functools.partial(self.peer._receive, bytes(data)))
             return
+        # Messages in both directions that have not arrived yet are lost.
         for end in (self, self.peer):
             end._deliveries.clear()
             end._disconnect(error)
@@ -213,15 +224,16 @@ class _Transport(asyncio.Transport):
         self.close()
 
     def _send(self, receive: Callable[[], object]) -> None:
-        """Call `receive`, a method of the peer, when the message arrives."""
+        """Let a message arrive later: at that time, `receive`, a method of the peer, is called."""
         self._deliveries.append(receive)
-        # A connection keeps the order of its bytes, so none arrives before an earlier one.
+        # A connection keeps the order of its bytes, so no message arrives before an earlier one.
         self._last_arrival = max(self._last_arrival, self._network.arrival_time())
         self._network.loop.call_at(self._last_arrival, self._deliver)
 
     def _deliver(self) -> None:
-        """Deliver the next message, if the connection was not lost."""
-        # Each timer delivers the first message, as timers of the same time fire in any order.
+        """Deliver the next message, unless the connection was lost in the meantime."""
+        # There is a timer for each message. Each timer delivers the first message of the queue and
+        # not its own, because timers of the same time may fire in any order.
         if self._deliveries:
             receive = self._deliveries.popleft()
             receive()
@@ -229,14 +241,17 @@ class _Transport(asyncio.Transport):
     def _receive(self, message: bytes) -> None:
         """Called when a message of the peer arrives."""
         if self._is_disconnected:
+            # As with TCP, the answer to a message for a closed connection is a reset.
             self.peer._disconnect(ConnectionResetError(errno.ECONNRESET, "the peer has closed"))
         else:
             self.protocol.data_received(message)
 
     def _receive_eof(self) -> None:
         """Called when the peer has written its last message."""
-        # The protocol returns True to keep its own direction open.
-        if not self._is_disconnected and not self.protocol.eof_received():
+        if self._is_disconnected:
+            return
+        # The protocol returns True if it still writes to the peer.
+        if not self.protocol.eof_received():
             self.close()
 
     def _disconnect(self, error: Exception | None) -> None:

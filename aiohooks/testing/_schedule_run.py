@@ -1,10 +1,11 @@
 """A run of a program under one schedule: its disturbances, and the promises that it breaks.
 
 The event loop of the run has virtual time, and the schedule chooses the order of tasks there. When
-nothing else can run, the time jumps to the next timer. Callbacks run in the order of any asyncio
-loop. Steps of tasks that are next to one another in the queue of the loop may change places. Files
-and threads are real: the loop waits for threads that work. Sockets and processes are rejected,
-because they would not follow the schedule.
+nothing else can run, the time jumps to the next timer. The queue of the loop has callbacks and
+steps: a step is the code of a task between two of its waits. Callbacks run in the order of any
+asyncio loop. Steps that are next to one another in the queue may change places. Files and threads
+are real: the loop waits for threads that work. Sockets and processes are rejected, because they
+would not follow the schedule.
 """
 
 from __future__ import annotations
@@ -33,19 +34,18 @@ from aiohooks.testing.leaks import LOCK_FILES, WORKER_NAMES, describe_context, i
 
 Task = asyncio.Task[Any]
 _MOST_TURNS = 10_000
-"""After so many turns without progress of a task, the loop stops."""
+"""After so many turns of the loop without progress of a task, the loop stops."""
 _IDLE_TURNS = 50
-"""After so many turns in which only callbacks ran, the time jumps to the next timer."""
-# In real time:
+"""After so many turns of the loop in which only callbacks ran, the time jumps to the next timer."""
 _THREAD_SECS = 10.0
-"""How long the loop waits for a thread that works."""
+"""How long the loop waits for a thread that works, in real time like the next three."""
 _LOCK_SECS = 0.05
-"""How long the loop waits for a thread in a lock or a queue: it may continue any moment."""
+"""How long the loop waits for a thread in a lock or a queue, which may continue any moment."""
 _DEADLOCK_SECS = 1.0
-"""The same if no task can run, also for an idle worker, which may have got work any moment."""
+"""How long the loop waits for any thread if no task can run. An idle worker may have got work."""
 _POLL_SECS = 0.005
 """How often the loop looks at threads while it waits for them."""
-_REJECTED = (
+_REJECTED_METHODS = (
     "connect_read_pipe",
     "connect_write_pipe",
     "create_datagram_endpoint",
@@ -62,7 +62,10 @@ _REJECTED = (
 
 
 class NumberedFuture(asyncio.Future[Any]):
-    """A future whose place in a set depends on its number in the loop, not on its address."""
+    """A future whose place in a set depends on its number, and not on its address.
+
+    So a set of futures has the same order in each run.
+    """
 
     def __init__(self, *, loop: Any) -> None:
         self._number: int = next(loop.numbers)
@@ -73,7 +76,7 @@ class NumberedFuture(asyncio.Future[Any]):
 
 
 class NumberedTask(asyncio.Task[Any]):
-    """A task whose place in a set depends on its number in the loop, not on its address."""
+    """A task whose place in a set depends on its number, as that of a `NumberedFuture` does."""
 
     is_being_cancelled: bool = False
     """Whether its next step raises `CancelledError`."""
@@ -114,8 +117,8 @@ class _ReadyQueue(deque[asyncio.Handle]):
         steps = self._first_steps()
         if not steps:
             if self._last_was_step:
-                # Now, so that a cancel can come before the callback ends the wait of a task.
-                loop.scheduler.after_step()
+                # The callback may end the wait of a task, and a cancel may come before that.
+                loop.scheduler.at_waits()
             self._last_was_step = False
             return super().popleft()
         self._last_was_step = True
@@ -129,7 +132,7 @@ class _ReadyQueue(deque[asyncio.Handle]):
     def _first_steps(self) -> dict[Task, int]:
         """Return the tasks with a step before the first callback, with the index of the step."""
         steps: dict[Task, int] = {}
-        # A copy, because a thread may add a handle at any time.
+        # The queue is copied, because a thread may add a handle at any time.
         for index, handle in enumerate([*self]):
             task = _task_of(handle)
             if task is None:
@@ -140,7 +143,8 @@ class _ReadyQueue(deque[asyncio.Handle]):
 
 def _task_of(handle: asyncio.Handle) -> Task | None:
     """Return the task of which a handle is a step, or None for a callback."""
-    # A handle has no public attribute for its callback. A step's callback is a method of its task.
+    # A handle has no public attribute for its callback. The callback of a step is a method of its
+    # task.
     callback: Any = getattr(handle, "_callback", None)
     owner: Any = getattr(callback, "__self__", None)
     if not isinstance(owner, asyncio.Task):
@@ -164,10 +168,11 @@ class _Selector(selectors.DefaultSelector):
         if loop.turns > _MOST_TURNS:
             return self._stop()
         if timeout == 0:
-            if loop.turns % _IDLE_TURNS:
+            if loop.turns % _IDLE_TURNS != 0:
                 return super().select(0)
-            # A cancelled scope of anyio calls itself in each turn until its tasks have ended. Let
-            # the time jump all the same, as one of these tasks may wait for a timer.
+            # Only callbacks have run. A cancelled scope of anyio, for example, calls itself in each
+            # turn until its tasks have ended. Let the time jump all the same, because one of these
+            # tasks may wait for a timer.
             timeout = loop.secs_to_timer()
         events = self._wait_for_threads(is_deadlock=timeout is None)
         if not events and timeout is None:
@@ -180,7 +185,8 @@ class _Selector(selectors.DefaultSelector):
         """Return the events of files. While threads work, wait for the first event."""
         start = time.monotonic()
         while True:
-            # A thread wakes the loop before it becomes idle, so look at threads before files.
+            # A thread writes to a file, which wakes the loop, before it becomes idle. So look at
+            # threads before files, or its event would be missed.
             places = self.loop.busy_threads(is_deadlock)
             working = [place for place, may_be_idle in places if not may_be_idle]
             limit_secs = 0.0
@@ -205,14 +211,14 @@ class _Selector(selectors.DefaultSelector):
 
 
 class ScheduleLoop(asyncio.SelectorEventLoop):
-    """The event loop of one schedule."""
+    """The event loop of one run."""
 
     def __init__(self, scheduler: ScheduleRun) -> None:
         """Make a loop that asks `scheduler` which task runs next."""
         self.secs: float = 0.0
-        """The virtual time."""
+        """The virtual time, in seconds."""
         self.stuck_because: str = ""
-        """The reason for which the loop has stopped by itself, empty if it has not."""
+        """Why the loop has stopped by itself. Empty if it has not."""
         self.scheduler: ScheduleRun = scheduler
         self.numbers: Iterator[int] = itertools.count()
         """The numbers of its futures and tasks."""
@@ -228,13 +234,14 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
                 "explore cannot choose what the event loop of this Python runs next"
             )
         self._ready: Any = _ReadyQueue(self)
-        # The threads that are not the program's.
+        # The threads that the program has not started.
         self._other_threads = {*threading.enumerate()}
 
     def time(self) -> float:
         return self.secs
 
-    now = time  # as a clock of the library
+    # The loop is also the clock of the library, which needs this method.
+    now = time
 
     def create_future(self) -> asyncio.Future[Any]:
         return NumberedFuture(loop=self)
@@ -246,7 +253,7 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
 
     def count_progress(self, task: Task) -> None:
         """Note that the step of this task runs next."""
-        # An anyio scope repeats its cancel in each turn, which is no progress.
+        # A step that gets a cancel is no progress: an anyio scope repeats its cancel in each turn.
         if isinstance(task, NumberedTask) and task.is_being_cancelled:
             task.is_being_cancelled = False
         else:
@@ -254,7 +261,7 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
 
     def secs_to_timer(self) -> float | None:
         """Return the time to the next timer, or None without a timer."""
-        # asyncio has no public list of timers. If a Python has no such list, a program whose
+        # asyncio has no public list of timers. On a Python without this list, a program whose
         # callbacks repeat themselves counts as stuck.
         timers: list[asyncio.TimerHandle] = getattr(self, "_scheduled", [])
         if not timers:
@@ -262,10 +269,10 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
         return max(timers[0].when() - self.secs, 0)
 
     def busy_threads(self, with_idle: bool) -> list[tuple[str, bool]]:
-        """Return a place in the code, and whether it may be idle, for each thread of the program.
+        """Return the place in the code of each thread of the program, and whether it may be idle.
 
-        A thread may be idle if it waits for a lock. Idle workers of pools are left out unless
-        `with_idle`.
+        An idle worker of a pool is only in the list if `with_idle`. Any other thread may be idle if
+        it waits for a lock or a queue.
         """
         frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
         places: list[tuple[str, bool]] = []
@@ -281,12 +288,13 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
 
 def _has_work(thread: threading.Thread) -> bool:
     """Return whether a worker of anyio has got work that it has not begun yet."""
+    # The workers of the loop's own pool have no such attribute.
     queue = getattr(thread, "queue", None)
     return queue is not None and not queue.empty()
 
 
 def _rejecting(name: str) -> Callable[..., NoReturn]:
-    """Return a method that raises an error with this name."""
+    """Return a method of the loop that only raises an error, which has the name of the method."""
 
     def reject(*_: object, **__: object) -> NoReturn:
         raise NotImplementedError(
@@ -297,19 +305,20 @@ def _rejecting(name: str) -> Callable[..., NoReturn]:
     return reject
 
 
-for _method in _REJECTED:
+for _method in _REJECTED_METHODS:
     setattr(ScheduleLoop, _method, _rejecting(_method))
 
 
 T = TypeVar("T")
 Call = Callable[[], object]
 Program = Callable[..., Awaitable[Any]]
-# Characters that a name cannot have in the text of a replay: see `explore`.
+# The characters that separate the parts of a replay's text, such as `event:crash@3=1`. A name in it
+# cannot have them.
 _SEPARATORS = re.compile(r"[\s@]+")
 _MOST_STEPS = 100_000
 """After so many steps of its tasks, a program counts as endless."""
 _MOST_STEPS_TO_END = 1_000
-"""After so many steps, the loop gives up a cancelled task for now: see `_end_tasks`."""
+"""After so many steps of cancelled tasks, `_end_tasks` cancels the tasks that still run again."""
 
 current_run: ContextVar[ScheduleRun | None] = ContextVar("aiohooks_explored_run", default=None)
 
@@ -334,17 +343,18 @@ class ScheduleRun:
         """The active events of `may_happen`, with their names."""
         self.checks: list[Call] = []
         """The active checks of `always`."""
-        # Whether the program has ended: nothing disturbs the remaining tasks.
+        # Whether the program has ended or was stopped. Nothing disturbs the remaining tasks then.
         self._is_over = False
+        # The number of steps of tasks since then.
         self._steps_to_end = 0
-        # The errors of `unreliable` functions, which the program may raise.
+        # The errors that `unreliable` functions have raised, which the program may raise.
         self._injected: list[BaseException] = []
 
     def execute(self, program: Program, errors: list[str]) -> None:
         """Run the program, and set `problems`.
 
-        Errors that are reported to the loop are appended to `errors`, to which the caller has those
-        of finalizers appended.
+        `errors` gets the errors that are reported to the loop. The caller appends the errors of
+        finalizers to it meanwhile. It is empty at the end.
         """
         self._loop = ScheduleLoop(self)
         self._loop.set_exception_handler(
@@ -363,7 +373,8 @@ class ScheduleRun:
         try:
             try:
                 self._loop.run_forever()
-            except SystemExit as error:  # of a callback, or of the program
+            except SystemExit as error:
+                # A callback or the program ends the process.
                 self.error = error
             self._is_over = True
             self._judge()
@@ -374,7 +385,8 @@ class ScheduleRun:
             del self._main, self._network, self.events, self.checks
             self._loop.close()
             gc.collect()
-        # If tasks were left, their cancellation above may have caused more errors.
+        # The errors of finalizers have come by now. But if there is a problem already, `_end_tasks`
+        # may have cancelled tasks that were left, and later errors may come from that.
         if not self.problems:
             lost_errors = errors[:]
         self.problems += [f"an error was lost: {error}" for error in lost_errors[:1]]
@@ -389,7 +401,14 @@ class ScheduleRun:
         describe: Callable[[T], str],
         name: str = "",
     ) -> T:
-        """Return the option that the schedule chooses."""
+        """Return the option that the schedule chooses. Option 0 is the ordinary behavior.
+
+        Args:
+            kind: the kind of the choice.
+            options: the options.
+            describe: returns the note of the disturbance by an option other than option 0.
+            name: a name for the key of the choice.
+        """
         key = _key(kind, name)
         choice = self.schedule.choose(kind, key, options)
         if choice and self.schedule.is_replay:
@@ -397,12 +416,14 @@ class ScheduleRun:
         return options[choice]
 
     def injected(self, error: Exception) -> Exception:
-        """Note an error of an `unreliable` function, and return it: the program may raise it."""
+        """Return an error that an `unreliable` function will raise, and keep it: the program may
+        raise it, too.
+        """
         self._injected.append(error)
         return error
 
     def before_step(self) -> None:
-        """Count the step, and let time pass before it."""
+        """Called before each step of a task: count the step, and disturb the program."""
         if self._is_over:
             self._steps_to_end += 1
             # A task that does not end when it is cancelled must not keep the loop running.
@@ -415,10 +436,14 @@ class ScheduleRun:
         self._loop.secs += self.choose(
             "slow", DELAYS, lambda secs: f"{secs:g} s pass, {self._place()}"
         )
-        self.after_step()
+        self.at_waits()
 
-    def after_step(self) -> None:
-        """Check the invariants, and let events happen, before the callbacks behind the step."""
+    def at_waits(self) -> None:
+        """Check the invariants, and let a cancel or events happen.
+
+        This is called before each step, and before a callback that comes after a step. All tasks
+        wait at this moment.
+        """
         if self._is_over or self._main.done():
             return
         try:
@@ -444,7 +469,7 @@ class ScheduleRun:
             event()
 
     def next_task(self, tasks: list[Task]) -> Task:
-        """Return the task that runs next, of tasks in the order of the loop."""
+        """Return the task that runs next. `tasks` are in the order of the loop."""
         first = tasks[0]
         if len(tasks) == 1 or self._is_over:
             return first
@@ -461,13 +486,14 @@ class ScheduleRun:
     # The end
 
     def _stop(self) -> None:
-        """Stop the loop: the program has ended, or a promise is broken."""
+        """Stop the loop: the program has ended, broken a promise or exceeded a limit."""
         self._is_over = True
         self._loop.stop()
 
     def _ended(self, _: object) -> None:
         """Called when the task of the program has ended."""
-        # `asyncio.run` stops its loop in the same way: tasks that are scheduled make a last step.
+        # The loop ends its current turn first, in which scheduled tasks make a last step. So does
+        # that of `asyncio.run`.
         if not self._is_over:
             self._stop()
 
@@ -524,10 +550,11 @@ class ScheduleRun:
         )
 
     def _is_expected(self, error: BaseException | None, kinds: Collection[str]) -> bool:
-        """Return whether a program may end with this error, None for a result.
+        """Return whether the program may end with this error, or if it is None with a result.
 
-        It may if the error, or a cause of it, was injected or is that of a lost connection, and in
-        a group, if this is so for each error.
+        An error is expected if it, or an error in its chain of causes and contexts, was injected or
+        is that of a lost connection. A group is expected if each of its errors is. A timeout is
+        expected if time has passed, and a result if no cancel came.
         """
         if error is None:
             return "cancel" not in kinds
@@ -549,14 +576,15 @@ class ScheduleRun:
     def _end_tasks(self) -> None:
         """Cancel the remaining tasks, so that they do not disturb the next run."""
         loop = self._loop
-        # A cancelled task may start other tasks, or ignore the cancel. Tasks that are left after
-        # these attempts are dropped with the loop.
+        # A cancelled task may start other tasks, or ignore the cancel. So there are ten attempts,
+        # and tasks that are left after them are dropped with the loop.
         for _ in range(10):
             tasks = asyncio.all_tasks(loop)
             if not tasks:
                 break
             for task in tasks:
                 task.cancel()
+            # The loop stops when all tasks wait for something that is later than this timer.
             timer = loop.call_later(1, loop.stop)
             loop.run_forever()
             timer.cancel()
@@ -570,19 +598,21 @@ class ScheduleRun:
 
 
 async def _call(program: Program) -> Any:
-    """Await a program, which may return any awaitable: a task needs a coroutine."""
+    """Await a program. It may return any awaitable, but a task needs a coroutine."""
     return await program()
 
 
 def _key(kind: str, name: str) -> str:
-    """Return the key of a choice. The text of a replay has it, so it must be one word."""
-    return f"{kind}:{_SEPARATORS.sub('_', name)}" if name else kind
+    """Return the key of a choice: its kind, or its kind and a name."""
+    if not name:
+        return kind
+    return f"{kind}:{_SEPARATORS.sub('_', name)}"
 
 
 def _name(task: Task) -> str:
     """Return the name of a task, the same in each run."""
     name = task.get_name()
-    # asyncio numbers the tasks of a process, also those of earlier runs.
+    # By default, the name has the number of the task in the process, which differs in each run.
     if name.startswith("Task-"):
         name = getattr(task.get_coro(), "__qualname__", name).rpartition(".")[2]
     return name

@@ -31,9 +31,11 @@ class ManualClock:
     def __init__(self, now: float = 0.0) -> None:
         """Start at the time `now`, in seconds."""
         self._now = now
+        # A heap: the first timer is due first.
         self._timers: list[_Timer] = []
+        # The number of timers that were ever made.
         self._count = 0
-        # One function for each block that has been entered, which restores the clock before it.
+        # For each block that has been entered, the function that restores the clock before it.
         self._restore: list[Callable[[], None]] = []
 
     def now(self) -> float:
@@ -92,7 +94,10 @@ class ManualClock:
 
 @dataclasses.dataclass(order=True, slots=True)
 class _Timer:
-    """A scheduled call. `call` is None once it was made or cancelled."""
+    """A scheduled call. `call` is None when the call was made or cancelled.
+
+    Timers are ordered by time and then by number.
+    """
 
     when: float
     number: int

@@ -49,14 +49,17 @@ _RATES = {
     "failure": (0.0, 0.1, 0.5),
     "choice": (0.1, 0.5, 0.8),
 }
-"""How often a disturbance happens at a place for its kind. A seed draws a rate for each kind.
-
-The rates of cancels and events depend on the program: see `_random_schedule`.
+"""The rates of each kind, of which a seed draws one: the part of the places of this kind at which a
+disturbance happens.
+"""
+_AVERAGE_COUNTS = (0.0, 0.0, 0.5, 1.0, 2.0)
+"""For the kinds "cancel" and "event", a seed draws how often a disturbance happens in a run, on
+average. Every step of the program is a place of these kinds.
 """
 _PRIORITIES_RATE = 0.5
 """The part of the schedules that order tasks by priorities, and not at a rate."""
 _MOST_CHANGES = 3
-"""How often such a schedule changes a priority at most."""
+"""How often a schedule with priorities changes a priority at most."""
 _MOST_SHRINKING = 400
 """How many runs may be made to find a smaller set of disturbances with the same problem."""
 # A disturbance in the text of a replay, such as `order@12=1`: the key, the number and the choice.
@@ -66,7 +69,7 @@ _REPLAYED = re.compile(r"([^@\s]+)@(\d+)=(\d+)")
 class ExplorationError(AssertionError):
     """A promise was broken under a schedule.
 
-    `await explore(program, replay=error.replay)` repeats it.
+    `await explore(program, replay=error.replay)` runs the program with the same disturbances.
     """
 
     def __init__(self, message: str, replay: str) -> None:
@@ -198,36 +201,38 @@ def unreliable(
             lambda secs: f"a call of {name} takes {secs:g} s",
         )
         await sleep(delay)
-        failures = [None, *itertools.product(errors, (False, True))]
+        # Option 0 is a call that succeeds.
+        failures = [None, *itertools.starmap(_Failure, itertools.product(errors, (False, True)))]
         failure = run.choose(
             "failure",
             failures,
-            lambda failure: f"a call of {name} fails{_describe_failure(failure)}",
+            lambda failure: f"a call of {name} fails {failure}",
         )
         if failure is None:
             return await function(*args, **keywords)
-        make_error, is_late = failure
-        if is_late:
+        if failure.is_answer_lost:
             await function(*args, **keywords)
-        raise run.injected(make_error())
+        raise run.injected(failure.make_error())
 
     return call
 
 
-_Failure = tuple[Callable[[], Exception], bool] | None
-"""The failure of a call: a function that returns its error, and whether the call is made before.
+class _Failure(NamedTuple):
+    """The failure of a call.
 
-None is a call that succeeds.
-"""
+    Attributes:
+        make_error: returns the error.
+        is_answer_lost: whether the call is made first. Otherwise it does nothing.
+    """
 
+    make_error: Callable[[], Exception]
+    is_answer_lost: bool
 
-def _describe_failure(failure: _Failure) -> str:
-    """Describe a failure for a note."""
-    if failure is None:
-        return ""
-    make_error, is_late = failure
-    name = getattr(make_error, "__name__", "an error")
-    return f" with {name} after it was made" if is_late else f" with {name}"
+    def __str__(self) -> str:
+        name = getattr(self.make_error, "__name__", "an error")
+        if self.is_answer_lost:
+            return f"with {name} after it was made"
+        return f"with {name}"
 
 
 def choose(first: T, *others: T, name: str = "") -> T:
@@ -284,7 +289,7 @@ def always(check: Call) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _appended(items: list[T], item: T) -> Generator[None]:
-    """Have an item in the list for the block."""
+    """Append an item to a list for the block."""
     items.append(item)
     try:
         yield
@@ -293,19 +298,20 @@ def _appended(items: list[T], item: T) -> Generator[None]:
 
 
 class _Explorer:
-    """Runs a program under one schedule after another, and counts."""
+    """Runs a program under one schedule after another, and counts schedules and disturbances."""
 
     def __init__(self, program: Program, kinds: Iterable[str]) -> None:
         """Run nothing yet. `kinds` are the kinds of disturbances."""
         self.errors: list[str] = []
         """The errors of the current run that were reported to the loop or by finalizers."""
+        # The replays for a smaller set of disturbances do not count.
         self.schedules = 0
         self.disturbances: Counter[str] = Counter()
         self._program = program
         self._kinds = frozenset(kinds)
 
     def explore_seeds(self, seeds: Iterable[int]) -> None:
-        """Explore the schedule without a disturbance, and random ones."""
+        """Explore the schedule without a disturbance, and then the random schedule of each seed."""
         first = self.explore(Schedule(), "the first run")
         steps = max(first.steps, 1)
         decisions = first.schedule.counts.get("order", 1)
@@ -316,18 +322,20 @@ class _Explorer:
     def _random_schedule(self, seed: int, steps: int, decisions: int) -> Schedule:
         """Return the schedule of a seed.
 
-        The program takes about as many `steps` of tasks and `decisions` about their order as its
-        first run did.
+        Args:
+            seed: the seed.
+            steps: about how many steps of tasks the program takes: as many as its first run.
+            decisions: about how many decisions about their order it needs, by the same measure.
         """
         generator = random.Random(seed)
-        rates = {kind: generator.choice(rates) for kind, rates in _RATES.items()}
+        # A rate is drawn for every kind, so that it does not depend on the other kinds in use.
+        drawn_rates = {kind: generator.choice(choices) for kind, choices in _RATES.items()}
         for kind in ("cancel", "event"):
-            # There is a place for it at every step, and it should happen about once, or not at all.
-            rates[kind] = generator.choice((0, 0, 0.5, 1, 2)) / steps
-        rates = {kind: rate for kind, rate in rates.items() if kind in self._kinds}
+            drawn_rates[kind] = generator.choice(_AVERAGE_COUNTS) / steps
+        rates = {kind: drawn_rates[kind] for kind in self._kinds}
         priorities = None
         # Some bugs are found sooner with priorities, and others with random changes of the order.
-        if "order" in rates and generator.random() < _PRIORITIES_RATE:
+        if "order" in self._kinds and generator.random() < _PRIORITIES_RATE:
             changes = generator.randint(0, _MOST_CHANGES)
             priorities = Priorities(generator, changes, decisions)
         return Schedule(seed, rates, priorities=priorities)
@@ -335,7 +343,8 @@ class _Explorer:
     def explore_all(self, most: int) -> None:
         """Explore all schedules with at most this number of disturbances, those with fewer first.
 
-        A schedule is extended by each choice that it could have made after its last disturbance.
+        A schedule is extended by one disturbance more: by each that could have happened after its
+        last one.
         """
         run = self.explore(Schedule(noted=self._kinds), "the first run")
         schedules = [run.schedule]
@@ -356,7 +365,7 @@ class _Explorer:
             schedules = longer
 
     def explore(self, schedule: Schedule, name: str) -> ScheduleRun:
-        """Run the program under a schedule, whose name is for the message.
+        """Run the program under a schedule. The name of the schedule is for the message.
 
         Raises:
             ExplorationError: a promise was broken.
@@ -377,7 +386,8 @@ class _Explorer:
 
     def _report(self, run: ScheduleRun, how: str) -> None:
         """Raise the error for a run with problems. `how` says in which schedule it was found."""
-        # Only a replay has notes about its disturbances.
+        # Run the program again with the same disturbances, because only a replay makes notes of
+        # them, and because the message says if the problem does not come again.
         again = self._run(Schedule(choices=run.schedule.taken))
         taken = sorted(run.schedule.taken.items())
         choices = [f"{key}@{number}={choice}" for (key, number), choice in taken]
@@ -402,10 +412,11 @@ class _Explorer:
     def _shrunk(self, run: ScheduleRun) -> ScheduleRun:
         """Return a run with the same problem, and as few disturbances as were found."""
         tries = 0
+        # How many disturbances are left out together: a half, then quarters, and finally single
+        # ones.
         size = max(len(run.schedule.taken) // 2, 1)
         while size and tries < _MOST_SHRINKING:
             places = [*run.schedule.taken]
-            # Leave out half of the disturbances, then quarters, and finally single ones.
             for start in range(0, len(places), size):
                 choices = {**run.schedule.taken}
                 for place in places[start : start + size]:
@@ -417,6 +428,7 @@ class _Explorer:
                     run = smaller
                     break
             else:
+                # No group of this size can be left out.
                 size //= 2
         return run
 
@@ -442,7 +454,7 @@ def _parsed(replay: str) -> dict[Place, int]:
 
 
 def _check_replayed(replayed: Mapping[Place, int], run: ScheduleRun) -> None:
-    """Raise if none of the disturbances could be repeated: the replay has shown nothing then."""
+    """Raise if none of the disturbances could be repeated, because the replay has shown nothing."""
     if replayed and not run.schedule.taken:
         places = ", ".join(f"{key}@{number}" for key, number in replayed)
         raise InvalidArgumentError(
@@ -454,8 +466,8 @@ def _check_replayed(replayed: Mapping[Place, int], run: ScheduleRun) -> None:
 async def _call_outside_of_loop(function: Callable[[], None]) -> None:
     """Call a function that runs other loops in this thread.
 
-    A callback of this loop calls it: other loops could not run their tasks inside a step of this
-    one's.
+    A callback of the current loop calls the function, because the tasks of other loops cannot run
+    inside a step of a task.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
@@ -467,7 +479,8 @@ async def _call_outside_of_loop(function: Callable[[], None]) -> None:
             with _no_running_loop(loop):
                 function()
         except BaseException as error:
-            ended.set_exception(error)  # also a KeyboardInterrupt, which the task raises then
+            # The task raises the error, and a KeyboardInterrupt as well, not the loop.
+            ended.set_exception(error)
         else:
             ended.set_result(None)
 
@@ -477,11 +490,12 @@ async def _call_outside_of_loop(function: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def _no_running_loop(loop: asyncio.AbstractEventLoop) -> Generator[None]:
-    """Let other loops run in this thread for the block, which `loop` runs."""
-    # asyncio exports this function for event loops. No loop starts while another one is running.
+    """Let other loops run in this thread during the block. `loop` is the loop that runs now."""
+    # No loop starts while another one is set as running. asyncio exports this function for authors
+    # of event loops.
     asyncio._set_running_loop(None)
     is_main = threading.current_thread() is threading.main_thread()
-    # Signals write to the socket of the outer loop, which does not read it meanwhile.
+    # Signals would write to the socket of the outer loop, which does not read it meanwhile.
     wakeup_fd = signal.set_wakeup_fd(-1) if is_main else -1
     try:
         yield
@@ -493,9 +507,9 @@ def _no_running_loop(loop: asyncio.AbstractEventLoop) -> Generator[None]:
 
 @contextlib.contextmanager
 def _quiet(errors: list[str]) -> Generator[None]:
-    """Log nothing in the block, and collect the errors of finalizers.
+    """Log nothing in the block, and append the errors of finalizers to `errors`.
 
-    Garbage is collected only between two runs.
+    Garbage is collected only between two runs, so that an error belongs to the run before.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(logging.disable, logging.root.manager.disable)
@@ -504,9 +518,10 @@ def _quiet(errors: list[str]) -> Generator[None]:
             stack.callback(gc.enable)
         gc.disable()
         if not gc.get_freeze_count():
-            # Older objects need not be visited after each run. The caller may have frozen its own.
+            # The caller has frozen no objects of its own, which `unfreeze` would free, too.
             stack.callback(gc.unfreeze)
             gc.collect()
+        # The collections after each run then do not visit the objects from before the block.
         gc.freeze()
         stack.callback(setattr, waits, "make_task", waits.make_task)
         waits.make_task = NumberedTask

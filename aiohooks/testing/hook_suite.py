@@ -59,9 +59,7 @@ class RecordingHook(SessionRunHook):
         once.
         """
         self.name = name
-        if record is None:
-            record = []
-        self.record: list[tuple[str, str]] = record
+        self.record: list[tuple[str, str]] = [] if record is None else record
         self.results: list[Any] = []
         self.closed_with: list[BaseException | None] = []
         self._args: SessionRunArgs | None = None
@@ -70,7 +68,7 @@ class RecordingHook(SessionRunHook):
         self._suspend = suspend
 
     async def _record_call(self, phase: str) -> None:
-        """Record a call of the method `phase`, and suspend if the hook is to."""
+        """Record a call of the method `phase`, and suspend if the hook was made with `suspend`."""
         self.record.append((self.name, phase))
         if self._suspend:
             await asyncio.sleep(0)
@@ -110,10 +108,14 @@ def _recording_method(phase: str) -> Callable[..., Coroutine[Any, Any, None]]:
     return method
 
 
-# A hook overrides a method by having it in its class, so each needs a function of its own.
+# A hook overrides a method by having it in its class, so each method needs a function of its own.
 for _phase in HOOK_METHODS:
     if _phase not in vars(RecordingHook):
         setattr(RecordingHook, _phase, _recording_method(_phase))
+
+
+Faults = Mapping[tuple[str, int], BaseException | Callable[[], Any]]
+"""Errors to raise, or functions to call, by the method of a hook and the number of the call."""
 
 
 class FaultInjectionHook(RecordingHook):
@@ -126,7 +128,7 @@ class FaultInjectionHook(RecordingHook):
 
     def __init__(
         self,
-        faults: Mapping[tuple[str, int], BaseException | Callable[[], Any]],
+        faults: Faults,
         name: str = "fault",
         **options: Any,
     ) -> None:
@@ -159,18 +161,17 @@ class FaultInjectionHook(RecordingHook):
                 await result
 
 
-_Faults = Mapping[tuple[str, int], BaseException | Callable[[], Any]]
-"""The errors that another hook raises, or functions that it calls, by method and call number."""
-_NO_FAULTS: _Faults = {}
+_NO_FAULTS: Faults = {}
 
 
 async def _step() -> dict[str, float]:
+    """The step of sessions for which the author of a hook gives no other."""
     await asyncio.sleep(0)
     return {"loss": 1.0}
 
 
 class _Case(NamedTuple):
-    """A hook, with the arguments of its author."""
+    """The arguments of `check_hook`, which a check uses in sessions."""
 
     make: Callable[[], Any]
     make_source: Callable[[], Source]
@@ -179,14 +180,19 @@ class _Case(NamedTuple):
     async def use(
         self,
         hook: Any,
-        faults: _Faults = _NO_FAULTS,
+        faults: Faults = _NO_FAULTS,
         *others: SessionRunHook,
         suspend: bool = True,
         runs: int = 3,
     ) -> None:
-        """Use the hook in a session of some runs, between other hooks.
+        """Use the hook in a session with other hooks before and after it.
 
-        `suspend` is whether the methods of the recording hooks around it suspend.
+        Args:
+            hook: the hook.
+            faults: the faults of a `FaultInjectionHook` after it.
+            others: further hooks after it.
+            suspend: whether the methods of the recording hooks, the first and the last, suspend.
+            runs: the number of runs, unless a stop is requested earlier.
         """
         before = RecordingHook("before", suspend=suspend)
         after = RecordingHook("after", suspend=suspend)
@@ -230,7 +236,7 @@ async def works_again(case: _Case) -> None:
 
 async def recovers(case: _Case) -> None:
     """The session recovers from errors of other hooks, before and after a commit, and continues."""
-    faults: _Faults = {
+    faults: Faults = {
         ("before_run", 2): AbortedError("lost"),
         ("after_run", 2): AbortedError("lost"),
     }
@@ -271,7 +277,7 @@ async def restores_its_state(case: _Case) -> None:
     """
     if not is_stateful(registration_of(case.make()).hook):
         return
-    # The hook may keep a time in its state. It stays the same on this clock.
+    # The hook may keep a time in its state. The time stays the same on a `ManualClock`.
     with tempfile.TemporaryDirectory(prefix="aiohooks-check-") as folder, ManualClock():
 
         def make_source() -> ChiefSessionCreator:

@@ -37,17 +37,19 @@ from aiohooks._core.waits import current_task
 from aiohooks._why.tasks import task_wait
 from aiohooks.errors import add_note
 
-# A closed transport closes its socket in the next tick, and notifies its protocol in the one after.
+# The ticks of the event loop before leaks are reported: a closed transport closes its socket in the
+# next tick, and notifies its protocol in the tick after that.
 _TICKS = 3
-# A worker thread returns its result first and becomes idle a little later; on a busy machine that
-# may be a second. Other threads may end as late.
+# The time in which threads must end or become idle. A worker thread returns its result first and
+# becomes idle a little later, on a busy machine after a second.
 _THREAD_WAIT_SECS = 10.0
 
 _SHARED_LIBRARY = re.compile(r"\.so(\.\d+)*$")
 
-# A pool has no public list of its threads: they are recognized by name and by the files of their
-# frames.
-LOCK_FILES = (threading.__file__, queue.__file__)  # other packages have a queue.py as well
+# A pool has no public list of its threads. They are recognized by their names, and idle threads by
+# the files of their frames. The files of the standard library have full paths, because other
+# packages have a `queue.py`, too.
+LOCK_FILES = (threading.__file__, queue.__file__)
 _WORKER_FILES = (
     *LOCK_FILES,
     os.path.join("_backends", "_asyncio.py"),
@@ -78,8 +80,9 @@ class no_leaks:
         self._restore = contextlib.ExitStack()
 
     async def __aenter__(self) -> Self:
-        gc.collect()  # garbage of earlier code must not count as the block's
-        self._errors.clear()  # of an earlier block
+        # Errors of an earlier block, and of garbage from before this block, must not count.
+        gc.collect()
+        self._errors.clear()
         self._collect_errors()
         self._before = _State()
         return self
@@ -93,19 +96,21 @@ class no_leaks:
         pending_cancel: asyncio.CancelledError | None = None
         try:
             leaks = _immediate_leaks(self._before)
-            # A cancel that comes now is raised below: it must not hide a leak.
+            # A cancel that comes now must not hide a leak, so it is raised below.
             for _ in range(_TICKS):
                 try:
                     await asyncio.sleep(0)
                 except asyncio.CancelledError as caught:
                     pending_cancel = caught
             gc.collect()
-            gc.collect()  # finalizers of the first round may have made more garbage
+            # The finalizers of the first collection may have made more garbage.
+            gc.collect()
             leaks += _delayed_leaks(self._before) + self._errors
         finally:
             self._restore.close()
         self.leaks = tuple(leaks)
-        # A cancel that was pending when the block ended is raised here, as by any await.
+        # A cancel that was pending when the block ended is raised, as it would be by any `await`.
+        # But if the block itself has raised a cancel, that one is raised.
         raises_cancel = pending_cancel is not None and not isinstance(error, asyncio.CancelledError)
         if raises_cancel:
             error = pending_cancel
@@ -154,12 +159,13 @@ def _delayed_leaks(before: _State) -> list[str]:
     leaks: list[str] = []
     deadline = time.monotonic() + _THREAD_WAIT_SECS
     for thread in threading.enumerate():
-        # A worker from before the block that does not become idle runs an abandoned function.
+        # Other threads from before the block may run. But a worker that does not become idle runs a
+        # function that the block has abandoned, even if the worker is from before the block.
         if thread in before.threads and not thread.name.startswith(WORKER_NAMES):
             continue
         if not _becomes_idle(thread, deadline):
             leaks.append(f"thread {thread.name!r} still runs")
-    # Files come after threads: a thread may close one at its end.
+    # Files come after threads, because a thread may close its files when it ends.
     leaks += [
         f"file descriptor {number} open on {target}"
         for number, target in open_files().items()
@@ -176,14 +182,17 @@ def _delayed_leaks(before: _State) -> list[str]:
 def open_files() -> dict[int, str]:
     """Return the open files of this process by descriptor, where `/proc/self/fd` exists.
 
-    Shared libraries are left out: libffi keeps its own one open when `ctypes` is imported. So is
-    the null device with uvloop: libuv keeps it open from the first server of a loop on.
+    Shared libraries are left out, because libffi keeps its own library open when `ctypes` is
+    imported. With uvloop, the null device is left out, because libuv keeps it open from the first
+    server of a loop on.
     """
     files: dict[int, str] = {}
     has_uvloop = "uvloop" in sys.modules
-    with contextlib.suppress(OSError):  # there is no such folder
+    # Not every system has this folder.
+    with contextlib.suppress(OSError):
         for number in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # the listing's own descriptor
+            # The descriptor with which the folder was listed is closed already.
+            with contextlib.suppress(OSError):
                 target = os.readlink(f"/proc/self/fd/{number}")
                 is_kept_by_uvloop = has_uvloop and target == os.devnull
                 if not is_kept_by_uvloop and not _SHARED_LIBRARY.search(target):
@@ -212,8 +221,9 @@ def is_idle_worker(thread: threading.Thread) -> bool:
     if not thread.name.startswith(WORKER_NAMES):
         return False
     frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
+    # The thread has ended, or its pool has called a function that has no Python frame.
     if frame is None or frame.f_code.co_name in ("run", "run_sync"):
-        return False  # ended, or inside a function that has no frame of its own
+        return False
     return all(
         caller.f_code.co_filename.endswith(_WORKER_FILES)
         for caller, _ in traceback.walk_stack(frame)
@@ -235,7 +245,7 @@ def collected_from_finalizers(errors: list[str]) -> Generator[None]:
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: errors.append(describe_unraisable(unraisable))
     try:
-        # As errors, the warnings of finalizers arrive at the hook.
+        # A warning in a finalizer that is turned into an error arrives at the hook.
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "error",

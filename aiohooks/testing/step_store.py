@@ -24,14 +24,14 @@ from aiohooks.testing._checks import by_name, run_checks
 
 E = TypeVar("E", bound=BaseException)
 MakeStore = Callable[[str], StepStore]
-"""Return a store of the named run, as another process would open it; for a store of one process,
-the same one again.
+"""Returns a store of the named run, as another process would open it. For a store that works in one
+process only, it returns the same store again.
 """
 Wait = asyncio.Task[int]
 
 
 class Run:
-    """The stores of one run, which the checks open."""
+    """A run with a name of its own, and the stores that a check has opened for it."""
 
     pair: tuple[StepStore, StepStore]
     """Two open stores, as two processes would have them."""
@@ -42,7 +42,7 @@ class Run:
         self._name = f"check-{secrets.token_hex(4)}"
 
     async def open(self) -> StepStore:
-        """Return another store, which is open. `aclose` closes it."""
+        """Open another store and return it. `aclose` closes it."""
         store = self.make_store(self._name)
         if store not in self.stores:
             self.stores.append(store)
@@ -50,7 +50,7 @@ class Run:
 
     async def aclose(self) -> None:
         """Delete the run, and close its stores."""
-        # Any store deletes the run for all. The check may have closed this one.
+        # One store deletes the run for all stores. The check may have closed this store already.
         last = self.stores[-1]
         if isinstance(last, SharedStepStore):
             with contextlib.suppress(StoreClosedError):
@@ -60,7 +60,7 @@ class Run:
 
 
 async def parked(store: StepStore, wait: Coroutine[Any, Any, int]) -> Wait:
-    """Return a task for the wait, once it waits in the store or has ended."""
+    """Start a task that awaits `wait`. Return it when it waits in the store, or has ended."""
     before = store.statistics().waiting
     task = asyncio.ensure_future(wait)
     while store.statistics().waiting == before and not task.done():  # noqa: ASYNC110 - no event
@@ -69,7 +69,7 @@ async def parked(store: StepStore, wait: Coroutine[Any, Any, int]) -> Wait:
 
 
 async def raises(kind: type[E], awaitable: Awaitable[Any]) -> E:
-    """Return the error of this kind that the call must raise."""
+    """Check that a call raises an error of this kind, and return the error."""
     try:
         result = await awaitable
     except kind as error:
@@ -79,14 +79,14 @@ async def raises(kind: type[E], awaitable: Awaitable[Any]) -> E:
 
 @contextlib.asynccontextmanager
 async def publisher(store: StepStore, name: str) -> AsyncGenerator[Publisher]:
-    """Register a publisher, also with the engine. It leaves with the block."""
+    """Register a publisher for the block, and wait until the engine has registered it, too."""
     with store.publisher(name) as registered:
         await store.flush()
         yield registered
 
 
 async def is_at(step: int, *stores: StepStore) -> None:
-    """Check the step of these stores."""
+    """Check that these stores read and have seen this step."""
     for store in stores:
         position = await store.value()
         assert position.step == step
@@ -141,7 +141,8 @@ async def loses_no_race(run: Run) -> None:
 async def cancelled_advance(run: Run) -> None:
     """A cancelled advance counts once or not at all. Concurrent ones count."""
     a, b = run.pair
-    # A cancel may come before the request is sent, while it is under way, or after its answer.
+    # A cancel may come before the request is sent, before its answer, or after its answer. With
+    # more ticks it comes later.
     for ticks in range(12):
         advances = [asyncio.ensure_future(a.advance()) for _ in range(3)]
         for _ in range(ticks):
@@ -149,6 +150,7 @@ async def cancelled_advance(run: Run) -> None:
         advances[1].cancel()
         await asyncio.wait(advances)
         assert advances[0].result() < advances[2].result()
+    # Of the 36 advances, 24 were not cancelled.
     step = (await b.value()).step
     assert 24 <= step <= 36, step
 
@@ -193,7 +195,11 @@ async def reports_changes(run: Run) -> None:
     for _ in range(10):
         await a.advance()
     await b.wait_for(10)
-    assert (await anext(changes)).step == 10 > first.step
+    # There were ten changes since the first position, and only the last one is yielded.
+    newest = await anext(changes)
+    assert newest.step == 10
+    assert newest.step > first.step
+    # A change is also yielded if the iterator already waits for it.
     change = asyncio.ensure_future(anext(changes))
     await asyncio.sleep(0)
     await a.advance()
@@ -212,8 +218,10 @@ async def ends_with_the_last_publisher(run: Run) -> None:
         await a.advance(3)
     finished = await raises(PublisherFinishedError, wait)
     assert "the chief finished at step 3" in str(finished)
+    # The iterator ends, too. Otherwise the check would time out here.
     async for _ in changes:
-        pass  # this loop ends
+        pass
+    # The waits of a new publisher end with its error.
     async with publisher(a, "trainer") as trainer:
         await b.value()
         wait = await parked(b, b.wait_for(100))
@@ -230,18 +238,21 @@ async def leads(run: Run) -> None:
     a, b = run.pair
     order: list[str] = []
 
-    async def second() -> int:
+    async def lead_second() -> int:
         async with b.lead() as term:
-            order.append("second")
+            order.append("second begins")
             return term.number
 
-    async with a.lead() as first:
-        task = asyncio.ensure_future(second())
+    async with a.lead() as first_term:
+        second = asyncio.ensure_future(lead_second())
+        # These steps give the second chief the time to lead, if it did not have to wait.
         await a.advance(3)
         await b.wait_for(3)
-        order.append("first")
-    assert await task > first.number
-    assert order == ["first", "second"]
+        order.append("first ends")
+    second_number = await second
+    assert order == ["first ends", "second begins"]
+    assert second_number > first_term.number
+    # A change of the chief does not change the step.
     await is_at(3, a)
 
 
@@ -308,7 +319,7 @@ async def forgets(run: Run) -> None:
     a, b = run.pair
     if not isinstance(a, SharedStepStore):
         return
-    # A forgotten run has no other store: it would write to files that are gone.
+    # The other store is closed first: in a forgotten run, it would write to files that are gone.
     await b.aclose()
     async with a.lead():
         a.publisher("chief")
