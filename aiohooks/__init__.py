@@ -148,7 +148,8 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "aiohooks.hooks": __all__,  # what is not named below
+            # All names that none of the next modules has.
+            "aiohooks.hooks": __all__,
             "aiohooks._core.waits": ("Backoff",),
             "aiohooks.dispatch.group": ("HookGroup", "compose", "compose_functions"),
             "aiohooks.dispatch.hook": ("configure", "in_order"),
@@ -212,6 +213,7 @@ if not TYPE_CHECKING:
     )
     if "_pytest" not in sys.modules:
         # Dispatch is often used first in a coroutine, where its import would block the event loop.
-        # But pytest loads a plugin of this package at each start, for every project.
+        # So it is imported here, but not under pytest, which loads a plugin of this package at each
+        # start, in every project.
         from aiohooks import dispatch as dispatch
     del lazy_names

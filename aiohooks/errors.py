@@ -56,7 +56,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 if TYPE_CHECKING:
-    # Its import takes longer than all of this module.
+    # The import of `pathlib` takes longer than that of this module with all the others.
     from pathlib import Path
 
 __all__ = [
@@ -119,8 +119,9 @@ class AiohooksError(Exception):
         return shortened(super().__str__(), 2_000)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default rebuilds an error by `cls(*args)`, which fails for a class with keyword-only
-        # parameters. The state has the attributes, which `copy` and `pickle` set afterwards.
+        # By default, an error is rebuilt by `cls(*args)`, which fails for a class with required
+        # keyword-only parameters. `state` has the attributes, which `copy` and `pickle` set after
+        # `_restore`.
         reduced: Any = super().__reduce__()
         cls, args, *state = reduced
         return (_restore, (cls, args), *state)
@@ -157,9 +158,9 @@ class StopRequestedError(AiohooksError, RuntimeError):
 class ProducerFinishedError(StopRequestedError):
     """Raised by `until(..., producer=)` when the producers have ended and nothing is left to use.
 
-    They have finished or were cancelled. An error of a producer is raised instead. A background
-    task that ends with this error has finished, too: the session continues, so that other tasks and
-    steps can use its output.
+    The producers have finished or were cancelled. If a producer failed, its error is raised
+    instead. A background task that ends with a `ProducerFinishedError` has finished, too: the
+    session continues, so that other tasks and steps can use the output of the task.
     """
 
 
@@ -575,20 +576,21 @@ def copy_error(error: E, message: str | None = None) -> E:
 
 
 def did_you_mean(name: str, known: Iterable[Any]) -> str:
-    """Return the end of a message about an unknown name: the nearest name, and the known names."""
-    # Keys of a mapping may be of several types, which cannot be sorted.
+    """Return the end of a message about an unknown name: the most similar name, and all names."""
+    # The names may be keys of a mapping, of several types. Only texts can always be sorted.
     names = sorted(map(str, known))
     if not names:
         return "nothing is known by name here"
-    # Only a message needs this module, which takes a while to import.
+    # This import takes a while, and only messages about errors need it.
     import difflib
 
     listed = ", ".join(names[:20])
     if len(names) > 20:
         listed += ", ..."
     hint = f"known are: {listed}"
-    if nearest := difflib.get_close_matches(name, names, n=1):
-        hint = f"did you mean {nearest[0]!r}? {hint}"
+    similar_names = difflib.get_close_matches(name, names, n=1)
+    if similar_names:
+        hint = f"did you mean {similar_names[0]!r}? {hint}"
     return hint
 
 
@@ -607,14 +609,15 @@ class _ShortRepr(reprlib.Repr):
 
     def __init__(self) -> None:
         super().__init__()
-        # Enough for a shape or the names of some nodes; a batch has hundreds of items.
+        # Eight items are enough for a shape or the names of some nodes. A batch of data, which has
+        # hundreds of items, is shortened.
         self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 8
         self.maxlevel = 3
         self.maxstring = 150
         self.maxlong = 100
 
     def repr_instance(self, x: object, level: int) -> str:
-        # The default cuts the middle out, where a hook or a store has its name.
+        # By default, the middle is cut out, where the `repr` of a hook or a store has the name.
         return repr(x)
 
 
@@ -637,7 +640,8 @@ def shortened(text: str, most: int) -> str:
     """Return a text, without its middle if it is longer than `most` characters."""
     if len(text) <= most:
         return text
-    # The end stays, too: it is where a message says what to do.
+    # Half of the characters are from the beginning, and a third from the end, where a message says
+    # what to do.
     return f"{text[: most // 2]} ... ({len(text):,} characters) ... {text[-most // 3 :]}"
 
 
@@ -655,7 +659,7 @@ def printable(text: str, max_length: int = 200) -> str:
     Control characters, which a terminal would obey, are escaped.
     """
     line = ""
-    # Escaped characters are longer, so no more of the text can be needed.
+    # Each character of the text becomes one or more of the line, so the rest is not needed.
     for char in text[: max_length + 1]:
         if char.isprintable():
             line += char
@@ -669,8 +673,8 @@ def printable(text: str, max_length: int = 200) -> str:
 def raise_unchanged(error: BaseException) -> NoReturn:
     """Raise an error that was raised before, such as in another task. Keep its cause and context.
 
-    A plain `raise` would replace its context by the exception that is being handled. With
-    `raise ... from None`, its cause would be lost as well.
+    A plain `raise` would replace the context of the error by the exception that is being handled.
+    `raise ... from None` would lose the cause of the error as well.
     """
     context = error.__context__
     try:
@@ -684,34 +688,33 @@ def raise_unchanged(error: BaseException) -> NoReturn:
 def raise_failures(errors: list[BaseException], what: str) -> None:
     """Raise the failures of several calls, if there are any, and clear the list.
 
-    A single failure is raised as it is, several as one flat group. An error such as
-    KeyboardInterrupt is raised instead of the others.
+    A single failure is raised as it is, several as one flat group. But if one of them is no
+    `Exception`, such as a KeyboardInterrupt, it alone is raised, and the others are logged.
+
+    Args:
+        errors: the failures.
+        what: the end of the message of the group, after their number: "calls failed".
     """
-    single = _single_or_urgent(errors)
+    raised = next((error for error in errors if not isinstance(error, Exception)), None)
+    if len(errors) == 1:
+        raised = errors[0]
     try:
-        if single is not None:
-            keep_errors(single, [error for error in errors if error is not single])
-            raise_unchanged(single)
+        if raised is not None:
+            keep_errors(raised, [error for error in errors if error is not raised])
+            raise_unchanged(raised)
         if errors:
             raise BaseExceptionGroup(f"{len(errors)} {what}", flattened(errors))
     finally:
-        # The traceback of the raised error refers to this frame.
-        single = None
+        # The traceback of the raised error refers to this frame, which would be a reference cycle.
+        raised = None
         errors.clear()
-
-
-def _single_or_urgent(errors: list[BaseException]) -> BaseException | None:
-    """Return the error that is raised without a group: a single one, or a KeyboardInterrupt."""
-    if len(errors) == 1:
-        return errors[0]
-    return next((error for error in errors if not isinstance(error, Exception)), None)
 
 
 def set_context(error: BaseException, context: BaseException | None) -> None:
     """Set the context of an error, even of a frozen dataclass that rejects attributes.
 
-    A context of the new context may be the error itself. As in the interpreter, such a link is cut,
-    so that the chain of contexts has an end.
+    If the chain of the new context comes back to the error, it is cut before the error, because it
+    would be a circle. The interpreter does the same when it sets a context.
     """
     for link in contexts(context):
         if link.__context__ is error:
@@ -720,9 +723,10 @@ def set_context(error: BaseException, context: BaseException | None) -> None:
 
 
 def contexts(error: BaseException | None) -> list[BaseException]:
-    """Return an error, its context, the context of that, and so on."""
+    """Return an error, its context, the context of its context, and so on."""
+    # Errors by id, in order. They may be unhashable.
     chain: dict[int, BaseException] = {}
-    # Other libraries can make a circle of contexts.
+    # Other libraries can make a circle of contexts, in which the loop ends at the first repetition.
     while error is not None and id(error) not in chain:
         chain[id(error)] = error
         error = error.__context__
@@ -740,7 +744,9 @@ def keep_errors(raised: BaseException, errors: list[BaseException]) -> None:
     chain_ids = {id(link) for link in chain}
     hidden_errors = [error for error in errors if id(error) not in chain_ids]
     for error in hidden_errors:
-        # Often raised while the cancel was handled: without a cut, the chain would be a circle.
+        # The context of such an error is often `raised`, because it was raised while that one was
+        # handled. Cut its chain there: it is appended to the chain of `raised`, which would
+        # otherwise be a circle.
         for link in contexts(error):
             if id(link.__context__) in chain_ids:
                 set_context(link, None)
@@ -766,15 +772,15 @@ def hook_cancelled_error(who: str, cause: BaseException) -> HookCancelledError:
 
 
 def add_note(error: BaseException, text: str) -> bool:
-    """Add a note to an error that will be raised, and return whether the error has it now.
+    """Add a note to an error that will be raised, and return whether the error has the note now.
 
-    Unlike `error.add_note`, this never raises: the error matters more than the note.
+    Unlike `error.add_note`, this never raises, because the error matters more than the note.
     """
     try:
         error.add_note(text)
     except Exception:
-        # An error that is a frozen dataclass rejects a new attribute `__notes__`. The dict of its
-        # attributes can still be changed. A `__notes__` that is no list stays unchanged.
+        # An error that is a frozen dataclass rejects a new attribute `__notes__`, but the dict of
+        # its attributes can be changed. If the error has a `__notes__` that is no list, it stays.
         vars(error).setdefault("__notes__", [text])
     return text in notes_of(error)
 
@@ -800,9 +806,16 @@ def note_skipped_init(error: AttributeError) -> None:
         for base in kind.__mro__[1:]
         if base.__module__.partition(".")[0] == "aiohooks"
     ]
-    names = {name for init in inits if hasattr(init, "__code__") for name in init.__code__.co_names}
-    # A property that fails is reported by its own name, which is not in the code of `__init__`.
-    if error.name in names or (names and names.isdisjoint(getattr(error.obj, "__dict__", names))):
+    # These include the names of all attributes that the `__init__` of a base class sets.
+    init_names = {
+        name for init in inits if hasattr(init, "__code__") for name in init.__code__.co_names
+    }
+    if not init_names:
+        return
+    # A property that fails is reported by its own name, which no `__init__` sets. But if the object
+    # has none of the attributes, no `__init__` was called.
+    attributes = getattr(error.obj, "__dict__", init_names)
+    if error.name in init_names or init_names.isdisjoint(attributes):
         _add_note_once(error, f"{kind.__name__}.__init__ does not call super().__init__()")
 
 
@@ -815,7 +828,7 @@ def _add_note_once(error: BaseException, text: str) -> None:
 def flattened(errors: Iterable[BaseException]) -> list[BaseException]:
     """Return the errors as a flat list, in which the members of each group replace the group.
 
-    The notes of a group are copied to its members.
+    The notes of a group are added to its members.
     """
     flat: list[BaseException] = []
     for error in errors:
@@ -823,7 +836,8 @@ def flattened(errors: Iterable[BaseException]) -> list[BaseException]:
             flat.append(error)
             continue
         group: Any = error  # pyright: ignore[reportUnknownVariableType]
-        # Groups can be nested, and the groups of each level may have notes of their own.
+        # The members may be groups that have notes of their own, which come before those of this
+        # group.
         members = flattened(group.exceptions)
         for member in members:
             for note in notes_of(group):

@@ -96,7 +96,7 @@ def monitored_training_session(  # noqa: PLR0913 - options of users, by keyword
     for name, period in periods.items():
         check_instance(period, Every, name, optional=True)
     graph = graph_of(source)
-    # Some of the options belong to the creator, and `AsyncMonitoredSession` would reject them.
+    # Some of the options are those of the creator, and `AsyncMonitoredSession` would reject them.
     options: dict[str, Any] = {**session}
     max_wait_secs = options.pop("max_wait_secs", _MAX_WAIT_SECS)
     creator_options = {name: options.pop(name) for name in _CREATOR_OPTIONS if name in options}
@@ -109,7 +109,7 @@ def monitored_training_session(  # noqa: PLR0913 - options of users, by keyword
     chief = ChiefSessionCreator(
         graph, scaffold=scaffold, checkpoint_dir=checkpoint_dir, **creator_options
     )
-    # The order is that of TensorFlow's `MonitoredTrainingSession`.
+    # The hooks have the order of TensorFlow's `MonitoredTrainingSession`.
     usual_hooks: list[SessionRunHook] = []
     if log_step_count is not None:
         usual_hooks.append(StepCounterHook(log_step_count))
