@@ -663,6 +663,7 @@ class Session:
         build: Build = _BUILD_LEAF
         fetches_type: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
         if fetches_type is tuple:
+            # The fetched values may be a list: see `taking`.
             build = tuple
         # The usual fetches, a leaf or a tuple of leaves, are keys of `_plans` as they are.
         if fetches_type is tuple or fetches_type in LEAF_TYPES:

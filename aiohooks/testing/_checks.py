@@ -9,7 +9,10 @@ from typing import Any, TypeVar
 from aiohooks.errors import InvalidArgumentError, add_note, did_you_mean
 
 _LIMIT_SECS = 60.0
-"""How long a check may take."""
+"""How long a check may take.
+
+A broken promise often shows as a wait that never ends.
+"""
 Check = TypeVar("Check", bound=Callable[..., Any])
 
 
@@ -41,7 +44,6 @@ async def run_checks(
     for name in names:
         check = checks[name]
         try:
-            # A broken promise often shows as a wait that never ends, so each check has a limit.
             async with asyncio.timeout(_LIMIT_SECS):
                 await run(check)
         except TimeoutError as error:
