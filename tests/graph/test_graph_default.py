@@ -54,8 +54,11 @@ async def test_as_default_inside_a_hook() -> None:
     """A hook may make another graph the default one: in its block, and not in the runs of a session
     inside that.
     """
-    outer, inner, other = counting_graph(), counting_graph(), ah.Graph()
-    hook, seen = GraphHook(), list[ah.Graph]()
+    outer = counting_graph()
+    inner = counting_graph()
+    other = ah.Graph()
+    hook = GraphHook()
+    seen = list[ah.Graph]()
 
     async def choose(run_context: ah.SessionRunContext) -> None:
         with other.as_default():

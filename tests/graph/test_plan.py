@@ -141,7 +141,9 @@ async def test_a_cycle_is_named(circle: str) -> None:
 
 
 async def test_only_what_is_needed_is_computed() -> None:
-    """A run computes what its fetches lead to; a fed node and what only it needs are left out."""
+    """A run computes the nodes that its fetches need. A fed node, and nodes that only a fed node
+    needs, are left out.
+    """
     calls: list[str] = []
     graph = ah.Graph()
     graph.operation(name="source")(lambda: calls.append("source"))
@@ -219,8 +221,10 @@ async def test_plans_follow_the_fetches_and_feeds() -> None:
     """
     graph = counting_graph()
     session = ah.Session(graph)
-    x, loss = graph.nodes["x"], graph.nodes["loss"]
-    for _ in range(2):  # the second time every plan is known
+    x = graph.nodes["x"]
+    loss = graph.nodes["loss"]
+    # The second time, the session has every plan already.
+    for _ in range(2):
         assert await session.run("loss") == 10
         assert await session.run("loss", {"x": 2}) == 20
         assert await session.run("loss", {x: 3}) == 30

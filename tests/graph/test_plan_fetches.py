@@ -60,11 +60,13 @@ async def test_values_come_back_in_the_shape_of_the_fetches(fetches: Any, values
     """Lists, tuples and named tuples, nested at will, keep type and order; a mapping of fetches
     gives a dict with its keys.
 
-    So they do for a caller with hooks beside it, and for a hook, whatever the others ask for.
+    This holds for a raw run, for a caller whose session has hooks, and for a hook, whatever other
+    hooks fetch.
     """
     graph = counting_graph()
     raw = await ah.Session(graph).run(fetches, {"x": 7})
-    hook, other = RequestingHook(fetches), RequestingHook(["loss", "total"])
+    hook = RequestingHook(fetches)
+    other = RequestingHook(["loss", "total"])
     async with ah.AsyncMonitoredSession(graph, [other, hook]) as session:
         result = await session.run(fetches, {"x": 7})
         (seen,) = hook.values
@@ -83,8 +85,8 @@ async def test_a_mapping_keeps_its_order_and_the_caller_its_fetches() -> None:
 
 
 async def test_names_and_nodes_are_the_same_leaf() -> None:
-    """Each node is computed once a run, whichever hooks fetch it, by whatever key, however
-    often.
+    """Each node is computed once in a run, however many hooks fetch it, by name or by node, and
+    however often.
     """
     calls: list[int] = []
     graph = ah.Graph()
@@ -151,7 +153,8 @@ async def test_options_are_merged_into_a_new_mapping() -> None:
     """
     caller = {"level": 1, "trace": False, "watch": ["a"], "name": "caller"}
     asked = {"level": 3, "trace": True, "watch": ("b",), "name": "hook"}
-    hook, silent = RequestingHook(None, None, asked), RequestingHook()
+    hook = RequestingHook(None, None, asked)
+    silent = RequestingHook()
     await run_session(
         ah.AsyncMonitoredSession(counting_graph(), [hook, silent]), 2, "loss", None, caller
     )
@@ -227,7 +230,8 @@ async def test_hooks_see_the_callers_request() -> None:
         ) -> None:
             seen.append(run_context.original_args)
 
-    fetches, options = ["loss"], {"level": 1}
+    fetches = ["loss"]
+    options = {"level": 1}
     await run_session(
         ah.AsyncMonitoredSession(counting_graph(), [Looks()]), 1, fetches, None, options
     )
@@ -243,7 +247,7 @@ async def test_what_is_no_fetch_is_refused(fetches: Any) -> None:
 
 
 async def test_a_node_is_fed_once() -> None:
-    """By name or by node."""
+    """A node that is fed both by name and by node is refused."""
     graph = counting_graph()
     feeds = {"x": 1, graph.node("x"): 2}
     with refused(ah.errors.FetchError, "'x' is fed twice in one feed_dict", "leave one out"):

@@ -52,7 +52,8 @@ async def test_an_error_says_which_operation_raised_it(thread: bool) -> None:
     """The error of an operation, also in a thread, is the same object with its cause, and a note of
     its name and the step.
     """
-    graph, error = ah.Graph(), ValueError("bad")
+    graph = ah.Graph()
+    error = ValueError("bad")
 
     def train() -> None:
         raise error from KeyError("cause")
@@ -73,7 +74,9 @@ def replacing_graph() -> tuple[ah.Graph, list[int], asyncio.Event]:
     """Make a graph whose `double` waits, then replaces `v` by twice the value that it read, which
     is recorded.
     """
-    graph, read, gate = ah.Graph(), list[int](), asyncio.Event()
+    graph = ah.Graph()
+    read = list[int]()
+    gate = asyncio.Event()
     graph.variable("v", 1)
     graph.variable("other", 0)
 
@@ -92,11 +95,12 @@ def replacing_graph() -> tuple[ah.Graph, list[int], asyncio.Event]:
 
 @pytest.mark.parametrize("count", [2, 3, 50])
 async def test_a_run_that_was_overtaken_is_repeated(count: int) -> None:
-    """Of overlapping runs that replace a variable which they read none is lost, in one session or
-    several: later ones repeat.
+    """No run is lost if several runs read and replace a variable at the same time, in one session
+    or in several. A run that was overtaken is repeated.
     """
     graph, read, gate = replacing_graph()
-    variables, steps = ah.Variables(), ah.MemoryStepStore()
+    variables = ah.Variables()
+    steps = ah.MemoryStepStore()
     sessions = [ah.Session(graph, variables=variables, global_step=steps) for _ in range(2)]
     runs = [await parked(sessions[number % 2].run("double")) for number in range(count)]
     gate.set()
@@ -109,7 +113,8 @@ async def test_a_run_that_never_comes_through_is_refused() -> None:
     """A run that is overtaken in every attempt ends with UpdateConflictError, from which sessions
     recover; it changes nothing.
     """
-    graph, attempts = ah.Graph(), list[int]()
+    graph = ah.Graph()
+    attempts = list[int]()
     graph.variable("v", 0)
 
     @graph.train_op(updates="v")
@@ -175,11 +180,12 @@ async def test_a_fed_variable_is_for_this_run_only() -> None:
 
 
 async def test_what_an_operation_sets_is_seen_by_those_that_need_it() -> None:
-    """They see what was set last in the graph's order, and so does the caller afterwards; others
-    see the caller's context.
+    """Operations see the context variables that were set by the operations whose results they need,
+    the last in the graph's order. So does the caller afterwards. Other operations see the caller's.
     """
     request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="caller")
-    graph, seen = ah.Graph(), dict[str, str]()
+    graph = ah.Graph()
+    seen = dict[str, str]()
 
     async def call(name: str) -> None:
         seen[name] = request.get()
@@ -222,10 +228,11 @@ async def test_what_an_operation_sets_is_seen_by_those_that_need_it() -> None:
 
 
 async def test_what_cannot_wait_has_no_task() -> None:
-    """Operations run in the caller's task and context until one may wait: that has its own, where
-    those that follow it run.
+    """Operations run in the caller's task and context until one of them may wait. That one has a
+    task of its own, in which the operations that need its result run, too.
     """
-    graph, variable = ah.Graph(), contextvars.ContextVar[int]("variable")
+    graph = ah.Graph()
+    variable = contextvars.ContextVar[int]("variable")
 
     @graph.operation
     async def token() -> contextvars.Token[int]:
@@ -253,7 +260,8 @@ async def test_a_thread_operation_runs_in_a_worker_thread() -> None:
     """
     graph = ah.Graph()
     graph.placeholder("x")
-    entered, leave = threading.Event(), threading.Event()
+    entered = threading.Event()
+    leave = threading.Event()
 
     @graph.operation
     @ah.in_thread
@@ -280,8 +288,10 @@ async def test_an_initial_value_may_be_made() -> None:
     graph = ah.Graph()
     graph.variable("list", list)
     graph.variable("number", 5)
-    one, two = ah.Session(graph), ah.Session(graph)
-    first, second = await one.run("list"), await two.run("list")
-    assert first == second == []
-    assert first is not second
-    assert await one.run("list") is first
+    session = ah.Session(graph)
+    other = ah.Session(graph)
+    value = await session.run("list")
+    other_value = await other.run("list")
+    assert value == other_value == []
+    assert value is not other_value
+    assert await session.run("list") is value

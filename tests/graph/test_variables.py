@@ -21,7 +21,8 @@ async def test_shared_variables_outlive_their_sessions() -> None:
     """Sessions that share variables, whose repr says what is there, continue from each other's
     values, also at the same time.
     """
-    graph, variables = counting_graph(), ah.Variables()
+    graph = counting_graph()
+    variables = ah.Variables()
     assert (variables.ready, repr(variables)) == (False, "<Variables none, not ready>")
     async with ah.AsyncMonitoredSession(graph, variables=variables) as one:
         await one.run("train")
@@ -39,7 +40,8 @@ async def test_a_graph_with_more_variables_brings_their_initial_values() -> None
     """Shared variables that are ready get the initial values of those they have not had, and keep
     the others.
     """
-    graph, variables = counting_graph(), ah.Variables()
+    graph = counting_graph()
+    variables = ah.Variables()
     await run_session(ah.AsyncMonitoredSession(graph, variables=variables), 1, "train")
 
     async def add() -> None:
@@ -120,7 +122,8 @@ async def test_waits_end_with_the_error_of_a_failed_chief() -> None:
     """If the session that initialises fails before it is done, waits end with its error, also those
     that begin later.
     """
-    graph, variables = counting_graph(), ah.Variables()
+    graph = counting_graph()
+    variables = ah.Variables()
     error = OSError("no data")
 
     async def fail(session: ah.Session) -> None:
@@ -151,7 +154,8 @@ def test_initial_values_are_set_all_or_none() -> None:
     def load() -> int:
         raise OSError("no such file")
 
-    graph, variables = counting_graph(), ah.Variables()
+    graph = counting_graph()
+    variables = ah.Variables()
     graph.variable("weights", load)
     with pytest.raises(OSError, match="no such file"):
         ah.Session(graph, variables=variables)
@@ -165,7 +169,8 @@ async def test_one_session_initialises_shared_variables() -> None:
     values = values_of(ah.Variables())
     assert await values.claim()
     values.initialize({"half": 1})
-    second, third = asyncio.create_task(values.claim()), asyncio.create_task(values.claim())
+    second = asyncio.create_task(values.claim())
+    third = asyncio.create_task(values.claim())
     await ticks()
     assert not second.done()
     values.discard()

@@ -80,7 +80,8 @@ async def a_lost_update() -> None:
 
 @defect("a deadlock")
 async def two_locks_in_another_order() -> None:
-    first, second = asyncio.Lock(), asyncio.Lock()
+    first = asyncio.Lock()
+    second = asyncio.Lock()
 
     async def use(one: asyncio.Lock, other: asyncio.Lock, secs: float) -> None:
         await asyncio.sleep(secs)

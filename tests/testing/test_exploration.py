@@ -377,7 +377,8 @@ async def test_a_replay_of_a_program_that_has_changed_is_tried() -> None:
 
 async def test_time_is_virtual_and_threads_work() -> None:
     """An hour passes immediately, and what a thread returns arrives."""
-    began, main = time.monotonic(), threading.main_thread()
+    began = time.monotonic()
+    main = threading.main_thread()
 
     async def wait() -> None:
         await asyncio.sleep(3600)
@@ -400,7 +401,8 @@ async def test_time_that_passes_in_an_unreliable_call_is_time() -> None:
 
 async def test_the_loop_that_explores_is_as_it_was_before() -> None:
     """The clock of the caller, its task and its loop are what they were."""
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
     before = logging.root.manager.disable, gc.isenabled()
     with ManualClock() as clock:
         later = asyncio.create_task(asyncio.sleep(0))

@@ -62,7 +62,8 @@ class Losses(ah.SessionRunHook):
         return {"losses": list(self.losses), "best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.losses, self.best = list(state["losses"]), state["best"]
+        self.losses = list(state["losses"])
+        self.best = state["best"]
 
 
 @pytest.mark.parametrize("check", hook_checks())
