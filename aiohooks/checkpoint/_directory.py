@@ -109,8 +109,9 @@ class CheckpointDirectory:
         """Add metrics to the newest checkpoint of a step. Return None if there is none."""
         error_prefix = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
         with self._locked(error_prefix) as directory:
-            newest_first = list(self._readable(directory))
-            saved = next((saved for saved in newest_first if saved.step == step), None)
+            # It reads no manifests after that of the wanted checkpoint.
+            with contextlib.closing(self._readable(directory)) as newest_first:
+                saved = next((saved for saved in newest_first if saved.step == step), None)
             if saved is None:
                 return None
             all_metrics = _format.check_metrics({**saved.metrics, **metrics})

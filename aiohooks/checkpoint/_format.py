@@ -126,7 +126,9 @@ def checkpoint_names(names: Iterable[str]) -> list[Name]:
 
 def damaged_names(names: Iterable[str]) -> list[str]:
     """Return the names of checkpoints that were set aside, newest first."""
-    return sorted(filter(parse_damaged, names), reverse=True)
+    parsed = {text: name for text in names if (name := parse_damaged(text)) is not None}
+    # By the sequence: after a reset of the step, a later checkpoint has a lower step in its name.
+    return sorted(parsed, key=parsed.__getitem__, reverse=True)
 
 
 def is_temporary(text: str) -> bool:

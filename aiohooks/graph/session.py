@@ -93,6 +93,10 @@ class Leaves:
         """The nodes that have been requested so far."""
         return tuple(self._places)
 
+    def place(self, leaf: Any) -> int:
+        """Return the place of a node or name. Add a node that was not requested before."""
+        return self._places.setdefault(self._graph.node(leaf), len(self._places))
+
     def build(self, fetches: Any) -> Build:
         """Add the nodes in `fetches`. Return the function that builds the result of this request.
 
@@ -105,10 +109,7 @@ class Leaves:
             )
         container = _split_container(fetches)
         if container is None:
-            node = self._graph.node(fetches)
-            # A node that was requested before keeps its place.
-            place = self._places.setdefault(node, len(self._places))
-            return operator.itemgetter(place)
+            return operator.itemgetter(self.place(fetches))
         parts, make_container = container
         builders = [self.build(part) for part in parts]
         return lambda fetched_values: make_container(
@@ -678,7 +679,13 @@ class Session:
         # Slot 0 is that of the global step, which `_run_plan` reads.
         fed_values: list[Any] = [MISSING]
         if feed_dict:
-            for value in feed_dict.values():
+            try:
+                values = feed_dict.values()
+            except AttributeError:
+                # Feeds that are no mapping may have the keys of a plan, as a list of names does.
+                _check_feeds(self.graph, feed_dict)
+                raise
+            for value in values:
                 fed_values.append(value)
                 # The plan was made for feeds with these keys, but the values are new.
                 if isinstance(value, Node):

@@ -643,8 +643,9 @@ class Merger:
                 raise
         build: Build = partial(_build_parts, builds)
         if LEAF_TYPES.issuperset(map(type, fetches)):
-            # A quarter of the time. There are at least two parts, so it returns a tuple.
-            build = operator.itemgetter(*map(leaves.slot, fetches))
+            # This takes a quarter of the time of `_build_parts`. There are at least two fetches, of
+            # the caller and a hook, so `itemgetter` returns a tuple.
+            build = operator.itemgetter(*map(leaves.place, fetches))
         return leaves.nodes, build
 
     def split(self, request: RunRequest, values: Any) -> tuple[Any, Answers]:

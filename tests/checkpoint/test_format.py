@@ -26,6 +26,13 @@ def changed(**changes: Any) -> bytes:
     return sealed_manifest(json.loads(SOUND), **changes)
 
 
+def test_checkpoints_that_were_set_aside_are_listed_by_their_commits() -> None:
+    """The newest comes first. After a reset of the step, it has a lower step than earlier ones."""
+    earlier = "damaged-step-000000000009.000001"
+    later = "damaged-step-000000000002.000002"
+    assert _format.damaged_names([earlier, later, "damaged-mine"]) == [later, earlier]
+
+
 def test_a_sound_manifest_is_read() -> None:
     """And `changed` without changes returns it unchanged, so that the tests below test their
     changes.

@@ -281,6 +281,15 @@ async def test_bad_feeds_are_refused(feed_dict: Any, says: tuple[str, ...]) -> N
         assert caught.value.__notes__ == ["fed by RequestingHook.before_run"]
 
 
+async def test_names_in_place_of_feeds_are_refused_also_after_feeds_of_these_names() -> None:
+    """The plan of the feeds would fit the names."""
+    async with doubling() as session:
+        await session.run("loss", {"batch": 1})
+        names: Any = ["batch"]
+        with refused(ah.errors.FetchError, "feed_dict is ['batch']", "give a mapping"):
+            await session.run("loss", names)
+
+
 @pytest.mark.parametrize(
     "hooks", [[], [Silent()], [RequestingHook("loss")]], ids=["none", "silent", "fetching"]
 )

@@ -57,7 +57,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "`set_` replaces its memory",
     (
         "aiohooks/session/hook.py",
-        "Merger._merge_fetches",
+        "Merger._keep_merge",
         "if len(self._merges) >= _MOST_MERGES:  =>  if (len(self._merges) > _MOST_MERGES):",
     ): "one more is kept in memory",
     (
