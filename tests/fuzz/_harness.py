@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import inspect
 import logging
 import os
 import tempfile
@@ -53,21 +54,11 @@ def log_disabled() -> Generator[None]:
         logging.disable(disabled)
 
 
-@contextlib.contextmanager
-def replaced(owner: type | types.ModuleType, name: str, replacement: Method) -> Generator[None]:
-    """Replace `owner.name` in the block by a function that gets the original one, and then its
-    arguments.
-    """
-    original = vars(owner)[name]
-    with mock.patch.object(
-        owner, name, lambda *args, **options: replacement(original, *args, **options)
-    ):
-        yield
-
-
 @dataclasses.dataclass(frozen=True)
 class Bug:
-    """A function of the library that is replaced, and what finds that."""
+    """A function of the library, `owner.name`, and what replaces it: a function that gets the
+    original one, and then its arguments.
+    """
 
     owner: type | types.ModuleType
     name: str
@@ -75,17 +66,33 @@ class Bug:
     found_by: Any = None
     """The law that is broken then, or the program that breaks it."""
 
-    def injected(self) -> contextlib.AbstractContextManager[None]:
+    def __post_init__(self) -> None:
+        # What cannot be called as the original would be found for that reason, and not as the bug.
+        parameters = inspect.signature(vars(self.owner)[self.name]).parameters.values()
+        keywords = [
+            each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.VAR_KEYWORD)
+        ]
+        positional = len(parameters) - len(keywords)
+        inspect.signature(self.replacement).bind(
+            None, *range(positional), **dict.fromkeys(keywords)
+        )
+
+    @contextlib.contextmanager
+    def injected(self) -> Generator[None]:
         """Have the bug in the library for a block."""
-        return replaced(self.owner, self.name, self.replacement)
+        original = vars(self.owner)[self.name]
+
+        def replaced(*args: Any, **options: Any) -> Any:
+            return self.replacement(original, *args, **options)
+
+        with mock.patch.object(self.owner, self.name, replaced):
+            yield
 
 
 def bug_in(
     bugs: dict[str, Bug], owner: type | types.ModuleType, name: str, found_by: Any = None
 ) -> Callable[[Method], None]:
-    """Add a replacement of `owner.name` to `bugs`: a function that gets the original one, and then
-    its arguments.
-    """
+    """Add a replacement of `owner.name` to `bugs`."""
 
     def add(replacement: Method) -> None:
         bugs[replacement.__name__] = Bug(owner, name, replacement, found_by)

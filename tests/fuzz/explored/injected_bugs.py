@@ -18,7 +18,7 @@ from aiohooks.graph.graph import values_of
 from aiohooks.session import lifecycle
 from aiohooks.session.hook import HookSet
 from aiohooks.stores._protocol import Answer, Leave, Request, Write
-from tests.fuzz._harness import Method, replaced
+from tests.fuzz._harness import Bug, Method
 from tests.fuzz.explored.checkpoints import CheckpointFixture, WatchedSaver
 from tests.fuzz.explored.evaluations import WatchedEvaluator, check_every_step_evaluated, evaluator
 from tests.fuzz.explored.fixture import (
@@ -172,13 +172,13 @@ async def child_vanishes(fixture: Fixture) -> None:
 
 
 def library_bug(owner: type | ModuleType, name: str, **actions: Action) -> Callable[[Method], None]:
-    """Register a replacement of `owner.name`: a function that gets the original one, and then its
-    arguments.
-    """
+    """Register a replacement of `owner.name`, as `Bug` has it."""
 
     def add(replacement: Method) -> None:
+        bug = Bug(owner, name, replacement)
+
         async def body(fixture: Fixture) -> None:
-            with replaced(owner, name, replacement):
+            with bug.injected():
                 await two_steps_with(**actions)(fixture)
 
         FAULTY[replacement.__name__] = (
@@ -447,7 +447,10 @@ def _raises_before_it_adds(put_nowait: Method, self: CallQueue, item: object) ->
     return put_nowait(self, item)
 
 
+_CHECKED_TOO_EARLY = Bug(Queue, "put_nowait", _raises_before_it_adds)
+
+
 @faulty("background: of 3 calls", expect=(Broken, ExceptionGroup))
 async def call_that_raises_an_earlier_failure_is_lost(fixture: Fixture) -> None:
-    with replaced(Queue, "put_nowait", _raises_before_it_adds):
+    with _CHECKED_TOO_EARLY.injected():
         await calls_after_failures(fixture, Quiet(fixture, "b0"))

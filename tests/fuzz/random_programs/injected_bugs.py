@@ -109,9 +109,9 @@ async def wake_up_is_lost(run: Method, *args: Any) -> Any:
 
 
 @bug(ah.AsyncMonitoredSession, "until", "error lost")
-async def until_loses_the_error(until: Method, *args: Any) -> Any:
+async def until_loses_the_error(until: Method, *args: Any, **options: Any) -> Any:
     with contextlib.suppress(Exception):
-        return await until(*args)
+        return await until(*args, **options)
 
 
 @bug(ah.AsyncMonitoredSession, "request_stop", "values")

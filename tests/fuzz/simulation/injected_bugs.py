@@ -21,6 +21,7 @@ from aiohooks.stores.shared import SharedStepStore
 from aiohooks.version_gate import Ticket
 from tests.fuzz._harness import Bug, Method, bug_in
 from tests.fuzz.simulation.training import ProcessFiles, training
+from tests.support.checkpoint_files import Call
 
 BUGS: dict[str, Bug] = {}
 """Each with the scenario that finds it; that of the stores if there is none."""
@@ -117,15 +118,11 @@ def two_may_lead(lead: Method, self: RunState, member: Member) -> Any:
 
 
 @bug(ProcessFiles, "do", training)
-def names_are_not_synced(
-    do: Method, self: ProcessFiles, number: int, name: str, real: Method, args: Any, kwargs: Any
-) -> Any:
+def names_are_not_synced(do: Method, self: ProcessFiles, call: Call) -> Any:
     """After a power cut a checkpoint that was saved is gone."""
-    return (
-        None
-        if name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode)
-        else do(self, number, name, real, args, kwargs)
-    )
+    if call.name == "fsync" and stat.S_ISDIR(os.fstat(call.args[0]).st_mode):
+        return None
+    return do(self, call)
 
 
 @bug(_format, "checkpoint_names", training)
