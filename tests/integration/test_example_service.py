@@ -4,7 +4,6 @@ browser shows.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -18,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from aiohooks.checkpoint import Saver
 from tests.support import processes
+from tests.support.checkpoint_files import saved_step
 from tests.support.chromium import Chromium
 from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
@@ -130,12 +129,6 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
 def with_a_hook(directory: Path, name: str) -> contextlib.AbstractContextManager[ServiceProcess]:
     """Start the service with a hook of this name."""
     return started("-c", WITH_A_HOOK, str(directory), name)
-
-
-def saved_step(directory: Path) -> int | None:
-    """Return the step of the newest good checkpoint."""
-    found = asyncio.run(Saver(directory, read_only=True).restore())
-    return None if found is None else found.checkpoint.step
 
 
 @pytest.mark.sample

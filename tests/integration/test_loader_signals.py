@@ -4,26 +4,25 @@ a supervisor sends it: the workers get it, too.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from aiohooks.checkpoint import Saver
+from tests.support.checkpoint_files import saved_step
+from tests.support.needs import need
 from tests.support.pages import python_blocks
+from tests.support.processes import start
+from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
 
-pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="forks workers, and signals their group"),
 ]
 
-ROOT = Path(__file__).parents[2]
 [RECIPE] = [
     block.text
     for block in python_blocks(ROOT / "docs/guides/pytorch.md")
@@ -59,23 +58,13 @@ ah.run(main)
 """
 
 
-async def newest_step(folder: Path) -> int:
-    async with Saver(folder, read_only=True) as saver:
-        return (await saver.checkpoints())[0].step
-
-
 @pytest.mark.parametrize("_", range(3))
 def test_the_last_save_is_made_when_the_workers_get_the_signal(_: int, tmp_path: Path) -> None:
     """With the recipe of the page, the session stops at the signal, saves the last step and ends
     the workers.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    need("torch")
+    process = start([sys.executable, "-c", PROGRAM, str(tmp_path)], start_new_session=True)
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "running\n"
@@ -86,6 +75,6 @@ def test_the_last_save_is_made_when_the_workers_get_the_signal(_: int, tmp_path:
             os.killpg(process.pid, signal.SIGKILL)
     reason, _received, step = output.split()
     assert (reason, process.returncode) == ("SIGTERM", 128 + signal.SIGTERM), errors
-    assert asyncio.run(newest_step(tmp_path)) == int(step) >= 3
+    assert saved_step(tmp_path) == int(step) >= 3
     with pytest.raises(ProcessLookupError):  # no worker is left
         os.killpg(process.pid, 0)

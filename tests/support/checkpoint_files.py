@@ -4,6 +4,7 @@ an exact comparison.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import json
@@ -109,6 +110,11 @@ def saved(path: Path, *steps: int) -> list[Path]:
 def step_of(restored: Restored | None) -> int | None:
     """Return the step of what was restored; None if nothing was."""
     return None if restored is None else restored.checkpoint.step
+
+
+def saved_step(path: Path) -> int | None:
+    """Return the step of the newest good checkpoint in a directory."""
+    return step_of(asyncio.run(Saver(path, read_only=True).restore()))
 
 
 def state_of(step: int) -> dict[str, Any]:
