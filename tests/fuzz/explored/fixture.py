@@ -19,8 +19,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import anyio
-
 import aiohooks as ah
 from aiohooks.testing._schedule_run import ScheduleLoop
 from tests.fuzz.explored.harness import NOT_CANCELLED, USER, Probe, current
@@ -135,14 +133,13 @@ class Fixture:
     async def operation(self) -> None:
         _current_fixture.set(self)
         self.store = ah.MemoryStepStore()  # it keeps the clock that is current when it is made
-        timers_of_place = timers_left()
         try:
             await self.scenario.body(self)
         finally:
             self.left = True
             for timer in self.timers:
                 timer.cancel()
-            if (timers := timers_left() - timers_of_place) > 0:
+            if timers := timers_left():
                 self.add_violation(f"leak: {timers} timers are left")
 
     def session(self, **options: Any) -> ah.AsyncMonitoredSession:
@@ -248,9 +245,7 @@ class Fixture:
         cancel: asyncio.CancelledError | None = None
         while not all(task.done() for task in tasks):
             try:
-                # An anyio scope repeats its cancel at every tick, for as long as a thread takes.
-                with anyio.CancelScope(shield=cancel is not None):
-                    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             except asyncio.CancelledError as again:
                 cancel = cancel or again
             if cancel or any(
@@ -522,14 +517,13 @@ async def await_to_the_end(fn: Callable[[], Awaitable[Any]]) -> None:
     """Await `fn()` to its end even if the caller is cancelled, as a careful user's `finally`
     does.
     """
-    with anyio.CancelScope(shield=True):
-        task = asyncio.ensure_future(fn())
-        cancel: asyncio.CancelledError | None = None
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as error:
-                cancel = error
-        if cancel is not None:
-            raise cancel
-        task.result()
+    task = asyncio.ensure_future(fn())
+    cancel: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancel = error
+    if cancel is not None:
+        raise cancel
+    task.result()
