@@ -52,7 +52,7 @@ class EngineLanes:
 
         return lane
 
-    async def advancing(self, kind: str, label: str) -> dict[str, Lane]:
+    async def advancing(self, kind: str) -> dict[str, Lane]:
         """Make two lanes of as many advances: all at the same time, and one after the other."""
         counter = await self._opened(kind)
 
@@ -63,7 +63,7 @@ class EngineLanes:
             for _ in range(CALLERS):
                 await counter.advance()
 
-        return {f"{label} together": repeated(together), f"{label} alone": repeated(alone)}
+        return {f"{kind} together": repeated(together), f"{kind} alone": repeated(alone)}
 
 
 @asynccontextmanager
@@ -88,7 +88,7 @@ async def wake(name: str, _: Counts) -> AsyncIterator[Setup]:
     """From `advance` in one process until a waiter in another one is woken."""
     async with lanes_of(name) as (engine, row):
         what = f"{engine.title}: a wake in another process / {engine.by_hand}"
-        lanes = {kind: await row.waking(kind, 1, 1) for kind in ("ours", "bare")}
+        lanes = {kind: await row.waking(kind, 1, 1) for kind in (OURS, BARE)}
         yield Setup(lanes, [Figure(what, engine.wake_bar, OURS, BARE)])
 
 
@@ -102,7 +102,7 @@ async def crowd(name: str, counts: Counts) -> AsyncIterator[Setup]:
             f"{engine.title}: the last of {processes * count:,} waiters in {processes} processes /"
             " the same by hand"
         )
-        lanes = {kind: await row.waking(kind, processes, count) for kind in ("ours", "bare")}
+        lanes = {kind: await row.waking(kind, processes, count) for kind in (OURS, BARE)}
         yield Setup(
             lanes, [Figure(what, engine.crowd_bar, OURS, BARE)], most_times=1, most_rounds=30
         )
@@ -120,7 +120,7 @@ async def callers(name: str, _: Counts) -> AsyncIterator[Setup]:
         )
         together, alone = each("ours together"), each("ours alone")
         yield Setup(
-            {**await row.advancing("ours", "ours"), **await row.advancing("bare", "bare")},
+            {**await row.advancing(OURS), **await row.advancing(BARE)},
             [
                 Figure(
                     f"{many} / {engine.one_call} each",

@@ -97,7 +97,7 @@ def service() -> Iterator[Service]:
         thread.join()
 
 
-def options(port: int, timeout_secs: float = HANG_SECS) -> dict[str, Any]:
+def options(port: int) -> dict[str, Any]:
     return {
         "key": "key",
         "secret": "secret",
@@ -105,8 +105,8 @@ def options(port: int, timeout_secs: float = HANG_SECS) -> dict[str, Any]:
         "client_kwargs": {"region_name": "eu-west-1"},
         "config_kwargs": {
             "retries": {"max_attempts": 0},
-            "connect_timeout": timeout_secs,
-            "read_timeout": timeout_secs,
+            "connect_timeout": HANG_SECS,
+            "read_timeout": HANG_SECS,
         },
     }
 

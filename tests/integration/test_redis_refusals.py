@@ -293,11 +293,9 @@ async def test_each_right_is_needed(tmp_path: Path, missing: str) -> None:
 
 
 @contextlib.contextmanager
-def with_tls(
-    directory: Path, certificates: Path, *options: str, name: str = "server"
-) -> Iterator[Server]:
-    """Run a server with the certificate of this name."""
-    files = {"cert": f"{name}.crt", "key": f"{name}.key", "ca-cert": "ca.crt"}
+def with_tls(directory: Path, certificates: Path, *options: str) -> Iterator[Server]:
+    """Run a server with a certificate."""
+    files = {"cert": "server.crt", "key": "server.key", "ca-cert": "ca.crt"}
     given = [
         part
         for what, file in files.items()

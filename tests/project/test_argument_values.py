@@ -91,8 +91,8 @@ CONSTRUCTORS: dict[Callable[..., Any], dict[str, Any]] = {
 }
 """Each with arguments that it takes."""
 NOT_CHECKED = {
-    *("hooks", "chief_only_hooks", "listeners", "final_ops", "fetches", "monitor", "file", "name"),
-    *("summaries", "summary_dir", "signals", "stopping_threshold", "value"),
+    *("hooks", "chief_only_hooks", "listeners", "final_ops", "monitor", "file", "name"),
+    *("summaries", "summary_dir", "signals", "stopping_threshold"),
 }
 """Parameters that take anything, or that Python itself refuses as no iterable."""
 

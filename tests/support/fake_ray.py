@@ -52,7 +52,6 @@ class FakeActor:
 
     def __init__(self) -> None:
         self.instance = StepActor()
-        self.lives = 1
         self.decide: Callable[[str], str] = lambda name: ""
         """Takes the method's name, and returns "dies before" (the call), "dies after" (it, before
         the reply), or "" (lives).
@@ -88,7 +87,6 @@ class FakeActor:
         """Kill its process; Ray starts another one."""
         self.stop()
         self.instance = StepActor()
-        self.lives += 1
 
     def stop(self) -> None:
         """Kill it."""

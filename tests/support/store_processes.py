@@ -73,10 +73,6 @@ class SlownessWatch:
         return max((gap for before, gap in self._gaps if before >= began), default=0.0)
 
 
-class StuckError(AssertionError):
-    """A reply has not come in time."""
-
-
 class WorkerProcess:
     """The parent's side of a process."""
 
@@ -189,10 +185,10 @@ class WorkerProcess:
 
 
 async def reply_to(answer: asyncio.Future[dict[str, Any]], what: str) -> dict[str, Any]:
-    """Return the reply, or raise `StuckError`."""
+    """Return the reply, or raise an `AssertionError`."""
     done, _ = await asyncio.wait([answer], timeout=HANG_SECS)
     if not done:
-        raise StuckError(f"{what}: no answer within {HANG_SECS} s")
+        raise AssertionError(f"{what}: no answer within {HANG_SECS} s")
     return answer.result()
 
 
@@ -289,7 +285,7 @@ class Worker:
             await self.call("advance", by)
         return int(self.store.latest.step)
 
-    async def move(self, callers: int = 3, pause_secs: float = 0.0) -> None:
+    async def move(self, callers: int, pause_secs: float) -> None:
         """Advance until `rest`, with several concurrent callers that pause up to so long after each
         step.
         """
@@ -300,8 +296,7 @@ class Worker:
         await asyncio.sleep(0)
         while self.moving is not None:
             await self.call("advance", 1)
-            if pause_secs:
-                await elapse(pause_secs * random.random())
+            await elapse(pause_secs * random.random())
 
     async def rest(self) -> None:
         moving, self.moving = self.moving, None

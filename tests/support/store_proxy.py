@@ -5,7 +5,7 @@
         proxy.cut()                    # all connections are reset, new ones refused, until heal()
         proxy.black_hole()             # nothing passes, without a notice, until heal()
         proxy.cut_in_message(7)        # the next answer and its connection end after 7 bytes
-        proxy.drop_answer(b"EVALSHA")  # the answer to the next such request is lost
+        proxy.drop_answer()            # the answer to the next request is lost
 
 A connection that a black hole has swallowed stays dead; `heal` lets new ones pass.
 """
@@ -96,9 +96,8 @@ class _Pair:
         if self.dead:
             return
         if end is self.client:
-            wanted = proxy.lost_answer
-            if wanted is not None and wanted in data:
-                proxy.lost_answer = None
+            if proxy.loses_answer:
+                proxy.loses_answer = False
                 self.answer_lost = True
             self.server.write(data)
             return
@@ -140,7 +139,7 @@ class Proxy:
         self.refuses = False
         self.swallows = False
         self.most_bytes: int | None = None
-        self.lost_answer: bytes | None = None
+        self.loses_answer = False
         self._dead: list[_Pair] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -186,14 +185,14 @@ class Proxy:
         """Cut the next answer off after so many bytes."""
         self.most_bytes = most_bytes
 
-    def drop_answer(self, request: bytes = b"") -> None:
-        """Let the next request that contains `request` reach the server, and lose its answer."""
-        self.lost_answer = request
+    def drop_answer(self) -> None:
+        """Let the next request reach the server, and lose its answer."""
+        self.loses_answer = True
 
     def heal(self) -> None:
         """Let new connections pass again, and plan no further faults."""
-        self.refuses = self.swallows = False
-        self.most_bytes = self.lost_answer = None
+        self.refuses = self.swallows = self.loses_answer = False
+        self.most_bytes = None
 
     def end_all(self) -> None:
         """End all connections, also the server's side of those that a black hole has swallowed."""

@@ -18,17 +18,17 @@ pytestmark = pytest.mark.every_python
 both_modes = pytest.mark.parametrize("mode", ["inline", "background"])
 
 
-def evaluating_graph(inputs: int | None = None, steps: int = 1) -> ah.Graph:
+def evaluating_graph(inputs: int) -> ah.Graph:
     """A graph whose `evaluate` adds one to `count`, as often as there are inputs; `accuracy` is the
     share of right answers.
     """
     graph = ah.Graph()
     graph.variable("count", 0)
-    left = iter(range(inputs)) if inputs is not None else None
+    left = iter(range(inputs))
 
-    @graph.train_op(adds_to="count", steps=steps)
+    @graph.train_op(adds_to="count")
     def evaluate() -> int:
-        if left is not None and next(left, None) is None:
+        if next(left, None) is None:
             raise ah.OutOfRangeError("no more inputs")
         return 1
 

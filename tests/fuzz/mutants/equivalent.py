@@ -12,7 +12,6 @@ _STATFS = "result = (ctypes.c_long * {})()"
 _COMPARED = "the numbers are only compared with each other"
 _ON_DEVICE = "empty = torch.empty({}, dtype=kind, device=storage.device)"
 _LONGEST = "longest = min(self.max_secs, self.initial_secs * 2.0 ** min(attempt - 1, {}))"
-_PAUSED = "return self.requests.pause_reason is not None or "
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (

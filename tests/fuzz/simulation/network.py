@@ -181,9 +181,7 @@ class Network:
 
     # Faults.
 
-    def lose_answers(
-        self, process: Process, count: int, then: Callable[[], None] = lambda: None
-    ) -> None:
+    def lose_answers(self, process: Process, count: int, then: Callable[[], None]) -> None:
         """End the connection of the next answers to a process, instead of delivering them, and call
         `then` each time.
         """

@@ -121,7 +121,7 @@ async def run_trials(
     seed: int,
     directory: Path,
     *,
-    parallel: int = 4,
+    parallel: int,
     only: Sequence[int] = (),
 ) -> Outcome:
     """Run trials of an engine, some at the same time, as they mostly wait; `only` names the numbers

@@ -29,7 +29,6 @@ from tests.support.store_processes import (
     TICK_SECS,
     Mix,
     SlownessWatch,
-    StuckError,
     WorkerProcess,
     reply_to,
 )
@@ -184,7 +183,7 @@ class LeadTrial(Trial):
         until = time.monotonic() + HANG_SECS
         while "trainer" in await self.standby.do("known_publishers"):
             if time.monotonic() > until:
-                raise StuckError("the dead trainer is still known as a publisher")
+                raise AssertionError("the dead trainer is still known as a publisher")
             await elapse(TICK_SECS)
 
     async def _check_wait(self, wait: asyncio.Future[dict[str, Any]], step: int) -> str:
