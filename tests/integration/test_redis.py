@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,13 @@ from aiohooks.stores import SharedStepStore
 from aiohooks.stores.redis import RedisEngine
 from aiohooks.testing.step_store import check_step_store
 from tests.support.redis_servers import KINDS, call_counts, execute, until_blocked
+from tests.support.redis_servers import server as server
 from tests.support.store_proxy import Proxy
 from tests.support.store_servers import Server, running
 from tests.support.stores import shared_store
 from tests.support.waiting import parked_wait
 
 pytestmark = pytest.mark.usefixtures("streams")
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    with running(request.param, tmp_path_factory.mktemp("redis"), keeps=False) as one:
-        yield one
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

@@ -1,5 +1,5 @@
-"""The laws of every engine with a server, on real ones: the contract, what is left behind, broken
-connections, outages.
+"""The laws of every engine with a server, on real ones: the contract, the loss of the data, what is
+left behind, a server that is not there yet.
 """
 
 from __future__ import annotations
@@ -12,26 +12,16 @@ from typing import Any
 
 import pytest
 
-from aiohooks.errors import (
-    StoreUnavailableError,
-)
+from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores import Position, SharedStepStore, open_step_store
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.losses import LOSSES, check_loss
 from tests.support.redis_servers import KINDS, execute
+from tests.support.redis_servers import server as server
 from tests.support.store_servers import Server, free_port, running
 from tests.support.waiting import HANG_SECS, parked
 
 pytestmark = pytest.mark.usefixtures("streams")
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    """A server for the tests that leave it running."""
-    with running(request.param, tmp_path_factory.mktemp(request.param)) as one:
-        yield one
 
 
 @pytest.fixture(params=KINDS)
@@ -41,12 +31,10 @@ def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serve
         yield one
 
 
-def store_of(server: Server, port: int | None = None, **options: Any) -> SharedStepStore:
-    """Return a store with short times."""
-    url = server.url.replace(str(server.port), str(port or server.port))
-    store = open_step_store(
-        url, **{"run": "r", "heartbeat": 0.5, "lease_secs": HANG_SECS, **options}
-    )
+def store_of(server: Server, **options: Any) -> SharedStepStore:
+    """Return a store with short times between heartbeats."""
+    defaults = {"run": "r", "heartbeat": 0.5, "lease_secs": HANG_SECS}
+    store = open_step_store(server.url, **{**defaults, **options})
     assert isinstance(store, SharedStepStore)
     return store
 
@@ -115,7 +103,7 @@ async def test_runs_of_strange_names_never_meet(server: Server) -> None:
             await store.forget()
 
 
-# Broken connections and servers that are away. `tests.fuzz.store_faults` has many more of them.
+# Servers that are not there. `tests.fuzz.store_faults` takes them away while stores are open.
 
 
 async def test_no_server() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, cast
 
 import pytest
@@ -15,8 +15,8 @@ import aiohooks as ah
 from aiohooks.errors import StoreDamagedError
 from aiohooks.stores import Position, SharedStepStore
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.redis_servers import KINDS
-from tests.support.store_servers import Server, first_stream, running
+from tests.support.redis_servers import server as server
+from tests.support.store_servers import Server, first_stream
 from tests.support.stores import shared_store
 from tests.support.waiting import parked, parked_wait
 
@@ -101,14 +101,6 @@ async def damaged_and_forgotten(
 # --- Redis and Valkey
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def redis_server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    with running(request.param, tmp_path_factory.mktemp("redis"), keeps=False) as one:
-        yield one
-
-
 REDIS_DAMAGE: list[tuple[str, tuple[str, ...]]] = [
     *(
         (f"another type: {what or 'stream'}", ("SET", what, "x"))
@@ -132,17 +124,17 @@ REDIS_DAMAGE: list[tuple[str, tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("what", "command"), REDIS_DAMAGE, ids=[what for what, _ in REDIS_DAMAGE])
-async def test_redis(redis_server: Server, what: str, command: tuple[str, ...]) -> None:
+async def test_redis(server: Server, what: str, command: tuple[str, ...]) -> None:
     """Keys that hold something else."""
     import redis
 
     run = f"damaged {next(NUMBERS)}"
-    url = f"redis://127.0.0.1:{redis_server.port}"
+    url = f"redis://127.0.0.1:{server.port}"
     async with shared_store(url, run=run) as store:
         await store.advance(3)
         await store.flush()
     name, key, *rest = command
-    with redis.Redis(port=redis_server.port) as other:
+    with redis.Redis(port=server.port) as other:
         key = f"aiohooks:{{{run}}}{':' if key else ''}{key}"
         if name not in ("HSET", "HDEL"):
             other.delete(key)
@@ -151,17 +143,15 @@ async def test_redis(redis_server: Server, what: str, command: tuple[str, ...]) 
     assert f"aiohooks:{{{run}}}*" in error.path
 
 
-async def test_redis_damaged_meanwhile(redis_server: Server) -> None:
+async def test_redis_damaged_meanwhile(server: Server) -> None:
     """Waiters are notified: the blocking read ends when its key is deleted or replaced."""
     import redis
 
     run = f"damaged {next(NUMBERS)}"
-    async with shared_store(
-        f"redis://127.0.0.1:{redis_server.port}", run=run, heartbeat=0.2
-    ) as store:
+    async with shared_store(f"redis://127.0.0.1:{server.port}", run=run, heartbeat=0.2) as store:
         await store.advance(3)
         wait = await parked_wait(store, 9)
-        with redis.Redis(port=redis_server.port) as other:
+        with redis.Redis(port=server.port) as other:
             other.set(f"aiohooks:{{{run}}}", "mine")
         with pytest.raises(StoreDamagedError, match="WRONGTYPE"):
             await wait
