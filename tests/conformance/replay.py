@@ -290,8 +290,8 @@ def make_graph() -> ah.Graph:
     return graph
 
 
-async def within_ticks(coro: Coroutine[Any, Any, None], limit: int) -> str | None:
-    """Runs the coroutine as a task; if it is not over after `limit` ticks, says what hangs and
+async def within_ticks(coro: Coroutine[Any, Any, None]) -> str | None:
+    """Runs the coroutine as a task; if it is not over after `TICK_LIMIT` ticks, says what hangs and
     cancels it.
     """
     loop = asyncio.get_running_loop()
@@ -303,7 +303,7 @@ async def within_ticks(coro: Coroutine[Any, Any, None], limit: int) -> str | Non
     def tick() -> None:
         nonlocal ticks
         ticks += 1
-        if task.done() or ticks > limit:
+        if task.done() or ticks > TICK_LIMIT:
             over.set_result(None)
         else:
             loop.call_soon(tick)
@@ -324,13 +324,13 @@ async def within_ticks(coro: Coroutine[Any, Any, None], limit: int) -> str | Non
     for one in left:
         if one.done() and not one.cancelled():
             one.exception()
-    return f"hangs after {limit} ticks: {names}"
+    return f"hangs after {TICK_LIMIT} ticks: {names}"
 
 
 async def replay_record(record: Record, mode: Mode) -> Outcome:
     """Replay one scenario in the running loop."""
     replay = Replay(record, mode)
-    hanging = await within_ticks(replay.run_scenario(), TICK_LIMIT)
+    hanging = await within_ticks(replay.run_scenario())
     if hanging is None:
         replay.check_ends()
     else:

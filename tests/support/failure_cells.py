@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohooks as ah
-from tests.conformance.replay import TICK_LIMIT, within_ticks
+from tests.conformance.replay import within_ticks
+from tests.support.hooks import EveryPhaseHook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +95,7 @@ class CellRun:
 
     def add_operation(self, number: int) -> None:
         async def operation() -> int:
-            await self.perform("operation", number, self.request_stop)
+            await self.act("run", number, self.request_stop)
             return number
 
         self.graph.operation(name=f"operation_{number}")(operation)
@@ -102,14 +103,6 @@ class CellRun:
     def request_stop(self) -> None:
         assert self.monitored is not None
         self.monitored.request_stop("asked by a hook")
-
-    async def perform(self, phase: str, number: int, request_stop: Callable[[], None]) -> None:
-        """Record the call, and act."""
-        if phase == "operation":
-            phase = "run"
-        else:
-            self.outcome.events.append((phase, number))
-        await self.act(phase, number, request_stop)
 
     async def act(self, phase: str, number: int, request_stop: Callable[[], None]) -> None:
         """Suspend if the cell does, and misbehave if this is the hook that does."""
@@ -169,7 +162,7 @@ class CellRun:
         outcome.left_running = len(asyncio.all_tasks() - before)
 
 
-class MisbehavingHook(ah.SessionRunHook):
+class MisbehavingHook(EveryPhaseHook):
     """Records every call; fetches an operation of its own, so that a run can fail on its
     account.
     """
@@ -178,30 +171,25 @@ class MisbehavingHook(ah.SessionRunHook):
         self.cell_run = cell_run
         self.number = number
 
-    async def begin(self) -> None:
-        await self.cell_run.perform("begin", self.number, self.cell_run.request_stop)
-
-    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        await self.cell_run.perform("after_create_session", self.number, coord.request_stop)
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
-        await self.cell_run.perform("before_run", self.number, run_context.request_stop)
-        return ah.SessionRunArgs(f"operation_{self.number}")
-
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
-        assert run_values.results == self.number
-        await self.cell_run.perform("after_run", self.number, run_context.request_stop)
-
-    async def end(self, session: ah.Session) -> None:
-        assert not session.closed
-        await self.cell_run.perform("end", self.number, self.cell_run.request_stop)
-
-    async def close(self, exc: BaseException | None) -> None:
-        self.cell_run.outcome.closed_with.append(exc)
-        await self.cell_run.perform("close", self.number, self.cell_run.request_stop)
-        self.cell_run.outcome.closed.append(self.number)
+    async def in_phase(self, phase: str, *args: Any) -> ah.SessionRunArgs | None:
+        outcome, request_stop = self.cell_run.outcome, self.cell_run.request_stop
+        match phase, args:
+            case "after_create_session", (_, coord):
+                request_stop = coord.request_stop
+            case "before_run", (run_context,):
+                request_stop = run_context.request_stop
+            case "after_run", (run_context, run_values):
+                assert run_values.results == self.number
+                request_stop = run_context.request_stop
+            case "end", (session,):
+                assert not session.closed
+            case "close", (error,):
+                outcome.closed_with.append(error)
+        outcome.events.append((phase, self.number))
+        await self.cell_run.act(phase, self.number, request_stop)
+        if phase == "close":
+            outcome.closed.append(self.number)
+        return ah.SessionRunArgs(f"operation_{self.number}") if phase == "before_run" else None
 
 
 class Creator:
@@ -239,7 +227,7 @@ def run_cell(
 
     async def main() -> Outcome:
         cell_run = CellRun(cell)
-        hanging = await within_ticks(cell_run.run_program(), TICK_LIMIT)
+        hanging = await within_ticks(cell_run.run_program())
         if hanging is not None:
             raise AssertionError(f"{cell} {hanging}")
         return cell_run.outcome
