@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from tests.fuzz.simulation.equality import compare
 from tests.fuzz.simulation.injected_bugs import BUGS
 from tests.fuzz.simulation.scenario import simulate, stores
 from tests.fuzz.simulation.training import training
+from tests.support.processes import run_python
 from tests.support.redis_servers import KINDS
 from tests.support.store_servers import running
 
@@ -81,10 +80,8 @@ def test_a_seed_has_one_trace() -> None:
         f" scenario=one).digest for seed in {seeds!r} for one in (stores, training)))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "123"}
-    other = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, check=True, text=True
-    )
-    assert other.stdout.split() == traces
+    other = run_python("-c", program, env=environment)
+    assert other.stdout.split() == traces, other.stderr
 
 
 @pytest.mark.parametrize("kind", [*KINDS, ""])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -14,16 +13,15 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from docs.site.pictures import LAYERS
+from tests.support.processes import run_python
 from tests.support.source import (
     PACKAGE,
-    ROOT,
     Import,
     imports,
     modules,
     tree,
 )
 from tests.support.versions import CORE, requirements
-from tests.support.waiting import HANG_SECS
 
 # In this order: each imports from those above it and from itself. docs/design/architecture.md
 # says what is in each.
@@ -330,6 +328,5 @@ def test_it_runs_on_the_standard_library_and_anyio(parts: tuple[str, ...]) -> No
     anyio alone.
     """
     program = "".join(map(textwrap.dedent, (ONLY_CORE, *parts)))
-    subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=HANG_SECS
-    )
+    done = run_python("-c", program)
+    assert done.returncode == 0, done.stderr

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from tests.support.commands import ENVIRONMENT
 from tests.support.needs import program
 from tests.support.pages import Block, blocks, printed_blocks, python_blocks, run_blocks
 from tests.support.source import ROOT, own_functions, python_files, tree
-from tests.support.waiting import HANG_SECS
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 # The maximum number of blocks, over all pages, that start with `# not run: reason`.
@@ -91,13 +89,10 @@ def test_type_checkers_accept_the_programs_of_the_start(tmp_path: Path) -> None:
         for block in python_blocks(page):
             name = f"{page.stem}_{block.line}.py".replace("-", "_").lower()
             (tmp_path / name).write_text(block.text, encoding="utf-8")
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, "-m", "mypy", "--check-untyped-defs", "--cache-dir", "cache", "."],
         cwd=tmp_path,
         env={**ENVIRONMENT, "MYPYPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout
 
@@ -154,12 +149,7 @@ def test_shellcheck_accepts_every_shell_block(page: Path, tmp_path: Path) -> Non
             scripts.append(tmp_path / f"line_{block.line}.sh")
             scripts[-1].write_text(block.text, encoding="utf-8")
     if scripts:
-        found = subprocess.run(
-            [program("shellcheck"), "--shell=bash", *scripts],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        found = processes.run([program("shellcheck"), "--shell=bash", *map(str, scripts)])
         assert found.returncode == 0, found.stdout
 
 
@@ -248,14 +238,7 @@ def test_the_readme_has_one_command(heading: str, needs: str) -> None:
     """The sections "Run it" and "Test it" have one command each, with an environment of its own; CI
     runs both.
     """
-    script = ROOT / ".ci" / "readme_command"
-    done = subprocess.run(
-        [sys.executable, script, heading],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=HANG_SECS,
-    )
+    done = processes.run_python(".ci/readme_command", heading)
     (command,) = done.stdout.splitlines()
     assert command.startswith("python3 -m venv ")
     assert "pip install" in command

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import yaml
 import aiohooks as ah
 from tests.support import smoke
 from tests.support.needs import need, program
+from tests.support.processes import run, run_python
 from tests.support.source import ROOT
 from tests.support.versions import (
     CORE,
@@ -27,7 +27,6 @@ from tests.support.versions import (
     requirements,
     requirements_of_extra,
 )
-from tests.support.waiting import HANG_SECS
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -39,13 +38,7 @@ def test_the_version_is_in_one_place() -> None:
     """`aiohooks.__version__` is what is built, and what the command says."""
     assert "version" in PROJECT["dynamic"]
     assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", ah.__version__)
-    said = subprocess.run(
-        [sys.executable, "-m", "aiohooks", "--version"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
+    said = run_python("-m", "aiohooks", "--version")
     assert said.stdout == f"aiohooks {ah.__version__}\n"
 
 
@@ -109,9 +102,8 @@ def test_the_program_of_an_extra_runs(extra: str) -> None:
     others.
     """
     need(*(one.name for one in requirements()[extra]))
-    subprocess.run(
-        [sys.executable, smoke.__file__, extra], check=True, timeout=HANG_SECS, cwd=ROOT, env=None
-    )
+    done = run([sys.executable, smoke.__file__, extra])
+    assert done.returncode == 0, done.stderr
 
 
 # -- workflows
@@ -171,7 +163,5 @@ def test_github_knows_all_of_the_workflows() -> None:
     cannot be had from PyPI.
     """
     command = [program("check-jsonschema"), "--builtin-schema", "vendor.github-workflows"]
-    done = subprocess.run(
-        [*command, *map(str, WORKFLOWS)], capture_output=True, text=True, check=False
-    )
+    done = run([*command, *map(str, WORKFLOWS)])
     assert done.returncode == 0, done.stdout

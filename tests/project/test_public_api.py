@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from tests.support.processes import run_python
 from tests.support.source import ROOT
 
 # Errors that derive from another class besides AiohooksError: what a caller would expect to catch.
@@ -221,10 +221,9 @@ def test_names_are_imported_when_they_are_used(statement: str, unwanted: set[str
     program = (
         f"import sys; before = {{*sys.modules}}; {statement}; print(*{{*sys.modules}} - before)"
     )
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert sorted(unwanted.intersection(loaded)) == []
+    done = run_python("-c", program)
+    assert done.returncode == 0, done.stderr
+    assert sorted(unwanted.intersection(done.stdout.split())) == []
 
 
 @pytest.mark.parametrize(
@@ -272,8 +271,7 @@ def test_an_import_names_the_other_module_too(statement: str, pointer: str) -> N
 def test_a_module_is_imported_where_a_package_has_the_same_name() -> None:
     """A module with the name of something in `aiohooks` can be imported from its own package."""
     program = "from aiohooks.session import hook, run; print(hook.__name__, run.__name__)"
-    command = [sys.executable, "-c", program]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    printed = run_python("-c", program).stdout
     assert printed == "aiohooks.session.hook aiohooks.session.run\n"
 
 

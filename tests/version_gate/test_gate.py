@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
 import sys
 import textwrap
 from typing import Any
@@ -16,9 +15,9 @@ from aiohooks.stores import MemoryStepStore
 from aiohooks.testing import ManualClock
 from aiohooks.version_gate import Ticket, VersionGate
 from tests.project.test_architecture import NO_FRONT_DOOR, ONLY_CORE
-from tests.support.source import ROOT
+from tests.support.processes import run_python
 from tests.support.version_gates import admit_items, admit_one, cancel_tasks, start_waiting
-from tests.support.waiting import HANG_SECS, ticks
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -126,9 +125,8 @@ ALONE = """
 def test_it_works_alone() -> None:
     """The gate imports and works without the session, with the standard library and anyio only."""
     program = "".join(map(textwrap.dedent, (ONLY_CORE, NO_FRONT_DOOR, ALONE)))
-    subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=HANG_SECS
-    )
+    done = run_python("-c", program)
+    assert done.returncode == 0, done.stderr
 
 
 async def test_statistics_of_lags_and_waits(clock: ManualClock) -> None:
