@@ -66,8 +66,6 @@ class History:
     """When a process first connected."""
     ill: list[tuple[Process, float, float]] = field(default_factory=list)
     """When a process could not act or be reached in time: others may take it for dead."""
-    survivors: list[Process] = field(default_factory=list)
-    """The processes that were alive at the end of the faults."""
     final_steps: list[int] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     settled: float = 0.0

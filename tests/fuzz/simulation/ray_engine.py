@@ -45,9 +45,9 @@ class RayServer:
     def lose_data(self) -> None:
         """Ray starts the actor again immediately."""
         self.network.stop_server()
-        self.restart()
+        self.restart(0.0)
 
-    def restart(self, *, lost_secs: float = 0.0) -> None:
+    def restart(self, lost_secs: float) -> None:
         old, self._process, self.actor = (
             self._process,
             Process(self.network.world, "actor"),

@@ -8,7 +8,6 @@ server.
 from __future__ import annotations
 
 import asyncio
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,6 @@ import redis.exceptions as errors
 from aiohooks.stores._protocol import Position, Write
 from aiohooks.stores.engine import LastAnswer, RunState
 from aiohooks.stores.redis import RedisEngine
-from tests.fuzz.simulation.disk import Disk
 from tests.fuzz.simulation.network import Connection, Network
 from tests.fuzz.simulation.virtual_time import Process
 
@@ -30,6 +28,11 @@ class Keys:
     change: int = 0  # the id of the last entry
     state: dict[str, str] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def revision(self) -> tuple[object, ...]:
+        """What differs after each change."""
+        return self.position, self.state.get("version"), len(self.answers)
 
     def copy(self) -> Keys:
         return Keys(self.position, self.change, dict(self.state), dict(self.answers))
@@ -120,7 +123,8 @@ class RedisServer:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.run = ScriptedRun()
-        self.disk: Disk[Keys] = Disk(network.world, Keys())
+        self._saved: list[tuple[float, Keys]] = []
+        """Its append-only file: the keys after each change, with the time."""
         self._wakes: dict[str, int] = {}
         self._reads: list[_BlockedRead] = []
         self._knows_script = False
@@ -139,18 +143,10 @@ class RedisServer:
                 self._wakes[wake_key] = self._wakes.get(wake_key, 0) + 1
                 connection.reply(1)
             else:
-                before = (
-                    self.run.keys.position,
-                    self.run.keys.state.get("version"),
-                    len(self.run.keys.answers),
-                )
+                before = self.run.keys.revision
                 connection.reply(self.run.call(head, *args))
-                if before != (
-                    self.run.keys.position,
-                    self.run.keys.state.get("version"),
-                    len(self.run.keys.answers),
-                ):
-                    self.disk.write(self.run.keys.copy())
+                if self.run.keys.revision != before:
+                    self._saved.append((self.network.world.now, self.run.keys.copy()))
             self._answer_reads()
         elif command == "XREAD" and message[1] == "BLOCK":
             keys, after = message[4:7], message[7:10]
@@ -198,14 +194,16 @@ class RedisServer:
 
     def lose_data(self) -> None:
         """Delete all keys, while the connections stay."""
-        self.disk.lose()
+        self._saved.clear()
         self.run.keys = Keys()
 
-    def restart(self, *, lost_secs: float = 0.0) -> None:
+    def restart(self, lost_secs: float) -> None:
         """Start again with what is on the disk, without the changes of the last `lost_secs`."""
         self._wakes.clear()
         self._knows_script = False
-        self.run.keys = copy.deepcopy(self.disk.read(lost_secs))
+        while self._saved and self._saved[-1][0] > self.network.world.now - lost_secs:
+            self._saved.pop()
+        self.run.keys = self._saved[-1][1].copy() if self._saved else Keys()
         self.network.start_server()
 
 

@@ -122,7 +122,7 @@ class Scenario:
             self.world.run(self._quiet_at)
             self._note("quiet")
             self.world.run(self.world.now + cluster.lease_secs + cluster.heartbeat_secs + 4.0)
-            history.settled, history.survivors = self.world.now, cluster.living
+            history.settled = self.world.now
             self.world.run(self.world.now + 1.0)
             self._end()
         except Livelock as error:
@@ -218,41 +218,35 @@ class Scenario:
         self.cluster.network.pause_server(secs)
 
     def _server_outage(self) -> None:
-        self._restart("server away", 0.0)
+        self._stop_server("server away", self._secs(), 0.0)
 
     def _server_with_old_data(self) -> None:
         lost_secs = self.world.chance.choice((0.05, 0.5, 3.0))
-        self._lose(
-            f"server away, without its last {lost_secs} s", lambda: self._restart_now(lost_secs)
-        )
+        self._lose(f"server away, without its last {lost_secs} s", lost_secs)
 
     def _server_without_data(self) -> None:
-        self._lose("server away, without its data", lambda: self._restart_now(1e9))
+        self._lose("server away, without its data", 1e9)
 
     def _keys_deleted(self) -> None:
         self._note("data deleted")
         self.cluster.history.losses.append(self.world.now)
         self.cluster.server.lose_data()
 
-    def _restart(self, what: str, lost_secs: float) -> None:
-        secs = self._secs()
-        self._note(what, f"{secs:.3f}")
-        self.cluster.network.stop_server()
-        self.world.after(secs, lambda: self._restart_now(lost_secs))
-
-    def _lose(self, what: str, restart: Callable[[], None]) -> None:
-        secs = self._secs() * self.world.chance.choice((0.0, 1.0))
-        self._note(what, f"{secs:.3f}")
+    def _lose(self, what: str, lost_secs: float) -> None:
         self.cluster.history.losses.append(self.world.now)
-        self.cluster.network.stop_server()
-        self.world.after(secs, restart)
+        self._stop_server(what, self._secs() * self.world.chance.choice((0.0, 1.0)), lost_secs)
 
-    def _restart_now(self, lost_secs: float) -> None:
+    def _stop_server(self, what: str, secs: float, lost_secs: float) -> None:
+        self._note(what, f"{secs:.3f}")
+        self.cluster.network.stop_server()
+        self.world.after(secs, lambda: self._restart(lost_secs))
+
+    def _restart(self, lost_secs: float) -> None:
         if not self.cluster.network.is_up:
             if lost_secs or self.cluster.engine == "ray":
                 self.cluster.history.losses.append(self.world.now)
             self._note("server back")
-            self.cluster.server.restart(lost_secs=lost_secs)
+            self.cluster.server.restart(lost_secs)
 
     def _kill(self) -> None:
         process = self._victim()
