@@ -18,9 +18,11 @@ from unittest import mock
 Method = Callable[..., Any]
 
 
-def command(module: str, doc: str | None, count: int | None = None) -> argparse.ArgumentParser:
-    """Make the parser of a program, which takes a seed, and a number of trials if there is a
-    default `count`.
+def command(
+    module: str, doc: str | None, count: int | None = None, *, has_bugs: bool = False
+) -> argparse.ArgumentParser:
+    """Make the parser of a program, which takes a seed, a number of trials if there is a default
+    `count`, and whether to inject its bugs if it has any.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m tests.fuzz.{module}",
@@ -30,6 +32,10 @@ def command(module: str, doc: str | None, count: int | None = None) -> argparse.
     parser.add_argument("--seed", type=int, default=0, help="the first one (default %(default)s)")
     if count is not None:
         parser.add_argument("--count", type=int, default=count, help="trials (default %(default)s)")
+    if has_bugs:
+        parser.add_argument(
+            "--injected-bugs", action="store_true", help="inject each bug, until it is found"
+        )
     return parser
 
 
@@ -89,15 +95,18 @@ class Bug:
             yield
 
 
-def bug_in(
-    bugs: dict[str, Bug], owner: type | types.ModuleType, name: str, found_by: Any = None
-) -> Callable[[Method], None]:
-    """Add a replacement of `owner.name` to `bugs`."""
+class Bugs(dict[str, Bug]):
+    """Injected bugs by their names."""
 
-    def add(replacement: Method) -> None:
-        bugs[replacement.__name__] = Bug(owner, name, replacement, found_by)
+    def add(
+        self, owner: type | types.ModuleType, name: str, found_by: Any = None
+    ) -> Callable[[Method], None]:
+        """Add a replacement of `owner.name`, as `Bug` has it; a decorator."""
 
-    return add
+        def add(replacement: Method) -> None:
+            self[replacement.__name__] = Bug(owner, name, replacement, found_by)
+
+        return add
 
 
 def find_bugs(names: Iterable[str], find: Callable[[str], str | None]) -> int:

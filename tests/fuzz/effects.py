@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import importlib
 import itertools
 import json
@@ -33,7 +34,7 @@ import aiohooks as ah
 from aiohooks._core.clock import sleep
 from aiohooks.checkpoint import KeepNewest
 from aiohooks.hooks.effects import EffectsHook
-from tests.fuzz._harness import Bug, command, find_bugs, log_disabled, scratch
+from tests.fuzz._harness import Bugs, Method, command, find_bugs, log_disabled, scratch
 
 KINDS = ("publish", "charge", "notify")
 MOST_KILLS = 6
@@ -403,38 +404,50 @@ def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Co
 
 # -- bugs that must be found
 
+BUGS = Bugs()
+bug = functools.partial(BUGS.add, EffectsHook)
 
-def _release_when_moved(original: Any, self: Any) -> None:
+
+@bug("_move_to_outbox")
+def delivered_at_the_commit(original: Method, self: Any) -> None:
     original(self)
     self._release(self._unsaved.keys())
 
 
-def _release_all(original: Any, self: Any, keys: Any) -> None:
+@bug("_release")
+def a_save_releases_what_came_after_it(original: Method, self: Any, keys: Any) -> None:
     original(self, self._unsaved.keys() if keys else keys)
 
 
-def _forget_pending(original: Any, self: Any) -> Any:
+@bug("state_dict")
+def the_outbox_is_not_saved(original: Method, self: Any) -> Any:
     return {**original(self), "pending": []}
 
 
-def _keep_undone(original: Any, self: Any, state: Any) -> None:
+@bug("load_state_dict")
+def undone_effects_stay(original: Method, self: Any, state: Any) -> None:
     outbox = self._ready | self._unsaved
     original(self, state)
     self._ready |= outbox
 
 
-def _take_all(original: Any, self: Any) -> None:
+@bug("_move_to_outbox")
+def a_failed_attempt_leaves_its_effects(original: Method, self: Any) -> None:
     for attempt in self._attempts:
         attempt.committed = attempt.committed or not attempt.accepts_effects
     original(self)
 
 
-def _drop_failed(original: Any, self: Any, *values: Any) -> Any:
+@bug("_lacks_room")
+def a_committed_run_loses_its_effects(original: Method, self: Any, *values: Any) -> Any:
     self._attempts = self._attempts[-1:]
     return original(self, *values)
 
 
-def _ignore_failures(original: Any, self: Any, handlers: Any, **options: Any) -> None:
+@bug("__init__")
+def a_failed_delivery_is_not_repeated(
+    original: Method, self: Any, handlers: Any, **options: Any
+) -> None:
     def ignoring(handler: Any) -> Any:
         async def deliver(effect: Any) -> None:
             with contextlib.suppress(ConnectionError):
@@ -445,33 +458,24 @@ def _ignore_failures(original: Any, self: Any, handlers: Any, **options: Any) ->
     original(self, {kind: ignoring(handler) for kind, handler in handlers.items()}, **options)
 
 
-def _load_all(original: Any, self: Any, state: Any) -> None:
+@bug("load_state_dict")
+def a_recovery_delivers_again(original: Method, self: Any, state: Any) -> None:
     coord, self._coord = self._coord, None
     original(self, state)
     self._coord = coord
 
 
-def _same_recorder(original: Any, self: Any, attempt: Any, kind: str, data: Any, _: Any) -> None:
+@bug("record")
+def all_have_one_numbering(
+    original: Method, self: Any, attempt: Any, kind: str, data: Any, _: Any
+) -> None:
     original(self, attempt, kind, data, "step")
 
 
-def _name_by_process(original: Any, self: Any, state: Any) -> None:
+@bug("load_state_dict")
+def keys_depend_on_the_process(original: Method, self: Any, state: Any) -> None:
     original(self, state)
     self._run = f"r{os.getpid()}"
-
-
-BUGS: dict[str, Bug] = {
-    "delivered at the commit": Bug(EffectsHook, "_move_to_outbox", _release_when_moved),
-    "a save releases what came after it": Bug(EffectsHook, "_release", _release_all),
-    "the outbox is not saved": Bug(EffectsHook, "state_dict", _forget_pending),
-    "undone effects stay": Bug(EffectsHook, "load_state_dict", _keep_undone),
-    "a failed attempt leaves its effects": Bug(EffectsHook, "_move_to_outbox", _take_all),
-    "a committed run loses its effects": Bug(EffectsHook, "_lacks_room", _drop_failed),
-    "a failed delivery is not repeated": Bug(EffectsHook, "__init__", _ignore_failures),
-    "a recovery delivers again": Bug(EffectsHook, "load_state_dict", _load_all),
-    "all have one numbering": Bug(EffectsHook, "record", _same_recorder),
-    "keys depend on the process": Bug(EffectsHook, "load_state_dict", _name_by_process),
-}
 
 
 def finding(name: str) -> str | None:
@@ -489,11 +493,7 @@ def finding(name: str) -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
-    parser = command("effects", __doc__, count=2000)
-    parser.add_argument(
-        "--injected-bugs", action="store_true", help="show that each injected bug is found"
-    )
-    options = parser.parse_args(arguments)
+    options = command("effects", __doc__, count=2000, has_bugs=True).parse_args(arguments)
     if options.injected_bugs:
         return find_bugs(BUGS, finding)
     tally = Counter[str]()

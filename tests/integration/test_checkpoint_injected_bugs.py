@@ -14,18 +14,17 @@ import stat
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from aiohooks.checkpoint import Checkpoint, Restored, _directory, _files, _format
 from aiohooks.checkpoint._directory import CheckpointDirectory
 from aiohooks.checkpoint._files import Directory, DirectoryLock, FileReader
+from tests.fuzz._harness import Bug, Bugs, Method
 from tests.fuzz.checkpoints.__main__ import Program, run
 from tests.fuzz.checkpoints.corruption import corruption
 from tests.fuzz.checkpoints.faults import crash, error, full, kill, power, turns
-
-Bug = Callable[[pytest.MonkeyPatch], None]
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,10 +32,23 @@ pytestmark = [
 ]
 
 
-failing_syncs, failing_opens = (
-    functools.partial(error, calls=("fsync",)),
-    functools.partial(error, calls=("open",)),
-)
+class Finding(NamedTuple):
+    """A program that finds a bug, in so many points, by a violation that matches a pattern."""
+
+    program: Program
+    points: int
+    pattern: str
+
+
+failing_syncs = functools.partial(error, calls=("fsync",))
+failing_opens = functools.partial(error, calls=("open",))
+
+BUGS = Bugs()
+
+
+def bug(owner: Any, name: str, *findings: Finding) -> Callable[[Method], None]:
+    """Add a replacement of `owner.name`, as `Bug` has it, which each of these programs finds."""
+    return BUGS.add(owner, name, findings)
 
 
 # Operations that do not keep their promises
@@ -53,16 +65,34 @@ class Changed:
         return getattr(self.fs, name)
 
 
+def through(*findings: Finding) -> Callable[[Callable[[Any], Changed]], None]:
+    """Add a bug of the operations: a function that returns what takes the place of an `fs`."""
+
+    def add(change: Callable[[Any], Changed]) -> None:
+        def init(original: Method, self: Any, path: Path, *, fs: Any = os, **options: Any) -> None:
+            original(self, path, fs=change(fs), **options)
+
+        init.__name__ = change.__name__
+        bug(CheckpointDirectory, "__init__", *findings)(init)
+
+    return add
+
+
 def without_sync(fs: Any) -> Changed:
     return Changed(fs, fsync=lambda fd: None)
 
 
+through(Finding(crash, 200, "lost|torn"), Finding(power, 40, "lost|torn"))(without_sync)
+
+
+@through(Finding(crash, 400, "lost"))
 def without_directory_sync(fs: Any) -> Changed:
     return Changed(
         fs, fsync=lambda fd: None if stat.S_ISDIR(os.fstat(fd).st_mode) else fs.fsync(fd)
     )
 
 
+@through(Finding(failing_syncs, 80, "fsync was ignored"))
 def retried_sync(fs: Any) -> Changed:
     """Retry a failed sync; the retry succeeds, and the data is lost."""
 
@@ -75,6 +105,10 @@ def retried_sync(fs: Any) -> Changed:
     return Changed(fs, fsync=fsync)
 
 
+@through(
+    Finding(kill, 100, "second writer"),
+    Finding(turns, 20, "without the lock|two writers"),
+)
 def without_lock(fs: Any) -> Changed:
     """Unlock, whatever the operation."""
     return Changed(
@@ -82,33 +116,28 @@ def without_lock(fs: Any) -> Changed:
     )
 
 
-def through(change: Callable[[Any], Changed]) -> Bug:
-    def inject(patch: pytest.MonkeyPatch) -> None:
-        sound = CheckpointDirectory.__init__
+@through(Finding(corruption, 500, "restored"))
+def following_links(fs: Any) -> Changed:
+    def open(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        return fs.open(path, flags & ~os.O_NOFOLLOW, *args, **options)  # type: ignore[no-any-return]
 
-        def init(self: CheckpointDirectory, path: Path, *, fs: Any = os, **options: Any) -> None:
-            sound(self, path, fs=change(fs), **options)
-
-        patch.setattr(CheckpointDirectory, "__init__", init)
-
-    return inject
+    return Changed(fs, open=open)
 
 
 # The order of a commit
 
-Contents = Mapping[str, Iterable[bytes | memoryview]]
 
-
-def commits_through(written_as: str) -> Bug:
-    """Write a checkpoint under this name, which has the final one as {}, rename it, and sync last
-    of all.
+def commits_through(name: str, written_as: str, *findings: Finding) -> None:
+    """Add a bug: a checkpoint is written under a name, which has the final one as {}, renamed, and
+    synced last of all.
     """
 
     def commit(
+        original: Method,
         self: CheckpointDirectory,
         directory: Directory,
         new: Checkpoint,
-        contents: Contents,
+        contents: Mapping[str, Iterable[bytes | memoryview]],
     ) -> Checkpoint:
         name = new.path.name
         directory.names.add(name)
@@ -128,193 +157,154 @@ def commits_through(written_as: str) -> Bug:
         directory.sync()
         return saved
 
-    return lambda patch: patch.setattr(CheckpointDirectory, "_commit", commit)
+    commit.__name__ = name
+    bug(CheckpointDirectory, "_commit", *findings)(commit)
 
 
-def removes_too_early(patch: pytest.MonkeyPatch) -> None:
-    """Remove old checkpoints before the save."""
-    sound = CheckpointDirectory._commit
-
-    def commit(self: CheckpointDirectory, directory: Directory, *rest: Any) -> Checkpoint:
-        self._remove(directory, [*self._readable(directory)][1:])
-        return sound(self, directory, *rest)
-
-    patch.setattr(CheckpointDirectory, "_commit", commit)
+commits_through(
+    "renamed_before_synced", ".tmp-{}", Finding(crash, 300, "torn"), Finding(power, 60, "torn")
+)
+commits_through("written_in_place", "{}", Finding(kill, 60, "torn"))
 
 
-def trusts_a_pointer(patch: pytest.MonkeyPatch) -> None:
-    """Keep the name of the newest checkpoint in a file, and restore only that."""
-    save, restore = CheckpointDirectory.save, CheckpointDirectory._restore
+@bug(CheckpointDirectory, "_commit", Finding(kill, 60, "lost"), Finding(crash, 200, "lost"))
+def removed_before_saved(
+    commit: Method, self: CheckpointDirectory, directory: Directory, *rest: Any
+) -> Checkpoint:
+    self._remove(directory, [*self._readable(directory)][1:])
+    return commit(self, directory, *rest)  # type: ignore[no-any-return]
 
-    def saving(
-        self: CheckpointDirectory, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]
-    ) -> Checkpoint:
-        saved = save(self, state, step, metrics)
+
+@bug(CheckpointDirectory, "__init__", Finding(crash, 200, "restored|lost"))
+def a_pointer_is_trusted(
+    init: Method, self: CheckpointDirectory, path: Path, **options: Any
+) -> None:
+    """The name of the newest checkpoint is in a file, and only that is restored."""
+    init(self, path, **options)
+    save, restore = self.save, self._restore
+
+    def saving(*args: Any) -> Checkpoint:
+        saved = save(*args)
         fs = self._fs
-        fd = fs.open(f"{self.path}/latest", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        fd = fs.open(f"{path}/latest", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         fs.write(fd, saved.path.name.encode())
         fs.close(fd)
         return saved
 
-    def restoring(
-        self: CheckpointDirectory, directory: Directory, step: int | None, *rest: Any
-    ) -> Restored | None:
-        if (self.path / "latest").exists():
-            latest = _format.parse_name((self.path / "latest").read_text())
+    def restoring(directory: Directory, *rest: Any) -> Restored | None:
+        if (path / "latest").exists():
+            latest = _format.parse_name((path / "latest").read_text())
             found = _format.checkpoint_names(directory.names)
             directory.names -= {str(name) for name in found if latest is None or name > latest}
-        return restore(self, directory, step, *rest)
+        return restore(directory, *rest)
 
-    patch.setattr(CheckpointDirectory, "save", saving)
-    patch.setattr(CheckpointDirectory, "_restore", restoring)
+    vars(self).update(save=saving, _restore=restoring)
 
 
 # Reading
 
 
-def accepts_any_form(patch: pytest.MonkeyPatch) -> None:
-    """Accept a manifest that is not canonical."""
-    sound = _format.decode
-
-    def decode(data: bytes, path: Path) -> Checkpoint:
-        with contextlib.suppress(ValueError):
-            content = json.loads(data)
-            content["checksum"] = content["checksum"].lower()
-            data = _format._canonical(content)
-        return sound(data, path)
-
-    patch.setattr(_format, "decode", decode)
+@bug(_format, "decode", Finding(corruption, 300, "restored"))
+def a_manifest_has_any_form(decode: Method, data: bytes, path: Path) -> Checkpoint:
+    with contextlib.suppress(ValueError):
+        content = json.loads(data)
+        content["checksum"] = content["checksum"].lower()
+        data = _format._canonical(content)
+    return decode(data, path)  # type: ignore[no-any-return]
 
 
-def ignores_checksums(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FileReader, "check", lambda self, crc32: None)
+@bug(
+    FileReader,
+    "check",
+    Finding(corruption, 200, "came back changed|restored|reported|corrupt|raised"),
+)
+def checksums_are_ignored(check: Method, self: FileReader, crc32: int) -> None:
+    """Whatever is read is right."""
 
 
-def follows_links(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_files, "_NO_LINKS", os.O_CLOEXEC)
+@bug(CheckpointDirectory, "_set_aside", Finding(corruption, 50, "set aside"))
+def damaged_ones_are_removed(
+    set_aside: Method, self: CheckpointDirectory, directory: Directory, name: str, reason: str
+) -> None:
+    directory.remove(name)
 
 
-def removes_what_is_damaged(patch: pytest.MonkeyPatch) -> None:
-    def set_aside(self: CheckpointDirectory, directory: Directory, name: str, reason: str) -> None:
-        directory.remove(name)
-
-    patch.setattr(CheckpointDirectory, "_set_aside", set_aside)
-
-
-def mistakes_errors_for_damage(patch: pytest.MonkeyPatch) -> None:
-    """Set a good checkpoint aside because this process cannot open files."""
+@bug(_files, "_damage_errors", Finding(failing_opens, 60, "corrupt|restored"))
+@contextlib.contextmanager
+def errors_are_mistaken_for_damage(damage_errors: Method) -> Generator[None]:
+    """A good checkpoint is set aside because this process cannot open files."""
     mistaken = {errno.EMFILE, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
-    patch.setattr(_files, "_DAMAGE", _files._DAMAGE | mistaken)
+    with damage_errors():
+        try:
+            yield
+        except OSError as error:
+            raise OSError(errno.EIO if error.errno in mistaken else error.errno, "") from error
 
 
 # Leftovers, locks, errors
 
 
-def removes_foreign_files(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_format, "is_temporary", lambda name: name.startswith(".tmp-"))
+@bug(_format, "is_temporary", Finding(kill, 60, "not ours"))
+def foreign_files_are_removed(is_temporary: Method, text: str) -> bool:
+    return text.startswith(".tmp-")
 
 
-def keeps_leftovers(patch: pytest.MonkeyPatch) -> None:
-    """Know none of them: those of the directory itself, and not those that a save of ours would
-    leave.
-    """
-    patch.setattr(_format, "is_temporary", lambda name: False)
+@bug(_format, "is_temporary", Finding(kill, 60, "leftovers were not removed"))
+def leftovers_are_kept(is_temporary: Method, text: str) -> bool:
+    """Those of the directory itself, and those that a save of ours leaves."""
+    return False
 
 
-def removes_the_lock(patch: pytest.MonkeyPatch) -> None:
-    """Remove the file of the lock once it is free; another process may have it by then."""
-    sound = DirectoryLock.release
-
-    def release(self: DirectoryLock) -> None:
-        sound(self)
-        os.sched_yield()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path / _format.LOCK)
-
-    patch.setattr(DirectoryLock, "release", release)
+@bug(DirectoryLock, "release", Finding(turns, 200, "two writers|lock was"))
+def the_lock_is_removed(release: Method, self: DirectoryLock) -> None:
+    """Its file is removed once it is free; another process may have it by then."""
+    release(self)
+    os.sched_yield()
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(self._path / _format.LOCK)
 
 
-def leaks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_files, "close_quietly", lambda fs, fd: None)
+@bug(_files, "close_quietly", Finding(error, 20, "left open"), Finding(full, 20, "left open"))
+def files_are_left_open(close_quietly: Method, fs: Any, fd: int) -> None:
+    """Nothing is closed."""
 
 
-def keeps_failed_saves(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CheckpointDirectory, "_undo_commit", lambda *args: None)
+@bug(CheckpointDirectory, "_undo_commit", Finding(full, 20, "not cleaned up|given back"))
+def failed_saves_are_kept(undo_commit: Method, *args: Any) -> None:
+    """Nothing is undone."""
 
 
-def raises_any_error(patch: pytest.MonkeyPatch) -> None:
-    @contextlib.contextmanager
-    def checkpoint_errors(failure: str) -> Generator[None]:
-        yield
-
-    patch.setattr(_directory, "_checkpoint_errors", checkpoint_errors)
-
-
-def ignores_errors(patch: pytest.MonkeyPatch) -> None:
-    """Return normally from a failed save."""
-    sound = CheckpointDirectory.save
-
-    def save(self: CheckpointDirectory, *rest: Any) -> Checkpoint:
-        try:
-            return sound(self, *rest)
-        except OSError:
-            return Checkpoint(1, 1)
-
-    patch.setattr(CheckpointDirectory, "save", save)
+@bug(
+    _directory,
+    "_checkpoint_errors",
+    Finding(error, 10, "raised OSError|raised PermissionError"),
+)
+@contextlib.contextmanager
+def errors_are_untyped(checkpoint_errors: Method, prefix: str) -> Generator[None]:
+    yield
 
 
-BUGS: list[tuple[str, Bug, Program, int, str]] = [
-    ("no sync", through(without_sync), crash, 200, "lost|torn"),
-    ("no sync, real disk", through(without_sync), power, 40, "lost|torn"),
-    ("files synced, directories not", through(without_directory_sync), crash, 400, "lost"),
-    ("rename before sync", commits_through(".tmp-{}"), crash, 300, "torn"),
-    ("rename before sync, real disk", commits_through(".tmp-{}"), power, 60, "torn"),
-    ("written in place", commits_through("{}"), kill, 60, "torn"),
-    ("removed before saved", removes_too_early, kill, 60, "lost"),
-    ("removed before saved, any state", removes_too_early, crash, 200, "lost"),
-    ("a pointer that is trusted", trusts_a_pointer, crash, 200, "restored|lost"),
-    ("sync retried", through(retried_sync), failing_syncs, 80, "fsync was ignored"),
-    ("manifest in any form", accepts_any_form, corruption, 300, "restored"),
-    (
-        "checksums ignored",
-        ignores_checksums,
-        corruption,
-        200,
-        "came back changed|restored|reported|corrupt|raised",
-    ),
-    ("links followed", follows_links, corruption, 500, "restored"),
-    ("damaged ones removed", removes_what_is_damaged, corruption, 50, "set aside"),
-    (
-        "errors mistaken for damage",
-        mistakes_errors_for_damage,
-        failing_opens,
-        60,
-        "corrupt|restored",
-    ),
-    ("foreign files removed", removes_foreign_files, kill, 60, "not ours"),
-    ("leftovers kept", keeps_leftovers, kill, 60, "leftovers were not removed"),
-    ("no lock", through(without_lock), kill, 100, "second writer"),
-    ("no lock, in turn", through(without_lock), turns, 20, "without the lock|two writers"),
-    ("the lock removed when it is released", removes_the_lock, turns, 200, "two writers|lock was"),
-    ("files left open", leaks, error, 20, "left open"),
-    ("files left open, full disk", leaks, full, 20, "left open"),
-    ("failed saves kept", keeps_failed_saves, full, 20, "not cleaned up|given back"),
-    ("untyped errors", raises_any_error, error, 10, "raised OSError|raised PermissionError"),
-    ("errors ignored", ignores_errors, full, 20, "lost|gone|there"),
-]
+@bug(CheckpointDirectory, "save", Finding(full, 20, "lost|gone|there"))
+def errors_are_ignored(save: Method, self: CheckpointDirectory, *rest: Any) -> Checkpoint:
+    """A failed save returns normally."""
+    try:
+        return save(self, *rest)  # type: ignore[no-any-return]
+    except OSError:
+        return Checkpoint(1, 1)
 
 
 @pytest.mark.parametrize(
-    ("bug", "program", "points", "finding"),
-    [each[1:] for each in BUGS],
-    ids=[each[0] for each in BUGS],
+    ("bug", "finding"),
+    [
+        pytest.param(bug, finding, id=f"{name}, {getattr(finding.program, '__name__', 'error')}")
+        for name, bug in BUGS.items()
+        for finding in bug.found_by
+    ],
 )
-def test_an_injected_bug_is_found(
-    monkeypatch: pytest.MonkeyPatch, bug: Bug, program: Program, points: int, finding: str
-) -> None:
+def test_an_injected_bug_is_found(bug: Bug, finding: Finding) -> None:
     """Each injected bug is found by the program for it."""
-    bug(monkeypatch)
-    outcome = run(program, points)
-    assert any(re.search(finding, each) for each in outcome.violations), (
+    with bug.injected():
+        outcome = run(finding.program, finding.points)
+    assert any(re.search(finding.pattern, each) for each in outcome.violations), (
         outcome.summary() + "\n" + "\n".join(outcome.violations[:5])
     )

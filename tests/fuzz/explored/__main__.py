@@ -17,21 +17,20 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from tests.fuzz._harness import find_bugs
+from tests.fuzz._harness import command, find_bugs
 from tests.fuzz.explored.harness import finding
 from tests.fuzz.explored.programs import BUGS, PROGRAMS, results
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.explored", description=__doc__)
+    parser = command("explored", __doc__, has_bugs=True)
     parser.add_argument(
         "--program", default="", help="only programs, or bugs, whose name contains this"
     )
     parser.add_argument(
         "--seeds", type=int, default=100, help="schedules of each program (default %(default)s)"
     )
-    parser.add_argument("--first", type=int, default=0, help="leave out so many seeds")
     parser.add_argument(
         "--exhaust",
         type=int,
@@ -42,11 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=int,
         default=os.cpu_count() or 1,
         help="number of processes (default %(default)s)",
-    )
-    parser.add_argument(
-        "--injected-bugs",
-        action="store_true",
-        help="inject each bug, and explore until it is found",
     )
     options = parser.parse_args(arguments)
     names = [one for one in (BUGS if options.injected_bugs else PROGRAMS) if options.program in one]
@@ -63,7 +57,7 @@ def explore_all(names: Sequence[str], options: argparse.Namespace) -> int:
     """Print a row a program, and the sums."""
     began, failed, sums = time.perf_counter(), False, [0, 0, 0]
     print(f"{'program':60} {'schedules':>9} {'cancels':>8} {'events':>8}")
-    for result in results(names, options.seeds, options.first, options.exhaust, options.jobs):
+    for result in results(names, options.seeds, options.seed, options.exhaust, options.jobs):
         name, *counts, problem = result
         sums = [one + other for one, other in zip(sums, counts, strict=True)]
         print(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 from typing import Any
 
 import aiohooks as ah
@@ -24,13 +23,13 @@ from aiohooks.graph.session import Session
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import HookSet
 from aiohooks.session.lifecycle import Lifecycle
-from tests.fuzz._harness import Bug, Method, bug_in
+from tests.fuzz._harness import Bug, Bugs, Method
 from tests.fuzz.random_programs import model
 from tests.support.waiting import forever
 
-BUGS: dict[str, Bug] = {}
+BUGS = Bugs()
 """Each with the law that is broken."""
-bug = functools.partial(bug_in, BUGS)
+bug = BUGS.add
 
 
 async def run_with(bug: Bug) -> None:

@@ -2,8 +2,8 @@
 alone or of a training.
 
 A seed decides everything that happens, on every Python. A seed with a violation is printed with its
-faults; `--seed N --trace` shows all that happens in it. `--bugs` injects each bug, and prints the
-first seed that finds it.
+faults; `--seed N --trace` shows all that happens in it. `--injected-bugs` injects each bug, and
+prints the first seed that finds it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def first_seed_with(bug: Bug, seeds: Sequence[int]) -> Result | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    parser = command("simulation", __doc__, count=20_000)
+    parser = command("simulation", __doc__, count=20_000, has_bugs=True)
     parser.add_argument(
         "--engine", choices=sorted(ENGINES), default="", help="one of the engines instead of all"
     )
@@ -66,14 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--trace", action="store_true", help="print all that happens in the first seed, and end"
     )
-    parser.add_argument(
-        "--bugs", action="store_true", help="inject each bug, and simulate until it is found"
-    )
     parser.add_argument("--bug", choices=sorted(BUGS), help="inject this bug")
     options = parser.parse_args(arguments)
     logging.disable()
     seeds, scenario = range(options.seed, options.seed + options.count), SCENARIOS[options.scenario]
-    if options.bugs:
+    if options.injected_bugs:
         return find_bugs([options.bug] if options.bug else BUGS, partial(_finding, seeds))
     with BUGS[options.bug].injected() if options.bug else contextlib.nullcontext():
         if options.trace:

@@ -5,7 +5,6 @@ Those whose name is that of a finding take back what mended it.
 
 from __future__ import annotations
 
-import functools
 import os
 import stat
 from typing import Any
@@ -19,13 +18,13 @@ from aiohooks.stores.base import WaitRegistry
 from aiohooks.stores.engine import RunState
 from aiohooks.stores.shared import SharedStepStore
 from aiohooks.version_gate import Ticket
-from tests.fuzz._harness import Bug, Method, bug_in
+from tests.fuzz._harness import Bugs, Method
 from tests.fuzz.simulation.training import ProcessFiles, training
 from tests.support.checkpoint_files import Call
 
-BUGS: dict[str, Bug] = {}
+BUGS = Bugs()
 """Each with the scenario that finds it; that of the stores if there is none."""
-bug = functools.partial(bug_in, BUGS)
+bug = BUGS.add
 
 
 # Findings.
