@@ -13,7 +13,7 @@ import contextvars
 import functools
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -54,15 +54,12 @@ class NotelessError(Exception):
         raise TypeError("no notes")
 
 
-class Place:
+class Place(NamedTuple):
     """Where a script runs."""
 
-    __slots__ = ("context", "raw", "session", "step")
-
-    def __init__(
-        self, session: SessionRecord | None = None, raw: Any = None, step: Any = None
-    ) -> None:
-        self.session, self.raw, self.step = session, raw, step
+    session: SessionRecord | None
+    raw: Any = None
+    step: Any = None
 
 
 class ScriptedHook(ah.SessionRunHook):
@@ -334,7 +331,6 @@ class Execution(Recorder):
         async def enter_and_leave() -> None:
             try:
                 async with session.session:
-                    session.opened = next(self.count)
                     session.body = Record("body", "body", session, is_library=False)
                     try:
                         await self.watch(session.body, body)

@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Awaitable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import aiohooks as ah
@@ -99,89 +100,54 @@ class TrackedTask(NumberedTask):
         return super().uncancel()
 
 
+@dataclass(slots=True, eq=False)
 class Record:
     """One call: of the library by the program, or the other way round."""
 
-    __slots__ = (
-        "attempt",
-        "began",
-        "count",
-        "count_error",
-        "depth",
-        "ended",
-        "epoch",
-        "external",
-        "hook",
-        "is_inside",
-        "is_library",
-        "is_outermost",
-        "kept",
-        "left_cancel",
-        "name",
-        "outcome",
-        "own",
-        "session",
-        "stray",
-        "task",
-        "thrown",
-        "token",
-        "value",
-        "was_cancelled",
-        "what",
-    )
+    what: str
+    name: str
+    session: SessionRecord | None
+    token: int = 0
+    is_library: bool = field(kw_only=True)
+    hook: ScriptedHook | None = None
+    attempt: int = 0
+    epoch: int = field(init=False)
+    began: int = 0
+    ended: int | None = None
+    outcome: BaseException | None = None
+    value: Any = None
+    task: asyncio.Task[Any] | None = None
+    thrown: bool = False
+    """Whether a CancelledError was thrown in."""
+    was_cancelled: bool = False
+    """Whether other code than the library may have cancelled the task from outside meanwhile."""
+    depth: int = 0
+    is_inside: bool = field(init=False)
+    """Whether its session has called the code that it is part of."""
+    is_outermost: bool = False
+    """Whether it is a call of the library by a caller, and in no other: only the caller can have
+    cancelled it.
+    """
+    external: list[BaseException] = field(default_factory=list)
+    """Those that were thrown in because other code than the library had cancelled the task."""
+    kept: list[BaseException] = field(default_factory=list)
+    """Those of them that no code of the program had absorbed when this ended."""
+    count: int = 0
+    """The task's cancel count at the beginning."""
+    own: int = 0
+    count_error: int = 0
+    """By how much the library has changed the task's cancel count."""
+    left_cancel: bool = False
+    """Whether the program's own code has left a cancel, as asyncio's task groups do from Python
+    3.13 on if the count was too high: its task ends as cancelled even if this returns.
+    """
+    stray: bool = False
+    """Whether the library has left a cancel that will be thrown in later."""
 
-    def __init__(
-        self,
-        what: str,
-        name: str,
-        session: SessionRecord | None,
-        token: int = 0,
-        *,
-        is_library: bool,
-    ) -> None:
-        self.what, self.name, self.session, self.token, self.is_library = (
-            what,
-            name,
-            session,
-            token,
-            is_library,
-        )
-        self.hook: ScriptedHook | None = None
-        self.attempt = 0
+    def __post_init__(self) -> None:
+        session = self.session
         self.epoch = -1 if session is None else session.epoch
-        self.began = 0
-        self.ended: int | None = None
-        self.outcome: BaseException | None = None
-        self.value: Any = None
-        self.task: asyncio.Task[Any] | None = None
-        self.thrown = False
-        """Whether a CancelledError was thrown in."""
-        self.was_cancelled = False
-        """Whether other code than the library may have cancelled the task from outside
-        meanwhile.
-        """
-        self.depth = 0
         self.is_inside = session is not None and session.number in _inside.get()
-        """Whether its session has called the code that it is part of."""
-        self.is_outermost = False
-        """Whether it is a call of the library by a caller, and in no other: only the caller can
-        have cancelled it.
-        """
-        self.external: list[BaseException] = []
-        """Those that were thrown in because other code than the library had cancelled the task."""
-        self.kept: list[BaseException] = []
-        """Those of them that no code of the program had absorbed when this ended."""
-        self.count = 0
-        """The task's cancel count at the beginning."""
-        self.own = 0
-        self.count_error = 0
-        """By how much the library has changed the task's cancel count."""
-        self.left_cancel = False
-        """Whether the program's own code has left a cancel, as asyncio's task groups do from Python
-        3.13 on if the count was too high: its task ends as cancelled even if this returns.
-        """
-        self.stray = False
-        """Whether the library has left a cancel that will be thrown in later."""
 
     @property
     def cancelled(self) -> bool:
@@ -233,30 +199,30 @@ class Record:
         return f"{self.name}{f' of run {self.token}' if self.token else ''}: {outcome}"
 
 
+@dataclass(slots=True, eq=False)
 class SessionRecord:
     """What happened to one session."""
 
-    def __init__(
-        self, hooks: Sequence[HookSpec], number: int, *, recovers: bool, graph: bool
-    ) -> None:
-        self.specs, self.number, self.recovers, self.graph = hooks, number, recovers, graph
-        self.session: Any = None
-        self.variables: ah.Variables = ah.Variables()
-        self.record: Record | None = None
-        """The whole block."""
-        self.epoch = 0
-        """How many raw sessions were announced to the hooks."""
-        self.opened: int | None = None
-        self.body: Record | None = None
-        self.closing: int | None = None
-        """When the first close began."""
-        self.stop_asked: int | None = None
-        self.failed_in_background = False
-        self.commits = 0
-        self.replaced = 0
-        self.values: dict[int, Any] = {}
-        """What operation `a` gave last, for each run."""
-        self.final: tuple[Any, Any, int] | None = None
+    specs: Sequence[HookSpec]
+    number: int
+    recovers: bool = field(kw_only=True)
+    graph: bool = field(kw_only=True)
+    session: Any = None
+    variables: ah.Variables = field(default_factory=ah.Variables)
+    record: Record | None = None
+    """The whole block."""
+    epoch: int = 0
+    """How many raw sessions were announced to the hooks."""
+    body: Record | None = None
+    closing: int | None = None
+    """When the first close began."""
+    stop_asked: int | None = None
+    failed_in_background: bool = False
+    commits: int = 0
+    replaced: int = 0
+    values: dict[int, Any] = field(default_factory=dict)
+    """What operation `a` gave last, for each run."""
+    final: tuple[Any, Any, int] | None = None
 
     @property
     def body_error(self) -> BaseException | None:
