@@ -17,7 +17,7 @@ from aiohooks.errors import InvalidArgumentError
 from aiohooks.stores import SharedStepStore
 from aiohooks.stores.redis import RedisEngine
 from aiohooks.testing.step_store import check_step_store
-from tests.support.redis_servers import KINDS, call_counts, execute, until_blocked
+from tests.support.redis_servers import KINDS, execute
 from tests.support.redis_servers import server as server
 from tests.support.store_proxy import Proxy
 from tests.support.store_servers import Server, running
@@ -59,6 +59,18 @@ async def test_a_client_of_ones_own(server: Server) -> None:
 
 
 # The commands that it sends.
+
+
+async def call_counts(server: Server) -> dict[str, int]:
+    """Return how often each command was called since `CONFIG RESETSTAT`, also by scripts."""
+    stats = await execute(server, "INFO", "commandstats")
+    return {name.removeprefix("cmdstat_"): int(of["calls"]) for name, of in stats.items()}
+
+
+async def until_blocked(server: Server, count: int) -> None:
+    """Wait until this number of clients is blocked in the server."""
+    while (await execute(server, "INFO", "clients"))["blocked_clients"] != count:
+        pass
 
 
 async def test_a_wake_costs_one_read_without_polling(server: Server, run: str) -> None:

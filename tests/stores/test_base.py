@@ -200,9 +200,6 @@ async def enter(block: AbstractAsyncContextManager[object]) -> None:
         pass
 
 
-# --- changes
-
-
 # --- loops and threads
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohooks as ah
 from tests.support.waiting import uncancellable
-
-HOOKS = range(5)
 
 
 class RequestingHook(ah.SessionRunHook):
@@ -113,29 +111,6 @@ class BeforeRunHook(ah.SessionRunHook):
 
     async def close(self, exc: BaseException | None) -> None:
         self.closed += 1
-
-
-class NumberedHook(ah.SessionRunHook):
-    """Awaits `call(number, phase)` in each phase that overlaps; `before_run` returns its result."""
-
-    def __init__(self, number: int, call: Callable[[int, str], Coroutine[Any, Any, Any]]) -> None:
-        self.number = number
-        self.call = call
-
-    async def after_create_session(self, *_: object) -> None:
-        await self.call(self.number, "after_create_session")
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs | None:
-        args: ah.SessionRunArgs | None = await self.call(self.number, "before_run")
-        return args
-
-    async def after_run(self, *_: object) -> None:
-        await self.call(self.number, "after_run")
-
-
-def five_hooks(call: Callable[[int, str], Coroutine[Any, Any, Any]]) -> list[NumberedHook]:
-    """Make hooks with the numbers `HOOKS`."""
-    return [NumberedHook(number, call) for number in HOOKS]
 
 
 class SessionRecorder(ah.SessionRunHook):

@@ -210,12 +210,6 @@ def _find_future_wait(
     return ""
 
 
-def count_advances(history: Iterable[Operation]) -> tuple[int, int]:
-    """Return how much was acknowledged of what the calls were to add, and all of that."""
-    advances = [one for one in history if one.kind == "advance"]
-    return sum(one.amount for one in advances if one.is_known), sum(one.amount for one in advances)
-
-
 def find_second_leader(history: Iterable[Operation]) -> str:
     """Return a write of a term that another process has, or that was accepted after one of a newer
     term.

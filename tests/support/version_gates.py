@@ -22,10 +22,3 @@ async def admit_items(gate: VersionGate, count: int) -> list[Ticket]:
 def start_waiting(gate: VersionGate, count: int = 1, **options: Any) -> list[asyncio.Task[Ticket]]:
     """Start tasks that admit an item each."""
     return [asyncio.create_task(admit_one(gate, **options)) for _ in range(count)]
-
-
-async def cancel_tasks(tasks: list[asyncio.Task[Ticket]]) -> None:
-    """Cancel the tasks and wait for them."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,10 +16,17 @@ from aiohooks.testing import ManualClock
 from aiohooks.version_gate import Ticket, VersionGate
 from tests.project.test_architecture import NO_FRONT_DOOR, ONLY_CORE
 from tests.support.processes import run_python
-from tests.support.version_gates import admit_items, admit_one, cancel_tasks, start_waiting
+from tests.support.version_gates import admit_items, admit_one, start_waiting
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
+
+
+async def cancel_tasks(tasks: list[asyncio.Task[Ticket]]) -> None:
+    """Cancel the tasks and wait for them."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize(("max_lag", "per_version"), [(0, 3), (2, 4)])
