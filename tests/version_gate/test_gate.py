@@ -48,6 +48,19 @@ async def test_room_for_items(max_lag: int, per_version: int) -> None:
     await cancel_tasks(late)
 
 
+async def test_a_version_that_uses_more_items_than_planned_keeps_no_places_of_later_ones() -> None:
+    """Its items keep the places of one version until it is published. The other places are free."""
+    versions = MemoryStepStore()
+    gate = VersionGate(versions, max_lag=1)
+    for ticket in await admit_items(gate, 2):
+        assert ticket.use()
+    assert gate.statistics().room == 1
+    await admit_one(gate)
+    assert gate.statistics().room == 0
+    await versions.advance()
+    assert gate.statistics().room == 1
+
+
 async def test_an_admission_is_entered_once() -> None:
     """The block of one item cannot be entered again."""
     gate = VersionGate(MemoryStepStore(), max_lag=1)
