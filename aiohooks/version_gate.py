@@ -284,9 +284,10 @@ class AdmissionLedger:
         # Items that were used for the previous version do not count for the next one.
         self._used_ahead = 0
         if self.position.epoch == old.epoch:
+            # Each published version has used up its share of the items that were sent.
             used_up = (self.position.step - old.step) * self.per_version
             self.shipped_ahead = max(0, self.shipped_ahead - used_up)
-        else:
+        else:  # a new epoch begins with a reset
             self.shipped_ahead = 0
             # Iterate over a copy, because settling a ticket removes it.
             for number in tuple(self.open):
@@ -583,6 +584,7 @@ class VersionGate:
         Outside the gate's event loop, the snapshot shows the gate as of its last use in the loop.
         """
         ledger = self._ledger
+        # Only the loop of the gate may change the ledger.
         if ledger.is_own_loop():
             ledger.sync()
         ends = ledger.ends
@@ -595,6 +597,7 @@ class VersionGate:
             admitted=ledger.admitted,
             used=ends["used"],
             shipped=ends["shipped"],
+            # These include the stale, invalidated and abandoned items.
             dropped=ends.total() - used_or_shipped,
             stale=ends["stale"],
             invalidated=ends["invalidated"],

@@ -621,8 +621,9 @@ class Values:
     def initialize(self, initial: Mapping[str, Any]) -> None:
         """Set the initial values of all variables that have no value.
 
-        If a function that returns an initial value raises, set none. Call `mark_ready` when the
-        rest of the session is initialized, too.
+        An initial value may be a function that returns it. If one of these functions raises, no
+        variable is set. This does not mark the values as ready: call `mark_ready` when the rest of
+        the session is initialized, too.
         """
         values: dict[str, Any] = {}
         for name in self.missing(initial):

@@ -320,12 +320,15 @@ class RunState:
     # The effect of each request.
 
     def _write(self, write: Write) -> Answer:
-        """Move the position, or answer why not: "lost", "stale" or "full".
+        """Move the position, or answer why not.
 
-        A repeated write gets its first answer again, and changes nothing.
+        The answer is "lost" if data was lost, "stale" if the term of the writer is over, and "full"
+        if the step would exceed `MAX_STEP`. A repeated write gets its first answer again, and
+        changes nothing.
         """
         last = self._last_answer(write.writer)
-        if last is not None and last.seq >= write.seq:  # the write is repeated
+        # A writer waits for each answer, so a write that is not newer is a repetition.
+        if last is not None and last.seq >= write.seq:
             return Answer("ok", last.position, self.term)
         if write.floor > self.position:  # the writer knows a later position: data was lost
             return self._answer("lost")

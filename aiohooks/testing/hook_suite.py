@@ -268,6 +268,8 @@ async def passes_on_cancels(case: _Case) -> None:
     async def program() -> None:
         await case.use(case.make(), runs=2)
 
+    # With `exhaust=1`, it tries a cancel at each wait. It raises an error for a cancel that does
+    # not reach the caller, and for a task that is left.
     await explore(program, disturb=["cancel"], exhaust=1)
 
 

@@ -107,7 +107,7 @@ async def counts(run: Run) -> None:
 
 async def wakes(run: Run) -> None:
     """A waiter is woken at its step or later, never before, wherever the step was advanced."""
-    a, b = run.pair
+    a, b = run.pair  # two stores of the same run
     assert await b.wait_for(0) == 0
     waits: list[tuple[int, Wait]] = []
     for step in range(1, 51):
@@ -121,6 +121,7 @@ async def wakes(run: Run) -> None:
                 assert await wait >= step
             else:
                 assert not wait.done()
+    # A wait for an earlier step returns the current step immediately.
     assert await b.wait_for(5) == 50
 
 
@@ -214,7 +215,7 @@ async def ends_with_the_last_publisher(run: Run) -> None:
     async with publisher(a, "the chief"):
         wait = await parked(b, b.wait_for(100))
         changes = b.changes()
-        await anext(changes)
+        await anext(changes)  # the current position, so that the iterator waits for the next one
         await a.advance(3)
     finished = await raises(PublisherFinishedError, wait)
     assert "the chief finished at step 3" in str(finished)
@@ -223,7 +224,7 @@ async def ends_with_the_last_publisher(run: Run) -> None:
         pass
     # The waits of a new publisher end with its error.
     async with publisher(a, "trainer") as trainer:
-        await b.value()
+        await b.value()  # `b` learns of the new publisher
         wait = await parked(b, b.wait_for(100))
         trainer.close(ZeroDivisionError("a bad batch"))
     failed = await raises(PublisherFailedError, wait)

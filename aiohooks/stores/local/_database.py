@@ -288,15 +288,15 @@ class RunDatabase:
         """Return whether the database has a run. A new database has none.
 
         Raises:
-            NoRunError: the run is of another version, or the database has lost it.
+            NoRunError: the database has another version of its format, or has lost the run.
         """
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version == _VERSION:
             return True
-        if version:
+        if version != 0:  # the version of a new database is 0
             raise NoRunError(f"version {version}")
-        # The first process of a run writes to `waiting`. So if `waiting` is not empty, there was a
-        # run, and an empty database has replaced it.
+        # The first process of a run writes to the file `waiting`. So if it is not empty, there was
+        # a run, and an empty database has replaced it.
         if os.fstat(self._waiting_fd).st_size:
             raise NoRunError("an empty database")
         return False
