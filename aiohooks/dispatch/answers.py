@@ -1,11 +1,17 @@
 """The calls of a method for all hooks that implement it, and the one result of them.
 
-SortedHooks   calls the hooks of a method, and returns one result (`ways.Point.how`)
-WrapperCall   the call of a hook that wraps others
+SortedHooks     calls the hooks of a method, and makes one result of theirs, in the method's way
+combined        makes one result of the results of hooks that have all been called
+WrapperCall     the call of a hook that wraps other hooks
+generator_call  lets an async generator wrap other hooks
 
-A hook wraps others if it calls them itself: by an argument of the method (the way "wrap"), or as an
-async generator, whose `yield` stands for their call. Wrapping hooks are called one inside the
-other, and inside of the last one all other hooks, which is the wrapped call.
+The way of a method (`ways.Point.how`) is how the results of several hooks become one.
+
+A wrapping hook calls other hooks itself: by an argument of the method, which is a function (the way
+"wrap"), or as an async generator, whose `yield` stands for their call. Wrapping hooks are called
+inside each other, like middleware. The innermost call is the wrapped call: that of all hooks that
+do not wrap. The rest, for a wrapping hook, is the call of the next wrapping hook, and for the
+last one the wrapped call.
 
 A plain function is called as a coroutine function that cannot wait.
 """
@@ -37,6 +43,7 @@ from aiohooks.errors import (
     safe_repr,
 )
 
+# The types of results that can be merged, each as a set: all results must have the same type.
 _MERGEABLE: list[set[Any]] = [{list}, {tuple}, {dict}]
 
 
@@ -62,12 +69,14 @@ class SortedHooks:
         """
         self._point = point
         self._kind = kind
+        # `make_call` is for the hooks that do not wrap.
         if not point.is_async:
             make_call = plain_call
         elif point.how != "none":
-            # A call whose result counts is not queued.
+            # `make_call` might queue the call, but its result is needed now.
             make_call = hook_call
         wrapping = [registered for registered in hooks if point.wraps(registered.hook)]
+        # Each wrapping hook is called by the one before, so each is a group of its own.
         self._wrappers = order_groups(
             point.name,
             wrapping,
@@ -86,20 +95,22 @@ class SortedHooks:
         self.once: list[RegisteredHook] = [
             registered for registered in hooks if registered.registration.once
         ]
-        """The hooks that are removed by this call."""
+        """The hooks that are removed when they are called."""
         groups = (*self._groups, *self._wrappers)
-        self.may_wait: bool = not all(group.in_turn for group in groups)
-        self.quick: OrderGroup | None = None
-        """All calls, if none may wait and nothing else has to be done. This is the path that has to
-        cost almost nothing.
+        self.may_wait: bool = any(group.may_wait for group in groups)
+        self.fast_path: OrderGroup | None = None
+        """The calls of all orders as one group, which `CompositeMethod` makes itself, or None if it
+        cannot. Calls that do nothing have to cost almost nothing.
         """
+        # Simple: the class's own method is never called, and `combined` makes the result.
         is_simple = point.how == "none" or (
             point.how in ("any", "one", "together") and point.does_nothing
         )
-        calls_more = wrapping or self.once or self.may_wait
-        if self._groups and is_simple and not calls_more:
+        needs_more = wrapping or self.once or self.may_wait
+        if self._groups and is_simple and not needs_more:
+            # One group will do: calls that cannot wait are made one after another in any case.
             in_order = [registered for group in self._groups for registered in group.hooks]
-            self.quick = OrderGroup(point.name, in_order, grace_secs, make_call)
+            self.fast_path = OrderGroup(point.name, in_order, grace_secs, make_call)
 
     def call(
         self,
@@ -107,12 +118,12 @@ class SortedHooks:
         args: Args,
         keywords: Keywords,
     ) -> Coroutine[Any, Any, Any]:
-        """Return a call of the hooks, whose result is that of the method.
+        """Return the coroutine of a call of the hooks, whose result is that of the method.
 
         Args:
             instance: the object that stands for the hooks.
-            args: the positions of the call.
-            keywords: the keywords of the call.
+            args: the positional arguments of the call.
+            keywords: the keyword arguments of the call.
         """
         if self._wrappers or self._point.how == "wrap":
             values = self._point.parameters.values(args, keywords)
@@ -130,24 +141,26 @@ class SortedHooks:
     ) -> Any:
         """Call the wrapping hook at a place. Behind the last one, make the wrapped call.
 
-        The hook gets a function that calls this again for the next place. If its own error is only
-        logged, the result is that of the next hook, which is called now if the hook has not called
-        it.
+        The hook gets a function that calls the rest: this method again, for the next place. If the
+        hook fails and its error is only logged, the result is that of the rest. The rest is called
+        now if the hook has not called it.
 
         Args:
             place: the place of the hook among the wrapping hooks.
             instance: the object that stands for the hooks.
-            values: the arguments of the call, with the changes of the hooks before.
-            passed: the arguments that the hook before has passed as they are, for a function that
-                the caller of the method has given. Empty if it has passed none.
+            values: the arguments of the call, with the changes of the wrapping hooks before.
+            passed: the arguments that the wrapping hook before gave to its function, unchanged.
+                Empty if it gave none. Only the function that the caller of the method has passed,
+                which ends the chain of wrapping hooks, may get them.
         """
         point = self._point
         if place == len(self._wrappers):
-            # The class's own method would need the arguments of the call, which were not passed.
+            # A method that does nothing stands for the function that its caller has passed.
             if point.how == "wrap" and point.does_nothing:
                 return await _call_innermost(point, values, passed)
             args, keywords = point.parameters.for_hooks(values)
             return await self._call_wrapped(instance, args, keywords)
+        # The group of this hook alone.
         group = self._wrappers[place]
         call_rest = functools.partial(self._call_wrapper, place + 1, instance)
         if not group.hooks[0].may_be_called():
@@ -156,14 +169,15 @@ class SortedHooks:
         try:
             result = await wrapper.make()
         finally:
-            wrapper.errors.clear()  # their tracebacks refer to it
-        if not wrapper.is_logged:
+            # The tracebacks of these errors refer to the wrapper, which would be kept alive.
+            wrapper.rest_errors.clear()
+        if not wrapper.has_logged_failure:
             return point.value_of(result)
-        if wrapper.answers:
-            return wrapper.answers[0]
+        if wrapper.rest_results:
+            return wrapper.rest_results[0]
         return await call_rest(values, passed)
 
-    # -- the others
+    # -- hooks that do not wrap
 
     async def _call_wrapped(
         self,
@@ -171,41 +185,46 @@ class SortedHooks:
         args: Args,
         keywords: Keywords,
     ) -> Any:
-        """Call the hooks that do not wrap, or the class's own method if they have no result."""
+        """Call the hooks that do not wrap. If they have no result, call the class's own method."""
         point = self._point
         if not self._groups:
             return await self._call_own(instance, args, keywords)
-        args_of_hooks: Arguments = args, keywords
-        # Also for a chain, whose arguments are rejected before its first hook is called.
+        hook_arguments: Arguments = args, keywords
+        # Hooks may have other names for their parameters, so keyword arguments are turned into
+        # positional ones. In a chain, this also rejects wrong arguments before any hook is called.
         if keywords or point.how == "chain":
             values = point.parameters.values(args, keywords)
-            args_of_hooks = point.parameters.for_hooks(values)
+            hook_arguments = point.parameters.for_hooks(values)
         if point.how in ("first", "chain"):
-            result = await self._call_one_by_one(args_of_hooks)
+            result = await self._call_one_by_one(hook_arguments)
         else:
-            results = await call_groups(self._groups, *args_of_hooks)
+            results = await call_groups(self._groups, *hook_arguments)
             result = combined(point, results)
-        # None is a result, too, of a hook that calls the next one itself.
-        is_answered = point.how == "none" or point.does_nothing or point.calls_next
-        if result is None and (point.how in ("chain", "merge") or not is_answered):
+        # None may be the result of the call: if the method returns nothing, if the class's own
+        # method does nothing, or if a hook decides whether to call the next one.
+        accepts_none = point.how == "none" or point.does_nothing or point.calls_next
+        # In a chain or a merge, None means that no hook has a result.
+        if result is None and (point.how in ("chain", "merge") or not accepts_none):
             return await self._call_own(instance, args, keywords)
         return result
 
     async def _call_one_by_one(self, arguments: Arguments) -> Any:
         """Call the hooks one after another, and return the result that counts.
 
-        It is the first one that is not None. In a chain, it is the last one: each result replaces
-        an argument of the calls that follow.
+        In the way "first", this is the first result that is not None. In a chain, it is the last
+        such result: each one replaces an argument of the calls that follow.
         """
         parameters = self._point.parameters
         values: Values = {}
         last_result: Any = None
         for group in self._groups:
+            # Each hook is a group of its own here (`one_by_one`), so there is one result.
             (result,) = await call_groups((group,), *arguments)
             if result is None:
                 continue
             if isinstance(result, ChainEnd) or self._point.how == "first":
                 return self._point.value_of(result)
+            # Read at the first result of a chain. From then on, they change with each result.
             values = values or parameters.values(*arguments)
             values[parameters.chosen] = result
             arguments = parameters.for_hooks(values)
@@ -218,10 +237,10 @@ class SortedHooks:
         args: Args,
         keywords: Keywords,
     ) -> Any:
-        """Call the class's own method, as no hook has a result.
+        """Return the result of the class's own method, as no hook has a result.
 
-        If its body does nothing, a chain returns its argument, and a merge or a list of all results
-        is empty.
+        If the body of that method does nothing, a chain returns the argument that its results would
+        have replaced, and a merge or a list of all results is empty.
         """
         point = self._point
         if point.does_nothing and point.how in ("chain", "merge", "all"):
@@ -240,10 +259,11 @@ def own_attribute(kind: type[Any], owner: Any, name: str) -> Any:
     """Return an attribute of the hook interface itself, as if there was no hook.
 
     Args:
-        kind: the class of the object that stands for the hooks.
-        owner: the object or its class, of which the attribute is.
+        kind: the class of the object that stands for the hooks, in which hooks set attributes.
+        owner: the object that stands for the hooks, or its class.
         name: the name of the attribute.
     """
+    # `super` looks the name up behind `kind`: in the hook interface and its bases.
     own = cast("Any", super(kind, owner))
     return getattr(own, name)
 
@@ -252,11 +272,11 @@ def own_attribute(kind: type[Any], owner: Any, name: str) -> Any:
 
 
 def combined(point: Point, results: Iterable[Any]) -> Any:
-    """Return the result of a call of a method whose hooks have all been called.
+    """Return the one result of a method, in its way, after all hooks have been called.
 
     Args:
         point: the method.
-        results: the results of the hooks.
+        results: the results of the hooks, in the order of their calls.
 
     Raises:
         InvalidHookError: several hooks were called, there is a result, and nothing says which one
@@ -270,7 +290,8 @@ def combined(point: Point, results: Iterable[Any]) -> Any:
     if point.how == "merge":
         return _merged(point, values)
     first = next((value for value in values if value is not None), None)
-    # Only where the interface does not say whether the method returns something.
+    # In the way "together", the first result counts. Without a way, nothing says which result of
+    # several hooks counts.
     is_ambiguous = point.how != "together" and len(values) > 1
     if is_ambiguous and first is not None:
         raise InvalidHookError(
@@ -286,20 +307,20 @@ def _merged(point: Point, results: list[Any]) -> Any:
     Raises:
         InvalidHookError: the results have different types, or a key comes from two hooks.
     """
-    given = [result for result in results if result is not None]
-    if not given:
+    parts = [result for result in results if result is not None]
+    if not parts:
         return None
-    kinds: set[Any] = {type(result) for result in given}
+    kinds: set[Any] = {type(part) for part in parts}
     if kinds in _MERGEABLE:
         (kind,) = kinds
         merged: Any = kind()
-        for result in given:
+        for part in parts:
             if kind is dict:
-                merged.update(result)
+                merged.update(part)
             else:
-                merged += result
-        # It is shorter if two dicts have a key.
-        if len(merged) == sum(map(len, given)):
+                merged += part
+        # The merged dict is shorter than its parts together if two of them have the same key.
+        if len(merged) == sum(map(len, parts)):
             return merged
     raise InvalidHookError(
         f"{point.label} got the results {safe_repr(results)}, which cannot be merged; let all hooks"
@@ -315,13 +336,20 @@ async def _call_innermost(
     values: Values,
     passed: Arguments,
 ) -> Any:
-    """Call the function that the caller of the method has passed as the next one.
+    """Call the function that the caller of the method has passed: the innermost of the wrapped
+    calls, as `app` in `handle(request, app)`.
 
-    It gets the positions that the last hook passes, or else the positions of the call, as many as
-    it takes, and the keywords of the call.
+    If the last wrapping hook has passed positional arguments, the function gets these. Otherwise it
+    gets the positional arguments of the call, as many as it takes. It also gets the keyword
+    arguments of the call.
+
+    Args:
+        point: the method.
+        values: the arguments of the call, with the changes of the wrapping hooks.
+        passed: the arguments that the last wrapping hook has passed, empty if it has passed none.
 
     Raises:
-        InvalidArgumentError: it cannot be called.
+        InvalidArgumentError: the argument is not callable.
     """
     innermost = point.parameters.chosen_value(values)
     if not callable(innermost):
@@ -338,7 +366,7 @@ async def _call_innermost(
 
 
 class WrapperCall(HookCalls):
-    """The call of one hook that wraps others.
+    """The call of one wrapping hook.
 
     The rest is the call of the next wrapping hook, or behind the last one the wrapped call.
     """
@@ -353,78 +381,89 @@ class WrapperCall(HookCalls):
     ) -> None:
         super().__init__(group)
         self._point = point
+        # The function that calls the rest. It gets values and passed arguments, as this call has.
         self._rest = rest
         self._values = values
         self._passed = passed
-        self._calls_rest = False  # whether the hook has called the rest
-        self.answers: list[Any] = []
-        """The last result of the rest, if there is any."""
-        self.errors: list[BaseException] = []
-        """The errors of the rest."""
-        self.is_logged: bool = False
+        self._has_called_rest = False
+        # A list, as None is a result, too.
+        self.rest_results: list[Any] = []
+        """The result of the last call of the rest, or empty if there is none."""
+        self.rest_errors: list[BaseException] = []
+        """The errors of the rest, which pass through the hook and are not its own."""
+        self.has_logged_failure: bool = False
         """Whether the hook has failed with an error that is only logged."""
 
     async def make(self) -> Any:
-        """Make the call, and return the result of the hook."""
+        """Call the hook, and return its result."""
         parameters = self._point.parameters
         if self._point.how == "wrap":
+            # The argument that the method has for this is the function that calls the rest.
             values = {**self._values, parameters.chosen: self.call_next}
             args, keywords = parameters.for_hooks(values)
         else:
+            # The function of `generator_call` has that function as an additional first argument.
             args, keywords = parameters.for_hooks(self._values)
             args = (self.call_next, *args)
-        methods = self._group.methods_with((), keywords)
-        self.start_all(methods, [args])
+        functions = self._group.functions_with((), keywords)
+        self.start_all(functions, [args])
         await self.wait()
         return self.results[0]
 
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
-        """Call the rest with the arguments of the call, of which some may be changed."""
-        if self.is_logged or self.is_left_behind(0):
+        """Call the rest. The hook gets this function, and may pass it changed arguments."""
+        # A task that the hook has started may still call this. The rest was then called in place of
+        # the hook, or the caller waits for nothing any more.
+        if self.has_logged_failure or self.is_left_behind(0):
             raise HookCancelledError(
                 f"{self.describe(0)} has failed before this: it cannot call the next hook any more"
             )
-        # Without changes, what the hook before has passed stands.
+        # If the hook changes nothing, the rest gets the arguments that the hook has got.
         values = self._values
         passed = self._passed
         if args or keywords:
             values = self._point.parameters.changed(values, args, keywords)
             passed = args, keywords
-        self._calls_rest = True
+        self._has_called_rest = True
         try:
             result = await self._rest(values, passed)
         except BaseException as error:
-            self.errors.append(error)
+            self.rest_errors.append(error)
             raise
-        self.answers = [result]
+        self.rest_results = [result]
         return result
 
-    def _passes(self, error: BaseException) -> bool:
+    def _is_of_rest(self, error: BaseException) -> bool:
         """Return whether this is an error of the rest, which only passes through the hook."""
-        return any(error is passed for passed in self.errors)
+        return any(error is rest_error for rest_error in self.rest_errors)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
-        if self._passes(error):
+        if self._is_of_rest(error):
+            # The error is no failure of this hook: it is neither counted nor logged here.
             return False
-        if self._calls_rest and not self.answers:
-            # The rest must not be called twice, so that the call would have no result.
+        if self._has_called_rest and not self.rest_results:
+            # The error must be raised, even with `on_error="log"`: the call has no result, and the
+            # rest, which may have had effects, must not be called again to get one.
             self._group.hooks[0].count_failure(error)
             return False
-        self.is_logged = super().suppresses(number, error)
-        return self.is_logged
+        self.has_logged_failure = super().suppresses(number, error)
+        return self.has_logged_failure
 
     def add_origin(self, number: int, error: BaseException) -> None:
-        if not self._passes(error):
+        # An error of the rest has its origin already.
+        if not self._is_of_rest(error):
             super().add_origin(number, error)
 
 
 def generator_call(registered: RegisteredHook, method: str) -> HookCall:
-    """Return the call of a hook's method, an async generator, as a function that gets `call_next`.
+    """Return the call of a hook's method that is an async generator.
 
-    The part before the `yield` runs before `call_next` is called, the rest afterwards.
+    The function of this call gets `call_next` as its first argument. The part of the generator
+    before the `yield` runs before `call_next` is called, the part behind it afterwards.
 
-    `contextlib.asynccontextmanager` would set attributes of exceptions that pass through, which
-    some exceptions do not allow, and drop the result of the wrapped call.
+    This does not use `contextlib.asynccontextmanager`, which sets attributes of exceptions that
+    pass through (some exceptions do not allow this), and has no place for the result of the
+    wrapped call, which the `yield` returns.
     """
     function = getattr(registered.hook, method)
     who = registered.call_name(method)
@@ -442,7 +481,8 @@ def generator_call(registered: RegisteredHook, method: str) -> HookCall:
         except StopAsyncIteration:
             has_yielded = False
         if not has_yielded:
-            # It wraps nothing. Not in the `except`: an error would have the other as its context.
+            # The generator has returned before a `yield`, and wraps nothing. This is not called in
+            # the `except`: errors would have the StopAsyncIteration as their context.
             return await call_next()
         try:
             result = await call_next()
@@ -463,13 +503,23 @@ async def _throw(
     error: BaseException,
     who: str,
 ) -> None:
-    """Raise the error of a wrapped call at the `yield`. Return if the generator swallows it."""
+    """Raise the error of a wrapped call at the `yield` of a generator.
+
+    Return if the generator swallows the error. Raise if the generator raises an error, the same or
+    another one.
+
+    Args:
+        generator: the generator, which is suspended at its `yield`.
+        error: the error of the wrapped call.
+        who: the name of the call in messages.
+    """
     try:
         await generator.athrow(error)
     except StopAsyncIteration:
         return
     except RuntimeError as raised:
-        # Python makes a RuntimeError of a StopAsyncIteration that leaves a generator.
+        # Python replaces a StopAsyncIteration that leaves a generator by a RuntimeError. If it was
+        # the error of the wrapped call, the caller gets that one.
         if isinstance(error, StopAsyncIteration) and raised.__cause__ is error:
             raise_unchanged(error)
         raise
@@ -480,5 +530,6 @@ async def _reject_second_yield(
     generator: AsyncGenerator[Any, Any],
     who: str,
 ) -> NoReturn:
+    """Close a generator that is suspended at a second `yield`, and raise."""
     await generator.aclose()
     raise InvalidHookError(f"{who} has yielded twice; a generator that wraps has one `yield`")

@@ -1,7 +1,12 @@
 """Background calls: calls that the caller does not wait for.
 
-The calls of one hook are made one after another, from a queue that is bounded and drained at the
-end.
+Each hook that is registered with `background=True` has a bounded queue. Its calls are made one
+after another, alongside the code that follows, and the queue is emptied when the group or session
+ends.
+
+    BackgroundCalls   the queues of all background hooks of one group or session
+    CallQueue         the queue of one hook
+    QueuedCall        a call in a queue
 """
 
 from __future__ import annotations
@@ -35,23 +40,28 @@ class BackgroundCalls:
     grace_secs: float
     """How long cancelled calls may take to end."""
     enter: Callable[[], object] = lambda: None
-    """Called in the context of each call when it is queued. A session makes its graph current."""
+    """Prepares the context of a call: it is called in this context when the call is queued. A
+    session makes its graph current there.
+    """
     observers: Sequence[Observer] = ()
-    """Notified of each call."""
+    """The observers that are notified of each call."""
     step_of: Callable[..., int | None] = lambda *_, **__: None
     """Returns the step for the notes of errors. It gets the arguments of the call."""
-    # In order. The queue of a removed hook is among them as long as something refers to the hook: a
-    # call, or a failure that no call has raised yet.
+    # The keys are the queues, in the order in which they were made. The references are weak: the
+    # queue of a removed hook stays as long as something refers to the hook, such as a call, or a
+    # failure that no call has raised yet.
     _queues: WeakKeyDictionary[CallQueue, None] = field(
         default_factory=WeakKeyDictionary["CallQueue", None]
     )
 
     def make_call(self, registered: RegisteredHook, method: str) -> HookCall:
-        """Return the call of a hook's method, which queues it if it is a background hook.
+        """Return the call of a hook's method. For a background hook, this is a call that queues
+        the hook's call.
 
-        That call waits for a place in the queue. Its condition queues the call itself if there is a
-        place, so that most calls need no task. The time limit and `disable_after` of the hook apply
-        when the queue makes the call.
+        Usually there is a place in the queue. Then the condition of the queuing call (see
+        `HookCall.condition`) has already queued the hook's call and returns False, so that no task
+        is needed. Only if the queue is full, the queuing call gets a task, and waits for a place.
+        The time limit and `disable_after` of the hook apply when the queue makes the hook's call.
         """
         if not registered.registration.background:
             return hook_call(registered, method)
@@ -59,7 +69,9 @@ class BackgroundCalls:
         if queue is None:
             queue = registered.queue = CallQueue(registered, self)
             self._queues[queue] = None
+        # The hook's call, as the queue makes it later.
         group = OrderGroup(method, [registered], self.grace_secs, kind="background")
+        # The call that the caller makes, which queues the other one.
         return HookCall(
             group.calls[0].name,
             functools.partial(queue.call, group),
@@ -70,7 +82,8 @@ class BackgroundCalls:
     async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
         """Wait until the queues of hooks are empty. Their failures are raised by the next call.
 
-        The queue of the call of which this is a part is left out.
+        If this is called in a background call, the queue of that call is left out: it cannot become
+        empty before the call ends.
         """
         for registered in hooks:
             queue = registered.queue
@@ -79,13 +92,16 @@ class BackgroundCalls:
 
     async def finish(self, secs: float) -> None:
         """Wait until all queues are empty, at most `secs`, and drop the calls that are left."""
+        # A list of strong references, so that no queue is freed meanwhile.
         queues = [*self._queues]
         try:
             await wait_done([queue.when_empty() for queue in queues], secs)
-        finally:  # also if this is cancelled
+        finally:
+            # Calls are dropped also if this wait is cancelled.
             for queue in queues:
                 queue.drop()
-        # The active calls are cancelled now, and have the grace period to end.
+        # `drop` has cancelled the active calls. This wait needs no limit: after the grace period,
+        # `call_groups` leaves a call that ignores its cancellation behind.
         await wait_done([queue.when_empty() for queue in queues], None)
 
     async def end(self, secs: float) -> list[BaseException]:
@@ -105,17 +121,18 @@ class CallQueue(Queue["QueuedCall"]):
     """
 
     def __init__(self, registered: RegisteredHook, shared: BackgroundCalls) -> None:
-        # Not the hook itself: it would keep its queue, and so itself.
+        # Only the name and the limit: a queue that referred to the hook would refer to itself, as
+        # the hook refers to its queue.
         name = f"background calls of {registered.name}"
         super().__init__(name, registered.registration.max_pending)
         self.shared: BackgroundCalls = shared
         self.is_closed: bool = False
-        """Whether calls are refused, because nothing would wait for them any more."""
+        """Whether calls are rejected: the group was left, and nothing would wait for them."""
 
     @property
     def is_full(self) -> bool:
-        # Code of a background call gets a place: its own queue would wait for itself, and others
-        # may wait for that.
+        # Code that is part of a background call never waits for a place. In its own queue, it would
+        # wait for itself. In another queue, it might wait for a call that waits for its own queue.
         return super().is_full and _current_queue.get() is None
 
     def has_to_wait(
@@ -125,10 +142,12 @@ class CallQueue(Queue["QueuedCall"]):
         *args: Any,
         **keywords: Any,
     ) -> bool:
-        """Queue the call if there is a place. Return whether the caller has to wait for one.
+        """Queue the call if there is a place. Return whether the caller has to wait for a place.
+
+        This is the condition of the queuing call: only if it returns True, `call` is called.
 
         Raises:
-            HookGroupClosedError: as for `call`.
+            HookGroupClosedError: the group was left, as for `call`.
         """
         return not self.put_nowait(QueuedCall(self, group, args, keywords))
 
@@ -139,11 +158,11 @@ class CallQueue(Queue["QueuedCall"]):
         *args: Any,
         **keywords: Any,
     ) -> None:
-        """Queue a call; wait while the queue is full, but not beyond a stop of the session.
+        """Queue a call. Wait while the queue is full, but not beyond a stop of the session.
 
         Raises:
-            HookGroupClosedError: the group was left after the call of which this is a part had
-                begun.
+            HookGroupClosedError: the group was left while the call of a method that this is part of
+                was still running.
         """
         await self.put(QueuedCall(self, group, args, keywords))
 
@@ -160,6 +179,7 @@ class CallQueue(Queue["QueuedCall"]):
         if not self.items:
             return
         logger.warning("%s %s are left, and are dropped", len(self.items), self.name)
+        # The first call is active. It stays in the queue until its task has ended.
         while len(self.items) > 1:
             queued = self.items.pop()
             queued.group.hooks[0].dropped += 1
@@ -168,12 +188,14 @@ class CallQueue(Queue["QueuedCall"]):
         active.cancel()
 
     def begin(self, item: QueuedCall) -> None:
-        # Otherwise, it starts when the calls before it have ended.
+        # This is called before the item is added. If there are calls before it, `_call_ended`
+        # starts it when they have ended.
         if not self.items:
             self._start(item)
 
     def _start(self, call: QueuedCall) -> None:
-        # It begins later, also if tasks are eager: a call is not made inside of another one.
+        # `new_task` makes a task that begins later, even if the loop makes eager tasks: the call
+        # must not begin inside the code that queues it.
         name = call.group.calls[0].name
         call.task = new_task(call.make(), name, call.context)
         call.task.add_done_callback(self._call_ended)
@@ -182,7 +204,7 @@ class CallQueue(Queue["QueuedCall"]):
         active = self.items[0]
         error: BaseException | None = None
         if task.cancelled():
-            # By `drop`.
+            # `drop` has cancelled the call.
             active.group.hooks[0].dropped += 1
         else:
             error = task.exception()
@@ -193,10 +215,11 @@ class CallQueue(Queue["QueuedCall"]):
 
 @dataclass(eq=False)
 class QueuedCall:
-    """A call in a queue, with the context in which it is made."""
+    """A call in a queue, with the context in which it is made: a copy of its caller's."""
 
     queue: CallQueue
     group: OrderGroup
+    """The group of the only hook that is called."""
     args: Args
     keywords: Keywords
     context: Context = field(default_factory=copy_context)
@@ -208,7 +231,8 @@ class QueuedCall:
 
     async def make(self) -> None:
         """Make the call."""
-        # It is not part of the run that has queued it.
+        # The context is a copy of that of the run which has queued the call. The call is not part
+        # of this run, which may have ended.
         leave_run()
         _current_queue.set(self.queue)
         shared = self.queue.shared
@@ -223,7 +247,7 @@ class QueuedCall:
 
 
 _current_queue: ContextVar[CallQueue | None] = ContextVar("aiohooks_current_queue", default=None)
-"""The queue of the background call that the code is part of.
+"""The queue of the background call that the current code is part of, or None.
 
-A task that a call starts keeps it, also when the call has ended.
+A task that a background call starts keeps this value in its context, even when the call has ended.
 """

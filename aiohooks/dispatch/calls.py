@@ -1,14 +1,18 @@
 """Calls of one method of several hooks.
 
-Hooks of one `order` are called together, and groups of hooks one after the other. A call that
-cannot wait is made in the caller's task, and a call that may wait in a task of its own.
+An order group has the calls of one method for the hooks of one `order`: they start together, and
+the next order group starts when all of them have ended. A call may wait if the code of its function
+has an `await` (`can_wait`). It then gets a task of its own. A call that cannot wait is made in the
+caller's task, which costs much less.
 
     RegisteredHook   a hook of one group or session, with its failures
     HookCall         the call of a method for one hook, as `hook_call` or a queue makes it
-    OrderGroup       the calls of one method that start together: hooks of one `order`
-    order_groups     sorts the hooks that override a method into such groups
-    call_groups      calls them, group after group
-    HookCalls        the calls of one group of which some may wait
+    OrderGroup       the calls of one method that start together: those of hooks of one `order`
+    order_groups     sorts the hooks that override a method into order groups
+    call_groups      makes the calls of order groups, group after group
+    HookCalls        the calls of one order group of which some may wait, while they run
+    log_or_raise     handles the error of a call that was made in the caller's task
+    only_if          marks a method of a hook that is called only while a condition is true
 """
 
 from __future__ import annotations
@@ -43,7 +47,8 @@ from aiohooks.errors import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-Method = Callable[..., Awaitable[Any]]
+# The function that a call awaits: a hook's method, or a function around it.
+AsyncFunction = Callable[..., Awaitable[Any]]
 _CONDITION = "__aiohooks_only_if__"
 """The attribute that `only_if` sets on a method: the name of its condition."""
 
@@ -52,7 +57,7 @@ def only_if(condition: str) -> Callable[[F], F]:
     """Mark a method of a hook that is only called if the hook's plain method `condition` returns
     true for the same arguments.
 
-    A hook that may wait needs no task then while it has nothing to do. The mark does not apply to a
+    While the condition is false, a method that may wait costs no task. The mark does not apply to a
     method that overrides the marked one.
     """
 
@@ -91,21 +96,25 @@ class HookStatus(NamedTuple):
 
 @dataclass(eq=False)
 class RegisteredHook:
-    """A hook in one group or session, with the counts of its failures."""
+    """A hook in one group or session, with the counts of its failures.
+
+    `HookStatus` explains the fields that it has, too.
+    """
 
     name: str
     """The name of its class or function, with a number if several hooks have that name."""
     registration: HookRegistration
     dropped: int = 0
-    """The calls that were not made. See `HookStatus`."""
     failures: int = 0
     failures_in_a_row: int = 0
     last_error: str | None = None
     disabled_since: float | None = None
     queue: Any = None
-    """The queue of its background calls (a `CallQueue`), made when its methods are bound."""
+    """The queue of its background calls: a `CallQueue`, which `BackgroundCalls.make_call` makes, or
+    None if there is none.
+    """
     _logged: set[tuple[str, type]] = field(default_factory=set[tuple[str, type]])
-    """The methods of which an error was logged, with its type."""
+    """The errors that were logged: the name of the call, without its step, and the error's type."""
 
     @property
     def hook(self) -> Any:
@@ -113,7 +122,10 @@ class RegisteredHook:
         return self.registration.hook
 
     def call_name(self, method: str) -> str:
-        """Return the name of a call of a method in messages; of a function, its own name."""
+        """Return the name of a call of a method in messages: `Hook.method`.
+
+        For a hook that is a function (`FunctionHook`), it is the name of the function.
+        """
         if isinstance(self.hook, FunctionHook):
             return self.name
         return f"{self.name}.{method}"
@@ -131,7 +143,7 @@ class RegisteredHook:
         )
 
     def may_be_called(self) -> bool:
-        """Return whether the hook is called. Count the call as dropped if it is disabled."""
+        """Return whether the hook is enabled. If it is disabled, count the call as dropped."""
         if self.disabled_since is None:
             return True
         self.dropped += 1
@@ -139,6 +151,7 @@ class RegisteredHook:
 
     def count_failure(self, error: BaseException) -> None:
         """Count an error of a call. Disable the hook if its `disable_after` says so."""
+        # KeyboardInterrupt and SystemExit end the program, and are no fault of the hook.
         if not isinstance(error, Exception):
             return
         self.failures += 1
@@ -153,49 +166,64 @@ class RegisteredHook:
             logger.warning(message, self.name, limit)
 
     def suppresses(self, who: str, error: BaseException) -> bool:
-        """Count an error of a call. Return whether it is only logged, and not to be raised.
+        """Count an error of a call. Return whether the error is suppressed: logged, not raised.
 
-        The first error of each method and type is logged. The others are only counted.
+        The first error of each method and type is logged. Later ones are only counted.
+
+        Args:
+            who: the name of the call in messages, perhaps with its step.
+            error: the error of the call.
         """
         self.count_failure(error)
         if self.registration.on_error != "log" or not isinstance(error, Exception):
             return False
-        # A method of a session has the step in its name.
-        kind_of_error = who.partition(" at step ")[0], type(error)
+        # The name of a call in a session ends with the step (`_at_step`). Without the step, the
+        # errors of all steps are of one kind, which is logged once.
+        call_name, _, _ = who.partition(" at step ")
+        kind_of_error = call_name, type(error)
         if kind_of_error not in self._logged:
             self._logged.add(kind_of_error)
-            # Only the first time: later errors may be the same object, which would collect notes.
+            # Only the logged error gets a note of its origin: later errors may be the same object,
+            # which would collect a note at each call.
             add_origin(error, who)
             message = '%s failed; continuing because on_error is "log": %s'
             logger.error(message, who, self.last_error, exc_info=error)
         return True
 
 
-def _bound_method(registered: RegisteredHook, method: str) -> Method:
-    """Return a method of a hook as a coroutine function. A plain one is wrapped."""
+def _async_method(registered: RegisteredHook, method: str) -> AsyncFunction:
+    """Return a method of a hook as a coroutine function. A plain method is wrapped in one."""
     function: Any = getattr(registered.hook, method)
     if is_coroutine_function(function):
-        return cast("Method", function)
-    return _plain_method(registered, method)
+        return cast("AsyncFunction", function)
+    return _wrapped_plain_method(registered, method)
 
 
-def _plain_method(registered: RegisteredHook, method: str) -> Method:
-    """Return a plain method of a hook as a coroutine function."""
+def _wrapped_plain_method(registered: RegisteredHook, method: str) -> AsyncFunction:
+    """Return a coroutine function that calls a plain method of a hook, and cannot wait."""
     function: Any = getattr(registered.hook, method)
     who = registered.call_name(method)
 
     async def call(*args: Any, **keywords: Any) -> Any:
-        return _plain_result(function(*args, **keywords), who)
+        result = function(*args, **keywords)
+        _check_plain_result(result, who)
+        return result
 
     return call
 
 
-def _plain_result(result: Any, who: str) -> Any:
-    """Return the result of a plain function. Raise if it is an awaitable."""
+def _check_plain_result(result: Any, who: str) -> None:
+    """Raise if the result of a plain function is an awaitable, which would not be awaited.
+
+    Args:
+        result: the result.
+        who: the name of the call in messages.
+    """
     if not inspect.isawaitable(result):
-        return result
+        return
     if inspect.iscoroutine(result):
-        result.close()  # or Python warns that it was never awaited
+        # Without this, Python would also warn that the coroutine was never awaited.
+        result.close()
     raise InvalidHookError(
         f"{who} is a plain function, and returned {result!r}; write it as `async def`"
     )
@@ -203,64 +231,72 @@ def _plain_result(result: Any, who: str) -> Any:
 
 @dataclass(eq=False)
 class HookCall:
-    """The call of a method for one hook. `hook_call` makes it, or a background hook's queue."""
+    """How a method is called for one hook. The same object serves all calls of the method.
+
+    `hook_call` makes it, or for a background hook `BackgroundCalls.make_call`.
+    """
 
     name: str
     """The name of the hook and the method, for messages."""
-    method: Method
-    """The function that is called."""
+    function: AsyncFunction
+    """The function that is called: the hook's method, or a function around it."""
     may_wait: bool = True
     """Whether the call gets a task of its own. Other calls are made in the caller's task."""
     secs: float | None = None
-    """The time limit of the call."""
+    """The time limit of the call. It has no effect on a call that cannot wait."""
     condition: Callable[..., bool] | None = None
-    """Returns whether the call is made. It gets the same arguments."""
+    """Returns whether the call is made. It gets the arguments of the call."""
     queue: Queue[Any] | None = None
     """The queue in which the call is put, if it is made in the background."""
 
 
 MakeCall = Callable[[RegisteredHook, str], HookCall]
-"""Returns the call of a hook's method, which it gets by name."""
+"""Returns the call of a hook's method. Its arguments are the hook and the method's name."""
 
 
 def hook_call(
     registered: RegisteredHook,
-    name: str,
-    method: Method | None = None,
+    method: str,
+    function: AsyncFunction | None = None,
     timeout: float | None = None,
 ) -> HookCall:
     """Return the call of a hook's method.
 
     Args:
         registered: the hook.
-        name: the name of the method.
-        method: the function that is called, by default the method itself.
+        method: the name of the method.
+        function: the function that is called, by default the method itself.
         timeout: the time limit if the hook has none of its own.
     """
-    if method is None:
-        method = _bound_method(registered, name)
-    may_wait = can_wait(method)
-    condition = getattr(method, _CONDITION, None)
+    if function is None:
+        function = _async_method(registered, method)
+    # The code and the mark of the function are read here, as the wrapper below hides them.
+    may_wait = can_wait(function)
+    condition = getattr(function, _CONDITION, None)
     if condition is not None:
+        # The mark is the name of the condition, which is a method of the hook.
         condition = getattr(registered.hook, condition)
     if registered.registration.disable_after is not None:
-        method = _unless_disabled(method, registered)
+        function = _unless_disabled(function, registered)
     return HookCall(
-        registered.call_name(name),
-        method,
+        registered.call_name(method),
+        function,
         may_wait,
         registered.registration.timeout or timeout,
         condition,
     )
 
 
-def plain_call(registered: RegisteredHook, name: str) -> HookCall:
+def plain_call(registered: RegisteredHook, method: str) -> HookCall:
     """Return the call of a hook's plain method."""
-    return hook_call(registered, name, _plain_method(registered, name))
+    return hook_call(registered, method, _wrapped_plain_method(registered, method))
 
 
 class OrderGroup:
-    """The calls of one method that start together: hooks of one `order`, in registration order."""
+    """The calls of one method for the hooks of one `order`, in registration order.
+
+    They start together. A group is made once, and used for each call of the method.
+    """
 
     def __init__(
         self,
@@ -284,67 +320,74 @@ class OrderGroup:
         self.grace_secs: float = grace_secs
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
         self.calls: list[HookCall] = [make_call(registered, method) for registered in self.hooks]
-        self.methods: Sequence[Method] = [call.method for call in self.calls]
-        self.in_turn: bool = not any(call.may_wait for call in self.calls)
-        """Whether no call may wait, so that they are made one after the other."""
+        """The call of each hook. `hooks`, `calls` and `functions` have the same order."""
+        # The functions of `calls`. Hot path: the loop over them needs no look-up in `calls`.
+        self.functions: Sequence[AsyncFunction] = [call.function for call in self.calls]
+        self.may_wait: bool = any(call.may_wait for call in self.calls)
+        """Whether a call may wait. If none may, they are made one after another in the caller's
+        task.
+        """
         queues = [call.queue for call in self.calls]
         self.queues: list[Queue[Any]] = [queue for queue in queues if queue is not None]
         """The queues of the background hooks."""
         self.condition: Callable[..., bool] | None = None
-        """The condition of the only call, unless a queue makes it."""
+        """The condition of the call, if it is the only one of the group and is not queued."""
         if len(self.calls) == 1 and self.calls[0].queue is None:
             self.condition = self.calls[0].condition
 
-    def is_idle(
+    def is_skipped(
         self,
         args: Args,
         keywords: Keywords,
         step: int | None,
     ) -> bool:
-        """Return whether the only call is not made, as its condition is false.
+        """Return whether the only call of the group is skipped, as its condition is false.
 
-        This costs a third of `HookCalls`, which checks the conditions of several calls.
+        This costs a third of `HookCalls`, which checks the conditions of several calls. An error of
+        the condition is handled like an error of the call, which is then skipped, too.
         """
         if self.condition is None:
             return False
         try:
             return not self.condition(*args, **keywords)
         except BaseException as error:
-            failed_in_turn(self, 0, step, error)
+            log_or_raise(self, 0, step, error)
             return True
 
-    def methods_with(
+    def functions_with(
         self,
         observers: Sequence[Observer],
         keywords: Keywords,
-    ) -> Sequence[Method]:
-        """Return the methods of the calls, each wrapped as this call of the group needs it.
+    ) -> Sequence[AsyncFunction]:
+        """Return the functions of the calls, wrapped for one call of the method.
 
         Args:
-            observers: notified of each call.
-            keywords: bound to each method.
+            observers: notified of each call of a function.
+            keywords: the keyword arguments, which are bound to each function.
         """
-        methods: list[Method] = []
+        functions: list[AsyncFunction] = []
         for call in self.calls:
-            method: Method = call.method
+            function: AsyncFunction = call.function
             if observers:
-                method = functools.partial(observed_call, method, self.kind, call.name, observers)
+                function = functools.partial(
+                    observed_call, function, self.kind, call.name, observers
+                )
             if keywords:
-                method = functools.partial(method, **keywords)
-            methods.append(method)
-        return methods
+                function = functools.partial(function, **keywords)
+            functions.append(function)
+        return functions
 
 
-def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
-    """Return a method that is not called while its hook is disabled.
+def _unless_disabled(function: AsyncFunction, registered: RegisteredHook) -> AsyncFunction:
+    """Return a function that calls another one, unless the hook is disabled.
 
-    A success begins the count of failures in a row again.
+    The failures in a row are counted from 0 again after each success.
     """
 
     async def call(*args: Any, **keywords: Any) -> Any:
         if not registered.may_be_called():
             return None
-        result = await method(*args, **keywords)
+        result = await function(*args, **keywords)
         registered.failures_in_a_row = 0
         return result
 
@@ -361,18 +404,21 @@ def order_groups(
 ) -> tuple[OrderGroup, ...]:
     """Sort the hooks that override `method` into groups of one `order`, the lowest first.
 
-    With `one_by_one`, each hook is a group.
+    With `one_by_one`, each hook is a group of its own, so that hooks of the same order are called
+    one after another, too.
     """
     order = operator.attrgetter("registration.order")
     in_order = sorted(hooks, key=order)
+    # The `id` of each hook is another key, so that `groupby` puts each hook into a group.
     key = id if one_by_one else order
     groups: list[OrderGroup] = []
-    for _, batch in itertools.groupby(in_order, key):
-        groups.append(OrderGroup(method, [*batch], grace_secs, make_call))
+    for _, hooks_of_group in itertools.groupby(in_order, key):
+        groups.append(OrderGroup(method, [*hooks_of_group], grace_secs, make_call))
     return tuple(groups)
 
 
-# What a session gives in addition is given by name: each call would make an object for it.
+# The options that only a session uses are separate keywords, and not fields of one object, which
+# each call would have to make.
 async def call_groups(
     groups: tuple[OrderGroup, ...],
     args: Args,
@@ -383,20 +429,21 @@ async def call_groups(
     waits: RunWaits | None = None,
     observers: Sequence[Observer] = (),
 ) -> list[Any]:
-    """Call the methods of `groups`, and return the results in their order.
+    """Make the calls of `groups`, and return their results, one for each hook, in that order.
 
     A group is complete before the next one starts. Calls of a group start in order. Calls that
-    cannot wait are made in the caller's task. The others run concurrently, as in `Calls`.
+    cannot wait are made in the caller's task. The others run concurrently, as in `Calls`. A call
+    that is skipped, or whose error is only logged, has the result None.
 
-    Failures of background calls from before this call are raised after the last group, so that each
-    hook gets the call. If the call fails itself, they are left for the next call.
+    Failures of background calls that were queued before are raised after the last group, so that
+    each hook still gets this call. If this call fails itself, they are left for the next call.
 
     Args:
         groups: the groups.
-        args: the arguments of each method.
-        keywords: the keyword arguments of each method.
-        second_args: the second arguments of the calls, in a sequence for each group. `args` has the
-            first one then.
+        args: the arguments of each call.
+        keywords: the keyword arguments of each call.
+        second_args: the second argument of each call, if it differs from hook to hook: a sequence
+            for each group. `args` then has the first argument alone.
         step: the step for the notes of errors.
         waits: the waits of the run that the calls are part of.
         observers: the observers of the calls, by default the observers of the waiting run.
@@ -405,48 +452,53 @@ async def call_groups(
         BaseException: the failure of a hook, several as one group, or the cancel of the caller.
     """
     results: list[Any] = []
+    # The queues with failures of background calls, each with the number of its failures so far. A
+    # background call that fails from now on adds another one, which is left for the next call.
     failed_queues: list[tuple[Queue[Any], int]] = []
     scope = None if waits is None else waits.scope
     for group in groups:
         notified = observers
         if scope is not None and not observers:
-            # A hook of the group before may have added observers of the run.
+            # Read for each group: a hook of the previous group may have added observers of the run.
             notified = scope.observers
-        methods = group.methods
+        functions = group.functions
         if notified or keywords:
-            methods = group.methods_with(notified, keywords)
+            functions = group.functions_with(notified, keywords)
         group_second_args = None if second_args is None else next(second_args)
-        if not group.in_turn:
-            arguments = [args] * len(methods)
+        if group.may_wait:
+            arguments = [args] * len(functions)
             if group_second_args is not None:
                 arguments = [(*args, second) for second in group_second_args]
             failed_queues += [
                 (queue, len(queue.failures)) for queue in group.queues if queue.failures
             ]
-            if group.is_idle(arguments[0], keywords, step):
+            if group.is_skipped(arguments[0], keywords, step):
                 results.append(None)
                 continue
             calls = HookCalls(group, step, waits)
-            calls.start_all(methods, arguments, keywords)
+            calls.start_all(functions, arguments, keywords)
             await calls.wait()
             results += calls.results
             continue
-        first = len(results)
-        remaining: Any = iter(methods)
+        # Hot path: no call of the group may wait, so each is made in the caller's task. The loops
+        # share an iterator: after an error that is only logged, they continue with the next call.
+        first_result = len(results)
+        remaining: Any = iter(functions)
         if group_second_args is not None:
             remaining = zip(remaining, group_second_args, strict=True)
-        while True:  # the loop continues behind a call whose error is only logged
+        while True:
             try:
                 # Two loops: a tuple of arguments for each call would cost a sixth of a run.
                 if group_second_args is None:
-                    for method in remaining:
-                        results.append(await method(*args))
+                    for function in remaining:
+                        results.append(await function(*args))
                 else:
-                    for method, second in remaining:
-                        results.append(await method(args[0], second))
+                    for function, second in remaining:
+                        results.append(await function(args[0], second))
                 break
             except BaseException as error:
-                failed_in_turn(group, len(results) - first, step, error)
+                # Each call before has a result, so the failed call has the place behind them.
+                log_or_raise(group, len(results) - first_result, step, error)
                 results.append(None)
     if failed_queues:
         failures: list[BaseException] = []
@@ -456,39 +508,47 @@ async def call_groups(
     return results
 
 
-def failed_in_turn(
+def log_or_raise(
     group: OrderGroup,
     number: int,
     step: int | None,
     error: BaseException,
 ) -> None:
-    """Log or raise the error of a call of a group whose calls are made one after the other.
+    """Log or raise the error of a call that was made in the caller's task.
+
+    If the error is only logged (`on_error="log"`), this returns, and the next hook is called.
 
     Args:
         group: the group of the call.
-        number: the place of the call in the group.
+        number: the place of the call in the group, from 0.
         step: the step for messages.
         error: the error that the call has raised.
     """
     who = _at_step(group.calls[number].name, step)
     failure = error
     if isinstance(error, asyncio.CancelledError):
+        # The call could not wait, so no cancel of the caller reached it: the hook raised the error.
         failure = hook_cancelled_error(who, error)
     try:
         if not group.hooks[number].suppresses(who, failure):
             add_origin(failure, who)
             raise_unchanged(failure)
     finally:
-        # The traceback of the error refers to this frame.
+        # The traceback of the error refers to this frame, whose variables would refer to the error:
+        # only the garbage collector would free such a cycle.
         del failure, error
 
 
 def _at_step(name: str, step: int | None) -> str:
+    """Return the name of a call in messages, with its step if it has one."""
     return name if step is None else f"{name} at step {step}"
 
 
 class HookCalls(Calls):
-    """The calls of one order group, of which some may wait."""
+    """The calls of one order group of which some may wait, while they run.
+
+    A call has the number of its place in the group, from 0.
+    """
 
     __slots__ = ("_group", "_step")
 
@@ -514,28 +574,31 @@ class HookCalls(Calls):
 
     def start_all(
         self,
-        methods: Sequence[Method],
+        functions: Sequence[AsyncFunction],
         arguments: Sequence[Args],
         keywords: Keywords = NO_KEYWORDS,
     ) -> None:
-        """Start the calls in order, and make the calls that cannot wait.
+        """Start the calls that may wait, and make the calls that cannot wait, in their order.
+
+        After a failure that is raised, no other call is started.
 
         Args:
-            methods: the method of each call, bound to its keyword arguments.
+            functions: the function of each call, bound to its keyword arguments.
             arguments: the arguments of each call.
             keywords: the keyword arguments, for the conditions of calls.
         """
+        # If the group has the condition of its only call, `is_skipped` has checked it already.
         is_checked = self._group.condition is not None
         for number, call in enumerate(self._group.calls):
-            method = methods[number]
+            function = functions[number]
             try:
                 call_args = arguments[number]
                 if not call.may_wait:
-                    # Now: one whose error is only logged may have changed the context, too.
+                    # Before the call, as one that fails may have changed the context, too.
                     self.caller_context_changed()
-                    self.results[number] = result_now(method(*call_args))
+                    self.results[number] = result_now(function(*call_args))
                 elif is_checked or call.condition is None or call.condition(*call_args, **keywords):
-                    self.start(number, method, call_args, call.name, call.secs)
+                    self.start(number, function, call_args, call.name, call.secs)
             except BaseException as error:
                 self.failed(number, error)
             if self.cancelling:
@@ -549,7 +612,8 @@ class HookCalls(Calls):
         return self._group.hooks[number].hook
 
     def timeout_error(self, number: int, task: asyncio.Task[Any]) -> HookTimeoutError:
-        from aiohooks._why.tasks import describe_suspension  # seldom needed, and slow to import
+        # Imported here, as it is seldom needed and slow to import.
+        from aiohooks._why.tasks import describe_suspension
 
         who = self.describe(number)
         secs = self._group.calls[number].secs
@@ -562,6 +626,7 @@ class HookCalls(Calls):
 
     def suppresses(self, number: int, error: BaseException) -> bool:
         if self._group.calls[number].queue is not None:
-            # The call could not be queued, which is not a failure of the hook.
+            # The call could not be queued, as the group was left or the session has failed. The
+            # hook has not failed: neither its `on_error` nor its `disable_after` applies.
             return False
         return self._group.hooks[number].suppresses(self.describe(number), error)

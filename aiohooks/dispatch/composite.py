@@ -1,7 +1,10 @@
 """The one object that stands for the hooks of a group: its hooks, methods, data, and class.
 
 Composite        the hooks of a group, and the object that stands for them
-CompositeMethod  a method of the object, which calls the hooks
+CompositeMethod  a method of that object, which calls the hooks
+
+The class of the object is made for it: a subclass of the hook interface, on which the methods that
+hooks implement are set. A point is a method of the hook interface (`ways.Point`).
 """
 
 from __future__ import annotations
@@ -22,21 +25,21 @@ from aiohooks._core.calls import result_now
 from aiohooks._core.clock import wake
 from aiohooks.dispatch.answers import SortedHooks, combined, own_attribute
 from aiohooks.dispatch.background import BackgroundCalls
-from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, failed_in_turn
+from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, log_or_raise
 from aiohooks.dispatch.hook import identity
 from aiohooks.dispatch.interface import NO_VALUE, Interface
 from aiohooks.dispatch.ways import Args, Keywords, Point
 from aiohooks.errors import HookGroupClosedError, InvalidHookError, WrongLoopError, safe_repr
 
 _COMPOSITE = "__aiohooks_composite__"
-"""The attribute of the class of an object that stands for the hooks of a group."""
+"""The attribute of the class of the object that stands for the hooks: its `Composite`."""
 
 
 class Composite:
     """The hooks of a group, and the object that stands for them.
 
-    `object` is an instance of the hook interface. A call of its method calls that method of the
-    hooks.
+    `object` is an instance of a subclass of the hook interface. A call of a method of `object`
+    calls this method of the hooks.
     """
 
     def __init__(
@@ -57,15 +60,16 @@ class Composite:
         self.background: BackgroundCalls = BackgroundCalls(grace_secs)
         self.state: Literal["new", "entered", "closed"] = "new"
         self.thread: int | None = None
-        """The thread whose event loop was checked by the last call. A call in another thread is
-        checked again.
+        """The id of the thread in which the event loop was checked last. A call that cannot wait is
+        checked again only in another thread.
         """
         self._loop: asyncio.AbstractEventLoop | None = None
         self.hooks: dict[RegisteredHook, Sequence[Point]] = {}
         """The hooks, in registration order, with the methods that they implement."""
+        # The registrations of each hook, by its `identity`. Only a function can have several.
         self._by_identity: dict[object, list[RegisteredHook]] = {}
-        # The calls that have not ended, each with a future for its end. Only `ends_of_calls` makes
-        # it, as few calls need it.
+        # The calls that have not ended, each with a future for its end, or None. Only
+        # `ends_of_calls` makes these futures, as few calls need one.
         self._active: dict[Coroutine[Any, Any, Any], asyncio.Future[None] | None] = {}
         self.object: Any = _composed(self, init)
         self.kind: type[Any] = type(self.object)
@@ -83,7 +87,7 @@ class Composite:
         registered: RegisteredHook,
         points: Sequence[Point],
     ) -> None:
-        """Add a hook that implements these methods. This applies from the next call."""
+        """Add a hook that implements the methods `points`. This applies from the next call."""
         key = identity(registered.hook)
         self._by_identity.setdefault(key, []).append(registered)
         self.hooks[registered] = points
@@ -131,12 +135,13 @@ class Composite:
         Args:
             method: the method.
             instance: the object that stands for the hooks.
-            args: the positions of the call.
-            keywords: the keywords of the call.
+            args: the positional arguments of the call.
+            keywords: the keyword arguments of the call.
         """
         hooks = method.sorted_hooks or method.sort_hooks()
         self.check_loop(may_wait=hooks.may_wait)
-        # Before the call: another one that runs meanwhile must not call them again.
+        # A hook with `once=True` is removed before its call: another call of the method, which
+        # begins meanwhile, must not call it again.
         for registered in hooks.once:
             self.remove(registered)
         call = hooks.call(instance, args, keywords)
@@ -185,13 +190,17 @@ class Composite:
         """Bind the group to the running event loop and thread, or raise.
 
         A group that was entered stays with the loop of its block. A group without a block belongs
-        to the loop of its first call, and to another one only after that loop was closed.
+        to the loop of its first call, and to another loop only after that one was closed.
+
+        Args:
+            may_wait: whether the group is checked for a call that may wait, which needs a running
+                event loop.
 
         Raises:
-            WrongLoopError: the group belongs to another loop, or none is running, which a call that
-                may wait needs.
+            WrongLoopError: the group belongs to another loop, or no loop is running and `may_wait`
+                is true.
         """
-        # Written out, for each call that may wait.
+        # Hot path: `running_loop()`, written out for each call that may wait.
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -226,8 +235,11 @@ def is_context(hook: object) -> bool:
 class CompositeMethod:
     """A method of the object that stands for the hooks of a group.
 
-    Frameworks look whether the class of an object overrides a method. The class of this one does
-    while a hook implements the method.
+    Some frameworks look whether the class of an object overrides a method, and call it only then.
+    So the class of the object overrides the method only while a hook implements it: its attribute
+    is then the function that calls the hooks. Otherwise, the attribute is this descriptor. The
+    class then seems to have the method of the hook interface, and the object still has the
+    function.
     """
 
     def __init__(self, composite: Composite, point: Point) -> None:
@@ -238,23 +250,29 @@ class CompositeMethod:
         """The hooks that implement the method, in registration order."""
         self.sorted_hooks: SortedHooks | None = None
         """The hooks, sorted for the next call, or None if they have changed since."""
-        self.quick: OrderGroup | None = None
-        """The calls that the method makes itself, as in `SortedHooks.quick`."""
+        self.fast_path: OrderGroup | None = None
+        """The calls that the function of the method makes itself (see `SortedHooks.fast_path`)."""
         declared = composite.interface.members[point.name]
-        self._function = _calling(self)
+        self._function = _calling_function(self)
         functools.update_wrapper(self._function, inspect.unwrap(declared))
         self.reset()
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
-        """Return the method of the object, or the method of the class."""
+        """Return the function that calls the hooks, bound to the object.
+
+        For an access through the class, return the method of the hook interface, as if the class
+        did not override it.
+        """
         if instance is None:
             return own_attribute(self.composite.kind, owner, self.point.name)
         return types.MethodType(self._function, instance)
 
     def reset(self) -> None:
-        """Sort the hooks again at the next call."""
+        """Note that the hooks have changed: the next call sorts them, and the class of the object
+        overrides the method if there are any.
+        """
         self.sorted_hooks = None
-        self.quick = None
+        self.fast_path = None
         attribute = self._function if self.hooks else self
         setattr(self.composite.kind, self.point.name, attribute)
 
@@ -268,7 +286,7 @@ class CompositeMethod:
             self.composite.grace_secs,
             self.composite.background.make_call,
         )
-        self.quick = self.sorted_hooks.quick
+        self.fast_path = self.sorted_hooks.fast_path
         return self.sorted_hooks
 
     def check_results(self, added: RegisteredHook) -> None:
@@ -280,6 +298,7 @@ class CompositeMethod:
         Raises:
             InvalidHookError: several hooks return a result.
         """
+        # In the way "one", only one hook may return a result, apart from hooks that wrap its call.
         if self.point.how != "one":
             return
         if self.point.wraps(added.hook):
@@ -293,32 +312,36 @@ class CompositeMethod:
                 )
 
 
-def _calling(method: CompositeMethod) -> Callable[..., Any]:
-    """Return the function that calls the hooks of a method."""
+def _calling_function(method: CompositeMethod) -> Callable[..., Any]:
+    """Return the function that calls the hooks of a method: a coroutine function, or a plain one
+    for a plain method.
+    """
     composite = method.composite
     point = method.point
 
     async def call_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
-        quick = method.quick
-        if quick is None or keywords or get_ident() != composite.thread:
+        group = method.fast_path
+        if group is None or keywords or get_ident() != composite.thread:
             return await composite.call(method, self, args, keywords)
-        # This is `call_groups` for the calls that have to cost almost nothing.
-        # The results that are not None, by the place of their calls; usually there are none.
+        # Hot path: as in `call_groups`, the loop continues with the next function after an error
+        # that is only logged. No function waits, so the check of the thread is enough.
+        remaining = iter(group.functions)
+        # The results that are not None, by the place of their calls. Usually there are none, so
+        # that no dict is made.
         results: dict[int, Any] | None = None
-        calls = iter(quick.methods)
-        while True:  # the loop continues behind a call whose error is only logged
+        while True:
             try:
-                for call in calls:
-                    result = await call(*args)
+                for function in remaining:
+                    result = await function(*args)
                     if result is not None:
                         results = results or {}
-                        results[_place(quick, calls)] = result
+                        results[_current_place(group, remaining)] = result
                 break
             except BaseException as error:
-                failed_in_turn(quick, _place(quick, calls), None, error)
+                log_or_raise(group, _current_place(group, remaining), None, error)
         if results is None:
             return None
-        places = range(len(quick.methods))
+        places = range(len(group.functions))
         return combined(point, [results.get(place) for place in places])
 
     def call_plain_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
@@ -327,12 +350,13 @@ def _calling(method: CompositeMethod) -> Callable[..., Any]:
     return call_method if point.is_async else call_plain_method
 
 
-def _place(group: OrderGroup, remaining: Any) -> int:
-    """Return the place of the call that is being made.
+def _current_place(group: OrderGroup, remaining: Any) -> int:
+    """Return the place of the call that was made last, from 0.
 
-    A counter would cost more than the calls themselves, and is seldom needed.
+    It is derived from the length of the iterator `remaining`. A counter would cost more than the
+    calls themselves, and is seldom needed.
     """
-    return len(group.methods) - operator.length_hint(remaining) - 1
+    return len(group.functions) - operator.length_hint(remaining) - 1
 
 
 # -- data
@@ -340,9 +364,10 @@ def _place(group: OrderGroup, remaining: Any) -> int:
 
 @dataclass(frozen=True)
 class _Attribute:
-    """Public data of a hook interface.
+    """The descriptor of public data of a hook interface, on the class of the object.
 
-    It is read from the first hook of the class that sets it, or else from the object itself.
+    The value is read from the first hook that has the data of the interface and sets it, or else
+    from the object itself.
     """
 
     composite: Composite
@@ -360,7 +385,8 @@ class _Attribute:
     def _is_set_by(self, hook: object) -> bool:
         """Return whether a hook has another value than the class.
 
-        No value is read: properties of hooks may be costly, and arrays cannot be compared.
+        Properties are compared as objects, and their values are not read, which may be costly. The
+        comparison is `is`, as some values, such as arrays, cannot be compared with `==`.
         """
         value = inspect.getattr_static(hook, self.name, NO_VALUE)
         if value is NO_VALUE or value is self.default:
@@ -374,9 +400,13 @@ def _set_data(
     name: str,
     value: Any,
 ) -> None:
-    """Set an attribute of the object. Set public data on the hooks that have it, too."""
+    """Set an attribute of `instance`, the object that stands for the hooks.
+
+    Public data is also set on the hooks that have it.
+    """
     interface = composite.interface
     kind: Any = interface.kind
+    # The interface may have a `__setattr__` of its own.
     kind.__setattr__(instance, name, value)
     if name.startswith("_") or name in interface.points:
         return
@@ -389,8 +419,10 @@ def _set_data(
 
 
 class _NoRegistration:
-    """The first base of a composed object's class. Its `__init_subclass__` is called in the place
-    of that of the interface, which may register its subclasses.
+    """The first base of the class of the object that stands for the hooks.
+
+    Its `__init_subclass__` is called in place of that of the interface. A framework may register
+    each subclass there, but this class is not a plugin.
     """
 
     __slots__ = ()
@@ -400,18 +432,24 @@ class _NoRegistration:
 
 
 class _Unlisted(abc.ABCMeta):
-    """The metaclass of a composed object: its class derives from the interface, but is not one of
-    the `__subclasses__`, where plugins are found.
+    """The metaclass of a class that derives from the interface, but is not listed in its
+    `__subclasses__()`, where some frameworks look for plugins.
+
+    The interface is only in the method resolution order of the class, and not in its `__bases__`.
     """
 
     def mro(cls) -> list[type[Any]]:
-        """Return the bases in which attributes are looked up."""
+        """Return the classes in which attributes are looked up, with those of the interface."""
         composite: Composite = cls.__dict__[_COMPOSITE]
         return [cls, _NoRegistration, *composite.interface.kind.__mro__]
 
 
 def _composed(composite: Composite, init: Mapping[str, Any]) -> Any:
-    """Return an object of a subclass of the interface, made with these arguments."""
+    """Return an object of a new subclass of the interface, made with the arguments `init`.
+
+    Raises:
+        InvalidHookError: the interface has no subclass, or the subclass no object.
+    """
     kind = composite.interface.kind
     try:
         composed = _composite_class(composite, kind)
@@ -431,10 +469,9 @@ def _composed(composite: Composite, init: Mapping[str, Any]) -> Any:
 
 
 def _composite_class(composite: Composite, kind: type[Any]) -> type[Any]:
-    """Return a subclass of the interface, on which the methods that hooks implement are set.
+    """Return a subclass of the interface, on which the methods that hooks implement are set later.
 
-    `__subclasses__` of the interface, where plugins are found, does not list it where that is
-    possible.
+    If possible, `__subclasses__()` of the interface does not list the class (`_Unlisted`).
     """
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
@@ -446,15 +483,18 @@ def _composite_class(composite: Composite, kind: type[Any]) -> type[Any]:
         "__setattr__": set_attribute,
         _COMPOSITE: composite,
     }
+    # `_Unlisted` takes the place of the interface's metaclass, which must not be a special one.
     if type(kind) in (type, abc.ABCMeta):
-        # Fails for an interface with slots, or one that is written in C: the objects of a class
-        # that has it only in its MRO have another layout.
+        # This raises a TypeError for an interface with slots, or one that is written in C: it
+        # decides the memory layout of its objects, and must be a real base of their class.
         with contextlib.suppress(TypeError):
             return _Unlisted(kind.__name__, (_NoRegistration,), namespace)
     if composite.interface.is_protocol:
+        # No object can be made of a protocol.
         namespace["_is_protocol"] = False
     fill = operator.methodcaller("update", namespace)
     composed = types.new_class(kind.__name__, (_NoRegistration, kind), {}, fill)
-    if inspect.isabstract(composed):  # its methods are set later
+    if inspect.isabstract(composed):
+        # No object can be made of an abstract class. Hooks implement its methods later.
         composed.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
     return composed

@@ -4,8 +4,9 @@
     compose            the one object that stands for several hooks, where nothing has to be entered
     compose_functions  one coroutine function in the place of several functions
 
-How a call is made depends on the method (`ways.Point.how`): `answers.py` has a function for each
-way.
+A point is a method of the hook interface (`ways.Point`). How it is called depends on its way: how
+the results of several hooks become one. `answers.py` makes the calls. Leaving a group calls
+`__aexit__` of the hooks that were entered: these calls are the exits.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from aiohooks._core.calls import OwnContext
 from aiohooks._core.validate import InitRequired, check_secs
 from aiohooks._core.waits import DEFAULT_GRACE_SECS, new_task, shielded, wait_done
 from aiohooks.dispatch.calls import (
+    AsyncFunction,
     HookCalls,
     HookStatus,
-    Method,
     OrderGroup,
     RegisteredHook,
     hook_call,
@@ -123,15 +124,19 @@ class HookGroup(InitRequired, Generic[K]):
             raise InvalidHookError(f"hooks is {hooks!r}; give the class first, then the hooks")
         check_hooks(hooks)
         self._composite = Composite(Interface(kind, results), init or {}, grace_secs)
-        # How many hooks have had each name: the name of a removed hook is not given again.
+        # How many hooks have had each name. A removed hook still counts, so that no other hook gets
+        # its name.
         self._numbers: Counter[str] = Counter()
-        # The hooks to be exited, in the order in which they were entered.
+        # The hooks that have to be exited, in the order in which they were entered.
         self._entered: list[RegisteredHook] = []
-        # All hooks are entered and exited in this context, though not in one task.
+        # All hooks are entered and exited in this context, though not in one task: a token of a
+        # context variable that `__aenter__` sets is valid in `__aexit__`.
         self._own_context = OwnContext()
-        self._before_exits: Context | None = None  # a copy of it after the last hook was entered
-        # The tasks that exit removed hooks.
-        self._exits: dict[asyncio.Task[None], RegisteredHook] = {}
+        # A copy of that context from after the last hook was entered, or None before.
+        self._before_exits: Context | None = None
+        # The tasks that exit removed hooks, each with its hook.
+        self._exit_tasks: dict[asyncio.Task[None], RegisteredHook] = {}
+        # The failures of exits and of background calls, which the end of the block raises or logs.
         self._exit_failures: list[BaseException] = []
         self.hooks: K = cast("K", self._composite.object)
         """The one object that stands for all hooks: pass it wherever a hook of the class is wanted.
@@ -234,11 +239,12 @@ class HookGroup(InitRequired, Generic[K]):
         return fn
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
-        """Return a method of the class. Raise if it is something else."""
+        """Return the point of a method of the class. Raise if `method` is something else."""
         interface = self._composite.interface
         name = getattr(method, "__name__", repr(method))
         point = interface.points.get(name)
-        # A function of that name would be decorated with `@group.on` alone, and be replaced.
+        # The name alone is not enough: `@group.on` without a method gets the decorated function
+        # here, which may have the name of a method.
         if point is None or method != getattr(interface.kind, name):
             raise InvalidArgumentError(
                 f"{safe_repr(method)} is not a method of {interface.kind.__name__}; give it as"
@@ -249,8 +255,10 @@ class HookGroup(InitRequired, Generic[K]):
     # -- entering and leaving
 
     async def __aenter__(self) -> Self:
-        """Enter the hooks that are async context managers, in order. If one fails, leave those
-        before it. A hook whose `on_error` is "log" is removed instead.
+        """Enter the hooks that are async context managers, in order.
+
+        If a hook fails, exit the hooks that were entered before it. A hook whose `on_error` is
+        "log" is removed instead.
 
         Raises:
             HookGroupClosedError: the group was entered before.
@@ -272,6 +280,7 @@ class HookGroup(InitRequired, Generic[K]):
             try:
                 await self.__aexit__(type(error), error, error.__traceback__)
             except asyncio.CancelledError as cancelled:
+                # The cancel of the caller takes precedence, and keeps the error as its context.
                 keep_errors(cancelled, [error])
                 raise
             raise
@@ -283,7 +292,7 @@ class HookGroup(InitRequired, Generic[K]):
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        """Wait for active and background calls, then exit the hooks.
+        """Wait for active calls and background calls, then exit the hooks, the last entered first.
 
         Each of these steps is shielded from cancels, and gets the grace period. Hooks are exited in
         the context in which they were entered, but in another task. They cannot swallow the error
@@ -304,8 +313,8 @@ class HookGroup(InitRequired, Generic[K]):
             keep_errors(cancelled, self._exit_failures)
             raise
         finally:
-            # Hooks are exited in another task. Variables that they leave set are set for the
-            # caller.
+            # The hooks were exited in another task. Context variables that they have changed there
+            # are changed for the caller, too.
             self._own_context.copy_back(self._before_exits)
         if error is None:
             raise_failures(self._exit_failures, f"failures at the end of {self!r}")
@@ -319,14 +328,16 @@ class HookGroup(InitRequired, Generic[K]):
 
         async def enter_and_note() -> None:
             await registered.hook.__aenter__()
-            # Now: a cancel at the next await must not make the group forget to exit the hook.
+            # In the same task, and not after `_call_hook`: if that is cancelled when the hook has
+            # been entered, the group still has to exit the hook.
             self._entered.append(registered)
 
         await self._call_hook(registered, "__aenter__", enter_and_note)
+        # The call has not raised, so an error was only logged (`on_error="log"`).
         if registered not in self._entered:
             logger.error("%s is removed from %r: it could not be entered", registered.name, self)
             self._composite.remove(registered)
-        # What exits leave set after this is set for the caller at the end of the block.
+        # The end of the block applies what exits change from this state on to the caller's context.
         self._before_exits = self._own_context.state()
 
     async def _exit_all(self, error: BaseException | None) -> None:
@@ -341,15 +352,17 @@ class HookGroup(InitRequired, Generic[K]):
             message = "%r is left, but %s of its calls still run after %s s"
             logger.warning(message, self, len(active), grace_secs)
         self._exit_failures += await self._composite.background.end(grace_secs)
-        for task, registered in self._exits.items():
+        # A task whose hook is still entered waits for calls, which had the grace period to end.
+        for task, registered in self._exit_tasks.items():
             if registered in self._entered:
-                task.cancel()  # the calls that it waits for have not ended in time
-        await wait_done(self._exits, None)
+                task.cancel()
+        await wait_done(self._exit_tasks, None)
         while self._entered:
             await self._exit(self._entered.pop(), error)
 
     def _exit_later(self, registered: RegisteredHook) -> None:
-        """Exit a hook that is being removed, when the calls that have begun by now have ended.
+        """Start a task that exits a hook, which is being removed, when its calls have ended: all
+        calls of the group that have begun by now, which may use the hook.
 
         Raises:
             WrongLoopError: this is not called in the group's event loop.
@@ -362,21 +375,27 @@ class HookGroup(InitRequired, Generic[K]):
             await self._exit(registered, None)
 
         self._composite.check_loop()
-        # One hook after another, in order of removal: all exits run in one context.
         earlier_ends: list[asyncio.Future[None]] = self._composite.ends_of_calls()
-        earlier_ends += self._exits
+        # All exits share one context (`OwnContext`), which is for consecutive calls. So a removed
+        # hook is exited after the hooks that were removed before.
+        earlier_ends += self._exit_tasks
         name = f"exit of {registered.name}, which was removed"
-        self._exits[new_task(exit_removed(), name)] = registered
+        self._exit_tasks[new_task(exit_removed(), name)] = registered
 
     async def _exit(
         self,
         registered: RegisteredHook,
         error: BaseException | None,
     ) -> None:
-        """Call `__aexit__` of a hook, which cannot swallow the error of the block.
+        """Call `__aexit__` of a hook. Its result is ignored: it cannot swallow the error of the
+        block.
 
-        Raise nothing: a failure, also a cancel, is added to the failures, as the other hooks have
-        to be exited all the same.
+        This raises nothing. A failure, also a cancel, is added to `_exit_failures`, as the other
+        hooks have to be exited all the same.
+
+        Args:
+            registered: the hook.
+            error: the error of the block, or None.
         """
         details: Args = (None, None, None)
         if error is not None:
@@ -387,10 +406,11 @@ class HookGroup(InitRequired, Generic[K]):
                 "__aexit__",
                 registered.hook.__aexit__,
                 details,
+                # `grace_secs` may be 0, but a time limit is positive.
                 max(self._composite.grace_secs, 1e-9),
             )
         except asyncio.CancelledError as cancelled:
-            # The end itself was cancelled, after the grace period or by other code.
+            # The task that exits hooks was cancelled: after the grace period, or by other code.
             failure = hook_cancelled_error(f"{registered.name}.__aexit__", cancelled)
             self._exit_failures.append(failure)
         except Exception as failure:
@@ -400,11 +420,14 @@ class HookGroup(InitRequired, Generic[K]):
         self,
         registered: RegisteredHook,
         method: str,
-        function: Method,
+        function: AsyncFunction,
         args: Args = (),
         secs: float | None = None,
     ) -> None:
-        """Enter or exit a hook, also a disabled one, with its time limit and its `on_error`.
+        """Call a function that enters or exits a hook, in the context that all of them share.
+
+        The time limit and the `on_error` of the hook apply. Its `disable_after` does not, as a
+        disabled hook has to be exited, too.
 
         Args:
             registered: the hook.
@@ -418,7 +441,7 @@ class HookGroup(InitRequired, Generic[K]):
             method,
             [RegisteredHook(registered.name, registration)],
             self._composite.grace_secs,
-            functools.partial(hook_call, method=function, timeout=secs),
+            functools.partial(hook_call, function=function, timeout=secs),
         )
         (call,) = group.calls
         calls = HookCalls(group)
@@ -427,7 +450,8 @@ class HookGroup(InitRequired, Generic[K]):
         try:
             await calls.wait()
         finally:
-            # Otherwise the coroutine was closed, in a context of other code.
+            # If the call is pending, this coroutine was closed, perhaps by the garbage collector in
+            # the context of other code, which must not get the changes.
             if not calls.pending:
                 self._own_context.copy_back()
 
@@ -525,8 +549,8 @@ def compose_functions(
     hooks = [_function_hook(function) for function in functions]
     if not hooks:
         raise InvalidArgumentError("functions is empty; give at least one function")
-    first = hooks[0].hook.__aiohooks_function__
-    namespace = {"__call__": _method_like(first, results)}
+    first_function = hooks[0].hook.__aiohooks_function__
+    namespace = {"__call__": _method_like(first_function, results)}
     kind: Any = type("functions", (), namespace)
     group: HookGroup[Any] = HookGroup(kind, hooks)
 
@@ -541,7 +565,7 @@ def compose_functions(
     attributes: Any = call
     attributes.add = add
     attributes.remove = group.remove
-    attributes.__signature__ = _signature(first)
+    attributes.__signature__ = _signature(first_function)
     return cast("ComposedFunctions[...]", call)
 
 
@@ -559,26 +583,35 @@ def _function_hook(function: object) -> HookRegistration:
 
 
 def _method_like(function: Callable[..., Any], results: How | None) -> Any:
-    """Return a method of a hook interface of functions that are called as this one is."""
+    """Return a method with the parameters of a function: the only one of the hook interface that
+    `compose_functions` makes for the functions.
+
+    Args:
+        function: the first function.
+        results: the way of the method, or None.
+    """
 
     async def call(self: Any, /, *args: Any, **keywords: Any) -> Any: ...
 
     method: Any = functools.update_wrapper(call, function)
-    del method.__wrapped__  # it is no method
-    # Not `self`: the function itself may have a parameter of that name.
-    own = inspect.Parameter("aiohooks_functions", inspect.Parameter.POSITIONAL_ONLY)
+    # Whoever unwraps the method would get the function, which has no parameter for the object.
+    del method.__wrapped__
+    # The first parameter is not named `self`, as the function may have a parameter of that name.
+    self_parameter = inspect.Parameter("aiohooks_functions", inspect.Parameter.POSITIONAL_ONLY)
     signature = _signature(function)
-    parameters = [own, *signature.parameters.values()]
+    parameters = [self_parameter, *signature.parameters.values()]
     method.__signature__ = signature.replace(parameters=parameters)
     if results is not None:
         return point(checked_how(results, "results"))(method)
-    # What this one returns says nothing of the others.
+    # The annotated result of the first function says nothing about the other functions.
     method.__annotations__ = {}
     return method
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a function. A function written in C may take any arguments."""
+    """Return the signature of a function, or one that takes any arguments if it has none, as some
+    functions written in C.
+    """
     with contextlib.suppress(TypeError, ValueError):
         return inspect.signature(function)
     return inspect.signature(lambda *args, **keywords: None)
