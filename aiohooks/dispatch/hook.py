@@ -1,4 +1,13 @@
-"""Registering hooks: order, time limit, error handling, background calls, a name."""
+"""Registering hooks: order, time limit, error handling, background calls, a name.
+
+A registration is a hook and the options for its calls.
+
+    Hook              a base class for hooks whose options are attributes
+    configure         makes a registration with options
+    in_order          registers hooks so that they are called one after another
+    registration_of   makes the registration of a hook, and checks it
+    FunctionHook      a function as a hook with one method
+"""
 
 from __future__ import annotations
 
@@ -92,8 +101,8 @@ def configure(
         background: whether calls of methods that return None are queued and run in order, while
             the caller continues. A failure is raised by the next call of the hook or at the end, or
             logged. In a session this applies to `after_run`.
-        max_pending: how many background calls may be queued. If there are as many, the caller
-            waits, but not the code of a background call that another queue may wait for.
+        max_pending: how many background calls may be queued before the caller has to wait. Code
+            that is part of a background call itself never waits for a place in a queue.
         disable_after: after how many failures in a row the hook is no longer called. A warning
             reports this.
         name: the name of the hook in messages and in the status, in place of its class's name.
@@ -104,9 +113,11 @@ def configure(
         InvalidHookError: `hook` is a class and not an object of it.
         TypeError: there is no option of that name.
     """
+    # A type checker rejects any other name, but a program may still pass one.
     for name in options.keys() - HookOptions.__optional_keys__:
         known = ", ".join(sorted(HookOptions.__optional_keys__))
         raise TypeError(f"configure() has no option {name!r}; it has {known}")
+    # The inner call accepts a hook or a registration, and the outer call checks the options.
     registration = registration_of(registration_of(hook)._replace(**options))
     if "max_pending" in options and not registration.background:
         raise InvalidHookError(
@@ -140,7 +151,12 @@ def check_hooks(hooks: object) -> None:
 
 
 def registration_of(hook: object) -> HookRegistration:
-    """Return the registration of a hook, or a registration itself. Check its attributes."""
+    """Return the registration of a hook, or a registration unchanged. Check its options.
+
+    Raises:
+        InvalidHookError: `hook` is a class.
+        InvalidArgumentError: an option is invalid.
+    """
     if isinstance(hook, type):
         raise InvalidHookError(
             f"the class {hook.__name__} is given as a hook; give an object of it:"
@@ -149,12 +165,14 @@ def registration_of(hook: object) -> HookRegistration:
     if isinstance(hook, Hook):
         hook = HookRegistration(hook, hook.order, hook.timeout, hook.on_error)
     elif not isinstance(hook, HookRegistration):
+        # Any other object has the default options, which need no check.
         return HookRegistration(hook)
     _check_options(hook)
     return hook
 
 
 def _check_options(registration: HookRegistration) -> None:
+    """Raise unless each option of a registration has a valid value."""
     name = hook_name(registration.hook)
     checked_int(
         registration.order,
@@ -179,7 +197,7 @@ def hook_name(hook: Any) -> str:
     if isinstance(hook, FunctionHook):
         function = hook.__aiohooks_function__
     elif not isinstance(hook, (types.FunctionType, types.MethodType)):
-        # Any attribute `__name__` of an object is its own affair.
+        # An object may have a `__name__` that means something else, so its class names it.
         return type(hook).__name__
     return getattr(function, "__name__", type(function).__name__)
 
@@ -190,15 +208,16 @@ class FunctionHook:
     def __init__(self, name: str, function: Any) -> None:
         """Make a hook whose method `name` is the function."""
         check_callable(function, "the function of a hook")
-        # The method may have any other name.
+        # A special name, as the method of the interface, set below, may have any other one.
         self.__aiohooks_function__: Any = function
         setattr(self, name, function)
 
 
 def identity(hook: Any) -> object:
-    """Return a key of a hook, or of its function.
+    """Return the key under which a group finds a hook. For a function, that of the function.
 
-    A bound method is a new object at each access, which is equal to the previous objects.
+    The key of an object is its `id`, as objects may be equal or not hashable. A bound method is its
+    own key: `object.method` makes a new object each time, and these objects are equal.
     """
     if isinstance(hook, FunctionHook):
         hook = hook.__aiohooks_function__

@@ -3,6 +3,9 @@
 Interface            the methods and the public data of a class, and the checks of hooks
 registered_hook      names a hook and checks its registration
 check_options        checks the options of a registration against the methods of its hook
+
+A point is a method of the class that hooks can implement, and its way is how the results of several
+hooks become one (`ways.Point`).
 """
 
 from __future__ import annotations
@@ -41,19 +44,21 @@ NO_VALUE: Any = object()
 
 
 class _Seen:
-    """What the groups of a class have found out about it, so that each group is made quickly.
+    """The cache of a hook interface: further groups of the same class are made quickly.
 
-    Nothing in it refers to the class, which is freed like any other.
+    It must not refer to the class, which could not be freed then: `_seen` keeps the cache for as
+    long as the class lives.
     """
 
     def __init__(self) -> None:
         self.points: dict[object, Point] = {}
-        """The methods, by their names and the ways of their groups."""
+        """The points, by their names and the ways that a group gives (see `Interface._add`)."""
         self.checked: WeakSet[type[Any]] = WeakSet()
-        """The classes of hooks in which no method is misspelt."""
+        """The classes of hooks that were checked: no name of a method is misspelt."""
 
 
 _seen: WeakKeyDictionary[type[Any], _Seen] = WeakKeyDictionary()
+"""The cache of each hook interface."""
 
 
 class Interface:
@@ -74,8 +79,8 @@ class Interface:
             results: the ways of `point`, by the name of the method, or one for all methods that
                 return something.
             in_group: whether hooks may implement a coroutine method as an async generator, which
-                wraps it, and have further ones.
-            hint: advice for a hook whose methods are plain functions.
+                wraps the calls of the other hooks. A `HookGroup` allows this, a session does not.
+            hint: advice, at the end of a message, for a hook whose methods are plain functions.
 
         Raises:
             InvalidHookError: `kind` is not a class, or has no public methods.
@@ -88,15 +93,19 @@ class Interface:
             )
         self.kind: type[Any] = origin
         self.is_protocol: bool = getattr(origin, "_is_protocol", False)
-        """Whether hooks need not derive from the class to have its data."""
+        """Whether the class is a protocol: hooks then need not derive from it to have its data."""
         self._in_group = in_group
         self._hint = hint
         self.members: dict[str, Any] = _members(origin)
-        """The attributes of the class and its bases."""
+        """All attributes of the class and its bases, by name."""
         self.points: dict[str, Point] = {}
+        """The methods that hooks can implement, by name."""
         self.attributes: dict[str, Any] = {}
-        """The public data of the class, and its properties."""
-        self._unsupported: dict[str, str] = {}  # members that hooks cannot implement, and why
+        """The public data of the class and its properties, by name: the default, or the property
+        itself.
+        """
+        # Why hooks cannot implement a member, by its name.
+        self._unsupported: dict[str, str] = {}
         self._seen = _seen.setdefault(origin, _Seen())
         self._read_members(results)
         if not self.points:
@@ -105,7 +114,11 @@ class Interface:
             )
 
     def _read_members(self, results: Mapping[str, How] | How | None) -> None:
-        """Sort the members of the class into methods, data, and what hooks cannot implement."""
+        """Sort the public members of the class into points, data and unsupported members.
+
+        Args:
+            results: the ways that the group gives, as in `__init__`.
+        """
         by_name: dict[str, Combination] = {}
         common_way: Combination | None = None
         if isinstance(results, Mapping):
@@ -129,23 +142,25 @@ class Interface:
         own_way: Combination | None,
         common_way: Combination | None,
     ) -> None:
-        """Add a member to the methods, to the data, or to the members that hooks cannot implement.
+        """Add a member to the points, to the data, or to the unsupported members.
 
-        Nested classes, and static and class methods that are no coroutine functions, such as
-        factories, are none of these.
+        Nested classes are left out, and so are static and class methods that are no coroutine
+        functions, such as factories.
 
         Args:
             name: the name of the member.
-            own_way: how the results of this method become one, as `results` says by name.
-            common_way: how those of all methods become one, as `results` says for the class.
+            own_way: the way that `results` gives for this method, or None.
+            common_way: the way that `results` gives for all methods, or None.
         """
         member = self.members[name]
         member_kind: Any = type(cast("object", member))
         function = inspect.unwrap(member)
         if isinstance(member, _NO_METHODS):
+            # A coroutine function looks like a method that hooks may implement, so it is reported.
             if inspect.iscoroutinefunction(function):
                 self._unsupported[name] = f"is a {member_kind.__name__}"
         elif callable(member) and inspect.isfunction(function):
+            # A method. Its point is made once for all groups that give the same ways.
             points = self._seen.points
             key = name, own_way, common_way, self._in_group
             if key not in points:
@@ -158,11 +173,15 @@ class Interface:
             self._unsupported[name] = f"is a {member_kind.__name__}, and no function"
         elif inspect.ismemberdescriptor(member):
             self.attributes[name] = NO_VALUE
-        elif getattr(member, "fset", None) is None:  # a property that is set is the object's own
+        # A property with a setter is left out: its value belongs to the object that has it.
+        elif getattr(member, "fset", None) is None:
             self.attributes[name] = member
 
     def has_data_of(self, hook: object) -> bool:
-        """Return whether the public data of a hook is that of the class."""
+        """Return whether a hook has the public data of the class.
+
+        Attributes of an unrelated class may have the same names, and mean something else.
+        """
         return self.is_protocol or self.kind in type(hook).__mro__
 
     def overrides(self, hook: object, name: str) -> bool:
@@ -177,7 +196,7 @@ class Interface:
         return not any(function is _function_of(method) for method in inherited)
 
     def check(self, registered: RegisteredHook) -> list[Point]:
-        """Check that all methods of a hook can be called, and return those of the interface.
+        """Check that the methods of a hook can be called, and return the points that it implements.
 
         Raises:
             InvalidHookError: a method is of another kind of function, does not take the arguments,
@@ -189,7 +208,7 @@ class Interface:
                 f"{hook!r} is a function; give it to compose_functions, or add it to a HookGroup"
                 " with `on`"
             )
-        # Members of the class that hooks cannot implement, such as generators.
+        # A hook that overrides an unsupported member, such as a generator, expects to be called.
         for name, reason in self._unsupported.items():
             own = inspect.getattr_static(hook, name, None)
             if own is not None and own is not self.members[name]:
@@ -200,7 +219,7 @@ class Interface:
         points = [point for point in self.points.values() if self.overrides(hook, point.name)]
         for point in points:
             self._check_method(registered, point)
-        # Once for each class, as this looks at all its members.
+        # This is done once for each class of hooks, as it looks at all members of the class.
         if type(hook) not in self._seen.checked:
             self._check_spelling(registered)
             self._seen.checked.add(type(hook))
@@ -211,11 +230,12 @@ class Interface:
         registered: RegisteredHook,
         point: Point,
     ) -> None:
-        """Raise unless the hook's function for a method is of a kind that can be called as it, and
-        takes its arguments.
+        """Raise unless the method of a hook fits the point: it is a function of a fitting kind, and
+        takes every call that the point takes.
         """
         method = getattr(registered.hook, point.name)
         function = method.__func__ if isinstance(method, types.MethodType) else None
+        # The checks are slow, so functions that fit are remembered.
         if function in point.fitting:
             return
         who = registered.call_name(point.name)
@@ -230,13 +250,16 @@ class Interface:
         try:
             signature = inspect.signature(method)
         except (TypeError, ValueError):
-            return  # written in C
-        problem = point.parameters.reject_call(signature)
+            # A function that is written in C may have no signature, and cannot be checked.
+            return
+        problem = point.parameters.find_call_problem(signature)
         if problem:
             raise InvalidHookError(
                 f"{who}{without_annotations(signature)} cannot take the call"
                 f" {point.label}{point.parameters.signature}: {problem}"
             )
+        # The function of a `FunctionHook` is not remembered: it may be of a kind that does not fit
+        # as a method of a class.
         if inspect.isfunction(function) and not is_function:
             point.fitting.add(function)
 
@@ -246,18 +269,19 @@ class Interface:
         *,
         is_function: bool,
     ) -> list[str]:
-        """Return the kinds of functions of hooks that can be called for a method.
+        """Return the kinds of functions with which a hook can implement a method.
 
         Args:
             point: the method.
-            is_function: whether the hook is a function, which may be a plain one.
+            is_function: whether the hook is a `FunctionHook`, whose function may be a plain one.
         """
         kinds = [point.kind]
         if is_function:
             kinds.append(PLAIN)
         if point.is_async:
             kinds.append(COROUTINE)
-            # A generator would not call the argument that calls the next hook.
+            # If an argument calls the next hook, an async generator does not fit: its `yield` calls
+            # the other hooks, and nothing would call the argument.
             calls_next = point.how == "wrap" or (point.nexts and point.does_nothing)
             if self._in_group and not calls_next:
                 kinds.append(ASYNC_GENERATOR)
@@ -278,34 +302,40 @@ class Interface:
                     )
 
 
+# Members that become methods of an object, but are no functions.
 _NO_FUNCTIONS = (functools.partialmethod, functools.singledispatchmethod)
+# Members that are not called for an object of the class.
 _NO_METHODS = (type, classmethod, staticmethod)
 
 
 def _members(kind: type[Any]) -> dict[str, Any]:
     """Return the members of a class and of its bases, by name.
 
-    Data that is only annotated, as in `x: int`, is there with `NO_VALUE`.
+    The value of data that is only annotated, as in `x: int`, is `NO_VALUE`.
     """
     members: dict[str, Any] = {}
+    # Annotations first: a value that a class has replaces `NO_VALUE`.
     for base in kind.__mro__:
         members.update(dict.fromkeys(written_annotations(base), NO_VALUE))
-    # Bases first: the members of a class replace those of its bases.
+    # `reversed`, so that the members of a class replace those of its bases.
     for base in reversed(kind.__mro__):
         members.update(vars(base))
     return members
 
 
 def _function_of(method: Any) -> Any:
+    """Return the function of a bound method, or anything else unchanged."""
     return getattr(method, "__func__", method)
 
 
 def _is_misspelt(name: str, meant: str) -> bool:
-    """Return whether one edit makes `meant` of `name`: a letter more, less, changed or moved."""
-    import difflib  # seldom needed
+    """Return whether one edit turns `name` into `meant`: a letter more, less, changed or moved."""
+    # Imported here, as it is seldom needed.
+    import difflib
 
+    # In a short name, a letter makes another word: `send` is not a misspelt `end`.
     if len(meant) <= 3 and name[0] != meant[0]:
-        return False  # `send` is not a misspelt `end`
+        return False
     blocks = difflib.SequenceMatcher(None, name, meant).get_matching_blocks()
     common = sum(block.size for block in blocks)
     return common >= max(len(name), len(meant)) - 1
@@ -319,13 +349,16 @@ def registered_hook(
     others: Iterable[RegisteredHook],
     numbers: Counter[str],
 ) -> RegisteredHook:
-    """Check a hook, and name it by its class: `Name`, and further ones `Name#2`, `Name#3`, or the
-    first one of a class in another module `module.Name`.
+    """Check a hook, and give it a unique name.
+
+    This is the name of its class, or of its registration: `Name`. The further hooks with this name
+    are `Name#2`, `Name#3` and so on. If another module has a class of the same name, its first hook
+    is `module.Name`.
 
     Args:
         registration: the hook with its options.
-        others: the hooks before it, which it must not be among.
-        numbers: how many hooks have had each name. It is updated.
+        others: the hooks that were registered before. The hook must not be one of them.
+        numbers: how many hooks have had each name. This updates it.
 
     Raises:
         InvalidHookError: the hook is among the others, or has `once=True` and is not a function.
@@ -351,10 +384,14 @@ def check_options(
     registered: RegisteredHook,
     points: Sequence[Point],
 ) -> None:
-    """Raise unless the attributes of a registration hold for these methods.
+    """Raise unless the options of a registration can have an effect.
+
+    Args:
+        registered: the hook.
+        points: the methods that it implements.
 
     Raises:
-        InvalidHookError: an attribute would have no effect.
+        InvalidHookError: an option would have no effect.
     """
     options = registered.registration
     can_queue = False

@@ -1,11 +1,19 @@
 """A method of a hook interface, and the ways in which the results of several hooks become one.
 
-point, chain, wrap   mark how the results of several hooks become one
-Point                a method of an interface
+point, chain, wrap   mark a method with its way
+Point                a method of a hook interface that hooks can implement, with its way
+Parameters           the parameters of a method, and the arguments of its calls
 annotations_of       the annotations of a function, evaluated
 function_kind        whether a function is a plain one, a coroutine function or a generator
-Parameters           the parameters of a method, and the arguments of its calls. Hooks may use other
-                     names, so they get all arguments by position that may be given so.
+does_nothing         whether the body of a function is empty
+
+A way is how the results of several hooks become one: `Way` has those that a user can give, and
+`WayOrNone` those of methods for which no way is given. The ways "chain" and "wrap" are about one
+argument of the method, the chosen argument: each result of a chain replaces it, and in a wrap it
+calls the next hook.
+
+A hook may have other names for its parameters than the interface, so hooks get all arguments by
+position that can be given by position.
 """
 
 from __future__ import annotations
@@ -35,12 +43,14 @@ Arguments = tuple[Args, Keywords]
 """The arguments of a call by position, and by name."""
 NO_ARGUMENTS: Arguments = ((), NO_KEYWORDS)
 Key = int | str | None
-"""Stands for a parameter: its place if it may be given by position, or else its name. None stands
-for no parameter.
+"""The key of a parameter: its place, from 0, if it may be given by position, or else its name. None
+stands for no parameter.
 """
 Values = dict[Key, Any]
-"""The arguments of a call, by the key of their parameter: those of `f(5, unit="s")` are
-`{0: 5, "unit": "s"}` if `unit` is keyword-only, and `{0: 5, 1: "s"}` if it is not.
+"""The arguments of a call, by the key of their parameter. For a call `f(5, unit="s")`, they are
+`{0: 5, "unit": "s"}` if `unit` is keyword-only, and `{0: 5, 1: "s"}` if it is not. A parameter
+without an argument is missing. Further arguments, for `*args` or `**kwargs`, have their place or
+name as the key.
 """
 
 
@@ -49,17 +59,20 @@ class Parameters:
 
     def __init__(self, member: Any) -> None:
         """Read the parameters of a method, as it stands in its class."""
-        # Without annotations, which may refer to the class: nothing here keeps it alive.
+        # Annotations may refer to the class, which this object must not keep alive.
         signature = without_annotations(inspect.signature(member))
         _, *parameters = signature.parameters.values()
         self.signature: inspect.Signature = inspect.Signature(parameters)
         self.keys: dict[str, Key] = {}
         """The key of each parameter, except for `*args` and `**kwargs`."""
-        self._count = 0  # of the parameters that may be given by position
-        self._by_name: dict[str, Key] = {}  # the keys of parameters that may be given by name
+        # The number of parameters that may be given by position: their keys are the places below.
+        self._count = 0
+        # The keys of the parameters that may be given by name.
+        self._key_by_name: dict[str, Key] = {}
         self._defaults: Values = {}
-        self._takes_more_places = False  # by `*args`
-        self._takes_any_names = False  # by `**kwargs`
+        # Whether there is a parameter `*args`, and one `**kwargs`.
+        self._takes_more_places = False
+        self._takes_any_names = False
         for place, parameter in enumerate(parameters):
             if parameter.kind is parameter.VAR_POSITIONAL:
                 self._takes_more_places = True
@@ -73,18 +86,19 @@ class Parameters:
                 self._count += 1
             self.keys[parameter.name] = key
             if parameter.kind is not parameter.POSITIONAL_ONLY:
-                self._by_name[parameter.name] = key
+                self._key_by_name[parameter.name] = key
             if parameter.default is not parameter.empty:
                 self._defaults[key] = parameter.default
         self.chosen: Key = None
-        """The argument that the results of a chain replace, or with which a hook calls the next one
-        (`Point._choose_argument` sets it).
+        """The key of the chosen argument, which the results of a chain replace, or with which a
+        hook calls the next hook. None for other ways. `Point._choose_argument` sets it.
         """
 
-    def reject_call(self, signature: inspect.Signature) -> str:
+    def find_call_problem(self, signature: inspect.Signature) -> str:
         """Return why a hook with this signature cannot take every call that the method takes.
 
-        The longest and the shortest call are tried. The text is empty if it takes both.
+        The text is empty if it can. The longest and the shortest call of the method are tried: a
+        hook that takes both takes the calls between them, too.
         """
         longest: Values = dict.fromkeys(self.keys.values())
         shortest: Values = dict.fromkeys(longest.keys() - self._defaults.keys())
@@ -109,25 +123,29 @@ class Parameters:
             TypeError: the method has no parameter for an argument, two arguments for a parameter,
                 or none for one that has no default.
         """
-        # Otherwise, each parameter has its argument.
+        # Hot path: positional arguments for all parameters need no check.
         if keywords or len(args) != self._count:
             named = keywords
             if self._takes_any_names:
-                # Before Python 3.13, `bind` rejects the name of a positional-only parameter.
-                named = {name: keywords[name] for name in self._by_name if name in keywords}
+                # `**kwargs` takes any other name, which needs no check. Before Python 3.13, `bind`
+                # would wrongly reject the name of a positional-only parameter among them.
+                named = {name: keywords[name] for name in self._key_by_name if name in keywords}
             self.signature.bind(*args, **named)
         values = self._by_key(keywords)
         values.update(enumerate(args))
         return values
 
     def _by_key(self, keywords: Keywords) -> Values:
-        return {self._by_name.get(name, name): value for name, value in keywords.items()}
+        """Return keyword arguments by the keys of their parameters."""
+        # A name without a parameter is one for `**kwargs`, and is its own key.
+        return {self._key_by_name.get(name, name): value for name, value in keywords.items()}
 
     def for_hooks(self, values: Values) -> Arguments:
         """Return the arguments with which hooks are called, by position and by name.
 
-        Hooks may use other names, so all arguments are passed by position that can be. A parameter
-        that is left out before another one has its default.
+        Hooks may have other names for their parameters, so all arguments are passed by position
+        that can be. If a parameter is left out before one that is passed by position, its default
+        fills the place.
         """
         values_or_defaults = {**self._defaults, **values}
         args = tuple(values_or_defaults[place] for place in self._places(values))
@@ -135,9 +153,9 @@ class Parameters:
         return args, keywords
 
     def _places(self, keys: Iterable[Key]) -> range:
-        """Return the places from 0 up to the last one among the keys."""
-        filled = [key for key in keys if isinstance(key, int)]
-        return range(max(filled, default=-1) + 1)
+        """Return the places from 0 up to the last place among the keys."""
+        places = [key for key in keys if isinstance(key, int)]
+        return range(max(places, default=-1) + 1)
 
     def chosen_value(self, values: Values) -> Any:
         """Return the chosen argument, or its default, or None."""
@@ -147,19 +165,21 @@ class Parameters:
     # -- a call of the next hook
 
     def _passed_keys(self, values: Values) -> list[Key]:
-        """Return the keys of the arguments that a hook passes by position to the next one.
+        """Return the keys of the arguments that a hook may pass by position to `call_next`.
 
-        These are the positions without the chosen argument: `request` of `(request, call_next)`.
-        Keyword-only arguments follow them if the chosen argument is keyword-only itself, or if the
-        method has no other arguments: `request` of `(*, request, call_next)`.
+        `call_next` is the chosen argument here. Its positional arguments replace those of the
+        method: of `(request, call_next)`, the request. Keyword-only arguments follow them if the
+        chosen argument is keyword-only itself, or if the method has no other positional argument:
+        of `(*, request, call_next)`, the request, too.
         """
-        given = values.keys() - {self.chosen}
-        keys: list[Key] = [*self._places(given)]
-        positions = {*range(self._count)} - {self.chosen}
-        takes_positions = positions or self._takes_more_places
-        if not takes_positions or isinstance(self.chosen, str):
-            named = [key for key in self.keys.values() if isinstance(key, str)]
-            keys += [key for key in named if key in given]
+        given_keys = values.keys() - {self.chosen}
+        keys: list[Key] = [*self._places(given_keys)]
+        other_places = {*range(self._count)} - {self.chosen}
+        takes_other_positions = other_places or self._takes_more_places
+        # A chosen argument that is keyword-only has a name as its key.
+        if not takes_other_positions or isinstance(self.chosen, str):
+            keyword_only = [key for key in self.keys.values() if isinstance(key, str)]
+            keys += [key for key in keyword_only if key in given_keys]
         return [key for key in keys if key != self.chosen]
 
     def changed(
@@ -168,25 +188,27 @@ class Parameters:
         args: Args,
         keywords: Keywords,
     ) -> Values:
-        """Return the values with the changes that a hook makes when it calls the next one.
+        """Return the values with the changes that a hook makes when it calls the next hook.
 
-        An argument that is passed by name replaces the value of that name. Arguments that are
-        passed by position replace the last positions, apart from the chosen argument: of a method
-        `(server, request, call_next)`, `call_next(other)` replaces the request.
+        An argument that the hook passes by name replaces the value of that name. Arguments that it
+        passes by position replace the last positional values, apart from the chosen argument: in a
+        method `(server, request, call_next)`, `call_next(other)` replaces the request.
 
         Args:
             values: the values that the hook was called with.
-            args: the positions that the hook passes.
-            keywords: the keywords that the hook passes.
+            args: the positional arguments that the hook passes.
+            keywords: the keyword arguments that the hook passes.
         """
         by_key = self._by_key(keywords)
         replaced_keys = [key for key in self._passed_keys(values) if key not in by_key]
         if len(args) > len(replaced_keys):
-            # The hook passes arguments that its caller has left out, or that the method lacks.
+            # The hook passes more arguments than it was called with: some that its caller has left
+            # out, or some for `*args`. They fill the places from the first one on.
             places: list[Key] = [*range(len(args) + 1)]
             if self.chosen in places:
                 places.remove(self.chosen)
             replaced_keys = places[: len(args)]
+        # Both are paired from the end: fewer arguments replace the last values.
         last_keys = reversed(replaced_keys)
         by_key.update(zip(last_keys, reversed(args), strict=False))
         return {**values, **by_key}
@@ -196,17 +218,18 @@ class Parameters:
         values: Values,
         function: Callable[..., Any],
     ) -> Arguments:
-        """Return the arguments of a call of a function that is no hook, by position and by name.
+        """Return the arguments for the function that the caller has passed as the chosen argument.
 
-        It gets the last positions, as many as it takes: the caller of a method `(server, request,
-        call_next)` may pass a function of the request, or of both. It gets by name what hooks get
-        by name.
+        It gets the last positional arguments, as many as it takes: the caller of a method `(server,
+        request, call_next)` may pass a function of the request, or of both. It gets by name the
+        arguments that hooks get by name.
         """
         passed_keys = self._passed_keys(values)
         values_or_defaults = {**self._defaults, **values}
         args = tuple(values_or_defaults[key] for key in passed_keys)
         while args and not _takes(function, args):
             args = args[1:]
+        # The arguments that are not passed by position, apart from the function itself.
         others = {
             key: value
             for key, value in values.items()
@@ -227,8 +250,9 @@ def without_annotations(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _takes(function: Callable[..., Any], args: Args) -> bool:
-    """Return whether a function takes so many positions, as far as that is known."""
-    with contextlib.suppress(ValueError):  # written in C
+    """Return whether a function takes these positional arguments, or has no signature."""
+    # ValueError: a function that is written in C may have no signature.
+    with contextlib.suppress(ValueError):
         try:
             inspect.signature(function).bind_partial(*args)
         except TypeError:
@@ -244,17 +268,18 @@ WAYS: tuple[str, ...] = typing.get_args(Way)
 
 
 class Combination(NamedTuple):
-    """A way, and the name of the argument that a chain or a wrap is about, if it is given."""
+    """A way as a user gives it, perhaps with the name of the chosen argument."""
 
     way: Way
     argument: str | None = None
     may_be_last: bool = False
-    """Whether the last argument calls the next hook, if it has no annotation."""
+    """Whether, in a wrap, the last argument calls the next hook if it has no annotation."""
 
 
 How: TypeAlias = Way | Combination
 """How the results of several hooks become one. See `point`."""
 _MARK = "__aiohooks_point__"
+"""The attribute that `point` sets on a method: a `Combination`."""
 
 
 def point(how: How) -> Callable[[F], F]:
@@ -321,7 +346,7 @@ def wrap(*, argument: str) -> How:
 
 
 class ChainEnd:
-    """The last result of a chain, as `end_chain` returns it."""
+    """The result of a hook that ends a chain, as `end_chain` returns it."""
 
     def __init__(self, value: object) -> None:
         self.value: object = value
@@ -331,11 +356,17 @@ def end_chain(value: T) -> T:
     """Return this from a hook to end a chain: `value` is the result of the call, and later hooks
     are not called.
     """
+    # For a type checker, the hook returns its value.
     return cast("T", ChainEnd(value))
 
 
 def checked_how(how: How, what: str) -> Combination:
-    """Return a way with its argument. Raise unless it is one of `point`."""
+    """Return a way as a `Combination`. Raise unless it is one that `point` accepts.
+
+    Args:
+        how: a way, or a combination, which is returned unchanged.
+        what: the name of the argument in messages.
+    """
     if isinstance(how, Combination):
         return how
     check_choice(how, what, *WAYS)
@@ -345,15 +376,19 @@ def checked_how(how: How, what: str) -> Combination:
 # -- a method
 
 WayOrNone: TypeAlias = Way | Literal["none", "any", "one"]
-"""The way of a method, or of a method without a way:
+"""The way of a method. If no way is given, it depends on the annotations of the method:
 
-`"none"`: it returns nothing. `"any"`: it may return something, and several results are an error of
-the call. `"one"`: it returns something, and only one hook may implement it.
+`"none"`: the method returns nothing. `"any"`: the annotations do not say whether it returns
+something, so several hooks may implement it, but a call with a result and several hooks raises an
+error. `"one"`: it returns something, and only one hook may implement it.
 """
 
 
 class Point:
-    """A method of a hook interface."""
+    """A method of a hook interface.
+
+    It has no reference to the class of the method, so that a cache can keep it.
+    """
 
     def __init__(
         self,
@@ -369,8 +404,8 @@ class Point:
             kind: the class.
             name: the name of the method.
             member: the method, as it stands in the class.
-            own_way: how its results become one. If None, a mark of `point` says so.
-            common_way: the same, for all methods that return something.
+            own_way: the way that a group gives for this method. If None, a mark of `point` counts.
+            common_way: the way that a group gives for all methods that return something.
 
         Raises:
             InvalidHookError: the way of the method cannot hold.
@@ -378,40 +413,46 @@ class Point:
         function = inspect.unwrap(member)
         self.name: str = name
         self.label: str = kind.__name__ if name == "__call__" else f"{kind.__name__}.{name}"
-        """Its name in messages. The class that has only `__call__` stands for functions."""
+        """Its name in messages. For `__call__`, it is that of the class, which may stand for
+        functions.
+        """
         self.kind: str = function_kind(function)
         """The kind of its function, as `function_kind` returns it."""
         self.does_nothing: bool = does_nothing(function)
-        """Whether its own body is empty, or raises `NotImplementedError`."""
+        """Whether the method's own body is empty, or only raises `NotImplementedError`."""
         self.parameters: Parameters = Parameters(member)
         self.fitting: WeakSet[Any] = WeakSet()
-        """Functions of classes of hooks that can be called so."""
+        """The functions in classes of hooks that were checked, and can be called as the method."""
         annotations = _Annotations(kind, function, self.parameters.keys)
         self.nexts: list[str] = annotations.nexts
-        """The arguments that call the next hook, by their annotations."""
+        """The arguments that call the next hook, as their annotations say."""
         is_coroutine = self.kind == COROUTINE
         self.is_async: bool = is_coroutine or annotations.returns_awaitable
-        """Whether its result is awaited, or may be."""
+        """Whether the caller awaits the result of the method, or may do so."""
         self.problem: str = self._find_problem(kind, annotations)
-        """Why hooks cannot implement it, or no text."""
+        """Why hooks cannot implement the method, or an empty text if they can."""
+        # The mark of `point` is on the function, or on a decorator's function around it.
         mark = getattr(member, _MARK, None) or getattr(function, _MARK, None)
         self.how: WayOrNone = self._choose_way(annotations, own_way or mark, common_way)
         """How the results of several hooks become one."""
         has_next = self.how == "one" and bool(self.nexts)
         self.calls_next: bool = self.how == "wrap" or has_next
-        """Whether an argument calls the next hook. The result of a hook counts then, also None."""
+        """Whether an argument calls the next hook. A hook then decides about the result of the
+        call, so that None is a result like any other.
+        """
         self.empty: Callable[[], Any] = (
             list if self.how == "all" else _container(annotations.results)
         )
-        """Makes the result of a merge of nothing, or of all results of no hook."""
+        """Makes the empty result of the ways "merge" and "all", if no hook has a result."""
         if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
-            # Python demands a body, and that of an abstract method is no hook.
+            # The body of an abstract method is not meant to be called, even if it is not empty.
             self.does_nothing = True
 
     def _find_problem(self, kind: type[Any], annotations: _Annotations) -> str:
-        """Return why hooks cannot implement the method of `kind`, or no text."""
+        """Return why hooks cannot implement the method of `kind`, or an empty text if they can."""
         if "generator" in self.kind:
             return f"is {self.kind}"
+        # The class of the method and its bases, without `object`.
         bases = kind.__mro__[:-1]
         if all(part is typing.Self or class_of(part) in bases for part in annotations.results):
             return "returns a hook, which would take the place of the group"
@@ -423,13 +464,13 @@ class Point:
         own_way: Combination | None,
         common_way: Combination | None,
     ) -> WayOrNone:
-        """Return how the results of several hooks become one, and choose the argument of the way.
+        """Return the way of the method. Set `parameters.chosen` if the way is about an argument.
 
         Args:
             annotations: the annotations of the method.
-            own_way: the way of this method. Raise if it cannot hold.
-            common_way: the way of all methods that return something. It is left out where it cannot
-                hold, as the class may have methods of several kinds.
+            own_way: the way that is given for this method. Raise if the method cannot have it.
+            common_way: the way that is given for all methods that return something. It is ignored
+                if the method cannot have it, as the class may have methods of several kinds.
         """
         returns_none = annotations.results == [types.NoneType]
         if own_way is not None:
@@ -438,16 +479,18 @@ class Point:
                 raise InvalidHookError(f"{self.label} cannot {own_way.way}: {problem}")
             return own_way.way
         if common_way is not None:
-            # A method that wraps others may return None.
-            is_meant = common_way.way == "wrap" or not (self.nexts or returns_none)
-            if is_meant and not self._choose_argument(common_way, annotations):
+            # "wrap" is for methods that call the next hook, even if they return None. Other ways
+            # are for the methods that return something, and do not call the next hook.
+            applies = common_way.way == "wrap" or not (self.nexts or returns_none)
+            if applies and not self._choose_argument(common_way, annotations):
                 return common_way.way
         if self.nexts:
-            # Hooks that call the next one: if each did, the wrapped call would be made several
-            # times.
+            # Only one hook may call the next one: if each of several hooks did, the wrapped call
+            # would be made several times.
             return "one"
         if returns_none:
             return "none"
+        # Neither annotations nor code say whether the method returns something.
         if common_way is None and annotations.results == [Any] and self.does_nothing:
             return "any"
         return "one"
@@ -457,12 +500,13 @@ class Point:
         way: Combination,
         annotations: _Annotations,
     ) -> str:
-        """Choose the argument that a way is about, as `parameters.chosen`.
+        """Set `parameters.chosen` to the argument that a way is about, if it is about one.
 
-        Return why the way cannot hold, or no text.
+        Return why the method cannot have the way, or an empty text if it can.
         """
         does = _ARGUMENT_OF.get(way.way)
         if does is None:
+            # The way is about no argument.
             return ""
         if way.way == "wrap" and not self.is_async:
             return "only a coroutine method can, with an argument that calls the next hook"
@@ -481,10 +525,11 @@ class Point:
 
     @property
     def advice(self) -> str:
-        """What to do where several hooks return a result."""
+        """The advice, at the end of a message, for several hooks that return a result."""
         way = "wrap" if self.nexts else "first"
         results = f'{{"{self.name}": "{way}"}}'
-        if self.name == "__call__":  # perhaps of functions, which have no method
+        if self.name == "__call__":
+            # The hooks may be functions: `compose_functions` takes a way, and no names of methods.
             results = f'"{way}"'
         return (
             f'give results={results}, or "together", "all", "chain" or "wrap"; if it is not'
@@ -492,15 +537,18 @@ class Point:
         )
 
     def wraps(self, hook: object) -> bool:
-        """Return whether the method of a hook wraps the calls of the other hooks."""
+        """Return whether the method of a hook wraps the calls of other hooks.
+
+        It does in the way "wrap", or if it is an async generator, whose `yield` makes these calls.
+        """
         method = getattr(hook, self.name)
         return self.how == "wrap" or function_kind(method) == ASYNC_GENERATOR
 
     def value_of(self, result: Any) -> Any:
-        """Return the result of a hook, without the mark that it ends a chain.
+        """Return the value of a hook's result, which is a `ChainEnd` if the hook has ended a chain.
 
         Raises:
-            InvalidHookError: the result has this mark, and the method is no chain.
+            InvalidHookError: the result is a `ChainEnd`, and the method is no chain.
         """
         if not isinstance(result, ChainEnd):
             return result
@@ -513,7 +561,7 @@ class Point:
 
 
 _ARGUMENT_OF = {"chain": "takes the result", "wrap": "calls the next hook"}
-"""What the argument does that a way is about. The other ways are about none."""
+"""The ways that are about an argument, and what this argument does, for messages."""
 
 
 class _Annotations:
@@ -530,8 +578,8 @@ class _Annotations:
         names: Iterable[str],
     ) -> None:
         """Evaluate the annotations of `function`, a method of `kind` with these parameters."""
-        # An annotation in quotes may name the class itself, which its module lacks if it was
-        # defined in a function.
+        # An annotation in quotes may name the class itself. If the class was defined in a function,
+        # the name is not in the namespace of the module.
         classes_by_name = {base.__name__: base for base in kind.__mro__}
         annotations = annotations_of(function, classes_by_name)
         self.arguments: dict[str, Any] = {}
@@ -544,26 +592,32 @@ class _Annotations:
         plain, awaited = split_awaitables(annotations.get("return", Any))
         self.returns_awaitable: bool = bool(awaited)
         """Whether the result is an awaitable, always or sometimes."""
-        # Annotations need not be hashable.
+        # Lists, and no sets, as annotations need not be hashable.
         self.results: list[Any] = plain + [part for part in awaited if part not in plain]
         """The types that a result may have, awaited or not."""
 
     def candidates(self, way: Combination) -> list[str]:
-        """Return the arguments that a result may replace, or that may call the next hook."""
+        """Return the arguments that a chain or a wrap may be about. The way is clear if there is
+        only one.
+        """
         if way.argument is not None:
             return [way.argument]
         if way.way == "wrap":
             if self.nexts or not way.may_be_last:
                 return self.nexts
+            # No annotation says which argument calls the next hook. It may be the last argument, if
+            # this has no annotation. Without arguments, `last` is an empty text.
             *_, last = self.arguments or [""]
             return [last] if self.arguments.get(last) is Any else []
         if len(self.arguments) == 1:
             return [*self.arguments]
+        # In a chain, it is an argument that may have each result as its value.
         return [name for name in self.arguments if self._takes_results(name)]
 
     def _takes_results(self, name: str) -> bool:
-        """Return whether an argument takes every result, apart from None."""
+        """Return whether the annotation of an argument takes every result, apart from None."""
         if Any in self.results:
+            # Without an annotation of the result, nothing is known.
             return False
         parts = (*union_parts(self.arguments[name]), types.NoneType)
         return all(part in parts for part in self.results)
@@ -575,17 +629,20 @@ class _Annotations:
 class _Unknown:
     """Stands for a class that is imported for type checkers only. Each name has a subclass.
 
-    So `"Request | None"` can be evaluated, and is equal to the same annotation elsewhere.
+    With it, an annotation such as `"Request | None"` can be evaluated without an import of
+    `Request`, and is equal to the same annotation of another parameter.
     """
 
     def __class_getitem__(cls, parameters: object) -> Any:
+        """Return the class for `Request[int]`, too."""
         return cls
 
 
 class _UnknownNames(dict[str, Any]):
-    """Has a class for any name."""
+    """A namespace that has a class for any name, always the same one for a name."""
 
     def __missing__(self, name: str) -> Any:
+        """Make the class of a name."""
         return self.setdefault(name, type(name, (_Unknown,), {}))
 
 
@@ -593,9 +650,9 @@ def annotations_of(
     function: Any,
     names: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the evaluated annotations of a function, by parameter.
+    """Return the evaluated annotations of a function, by parameter, and by "return".
 
-    An annotation that cannot be evaluated stays as it is.
+    An annotation that cannot be evaluated stays as it is written.
 
     Args:
         function: the function.
@@ -604,13 +661,15 @@ def annotations_of(
     module_name = getattr(function, "__module__", "")
     module = sys.modules.get(module_name, builtins)
     namespace = ChainMap[str, Any](
-        {"CoroutineType": Coroutine},  # before Python 3.13, that of `types` takes no parameters
+        # Before Python 3.13, the `CoroutineType` of `types` takes no parameters.
+        {"CoroutineType": Coroutine},
         {**names},
         vars(module),
         {**vars(builtins)},
         _UnknownNames(),
     )
     evaluated = written_annotations(function).copy()
+    # `get_type_hints` fails if one annotation does, so each is evaluated alone.
     for parameter, annotation in evaluated.items():
         owner = types.SimpleNamespace(__annotations__={parameter: annotation})
         with contextlib.suppress(Exception):
@@ -623,16 +682,19 @@ def written_annotations(owner: Any) -> dict[str, Any]:
     try:
         annotations: Any = getattr(owner, "__annotations__", None)
     except NameError:
-        # Python 3.14 evaluates annotations here, with names that exist for type checkers only.
+        # Python 3.14 evaluates annotations when they are read. A name that is imported for type
+        # checkers only is missing then, so the annotations are read as texts.
         annotationlib: Any = importlib.import_module("annotationlib")
         annotations = annotationlib.get_annotations(owner, format=annotationlib.Format.STRING)
+    # A mock has a mock as each of its attributes.
     is_mock = type(annotations) is not dict
     return {} if is_mock else cast("dict[str, Any]", annotations)
 
 
 def union_parts(annotation: Any) -> tuple[Any, ...]:
     """Return the members of a union, or the annotation alone."""
-    annotation = getattr(annotation, "__value__", annotation)  # of `type Answer = ...`
+    # An alias such as `type Name = int | None` has its annotation as `__value__`.
+    annotation = getattr(annotation, "__value__", annotation)
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return typing.get_args(annotation)
@@ -640,13 +702,16 @@ def union_parts(annotation: Any) -> tuple[Any, ...]:
 
 
 def class_of(annotation: Any) -> type[Any]:
-    """Return the class of an annotation, without its parameters, or `object` for no class."""
+    """Return the class of an annotation, without its parameters. It is `object` for an annotation
+    that is no class, such as a type variable.
+    """
     kind = typing.get_origin(annotation) or annotation
     return kind if isinstance(kind, type) else object
 
 
 def split_awaitables(annotation: Any) -> tuple[list[Any], list[Any]]:
-    """Return the members of a union that are not awaitables, and the results of its awaitables.
+    """Split the members of a union: return those that are no awaitables, and the results of the
+    awaitables.
 
     For `str | Awaitable[int]`, these are `[str]` and `[int]`.
     """
@@ -654,6 +719,7 @@ def split_awaitables(annotation: Any) -> tuple[list[Any], list[Any]]:
     awaited: list[Any] = []
     for part in union_parts(annotation):
         if issubclass(class_of(part), Awaitable):
+            # The result is the last parameter, also of `Coroutine[Any, Any, int]`.
             *_, result = typing.get_args(part) or [Any]
             awaited += union_parts(result)
         else:
@@ -665,8 +731,10 @@ _CALLABLE: Any = collections.abc.Callable
 
 
 def calls_next(annotation: Any) -> bool:
-    """Return whether an annotation is of a callable that returns an awaitable: a `Callable`, or a
-    class with `__call__`, such as a protocol.
+    """Return whether an argument with this annotation calls the next hook: whether it is a callable
+    that returns an awaitable.
+
+    The annotation is a `Callable`, or a class with `__call__`, such as a protocol.
     """
     for part in union_parts(annotation):
         kind = class_of(part)
@@ -685,7 +753,11 @@ def calls_next(annotation: Any) -> bool:
 
 
 def _container(results: Iterable[Any]) -> type[Any]:
-    """Return the class of an empty merge, by the annotation of the result: dict, tuple or list."""
+    """Return the class of the result of a merge without results: dict, tuple or list.
+
+    Args:
+        results: the types that the result may have, as annotated.
+    """
     kinds = [class_of(part) for part in results]
     if any(issubclass(kind, Mapping) for kind in kinds):
         return dict
@@ -705,10 +777,12 @@ def function_kind(function: Any) -> str:
         function = function.func
     code = getattr(function, "__code__", None)
     if type(getattr(code, "co_flags", 0)) is not int:
-        return PLAIN  # a mock, whose attributes are mocks
+        # A mock has a mock as each of its attributes.
+        return PLAIN
     if is_coroutine_function(function):
         return COROUTINE
-    if code is None:  # an object with `__call__`
+    if code is None:
+        # It may be an object with `__call__`.
         function = getattr(function, "__call__", None)  # noqa: B004
     if inspect.isasyncgenfunction(function):
         return ASYNC_GENERATOR
@@ -720,6 +794,7 @@ def function_kind(function: Any) -> str:
 
 
 def _instructions(function: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """Return the bytecode of a function: the name and the argument of each instruction."""
     instructions = dis.get_instructions(function)
     return [(instruction.opname, instruction.argval) for instruction in instructions]
 
@@ -727,14 +802,15 @@ def _instructions(function: Callable[..., Any]) -> list[tuple[str, Any]]:
 async def _empty_coroutine() -> None: ...
 
 
-# Instructions are compared, and not the source, which a program need not have.
+# The bytecode shows whether a body is empty. The source would, too, but may be missing at run time.
 _EMPTY_BODIES = [_instructions(_empty_coroutine), _instructions(lambda: None)]
 _RETURNS = {"RETURN_VALUE", "RETURN_CONST"}
 
 
 def does_nothing(function: types.FunctionType) -> bool:
-    """Return whether the body is empty, or only raises `NotImplementedError`."""
+    """Return whether the body of a function is empty, or only raises `NotImplementedError`."""
     instructions = _instructions(function)
+    # A body that only raises never returns.
     if "NotImplementedError" in function.__code__.co_names:
         return _RETURNS.isdisjoint(name for name, _ in instructions)
     return instructions in _EMPTY_BODIES
