@@ -4,25 +4,27 @@ A block that may wait enters it (`with active("save", "save of step 7"):`), and 
 calls (`Calls`) when it begins to wait. Calls that do not wait never enter it. Status, `why`, the
 watchdog and the warnings about long waits read it. Nothing else does, and nothing is decided by it.
 
-    active      enters a block
+    ENTRIES     the registry: weak references to the entries, by their ids
+    active      an entry for a block
     enter       enters an object for the rest of its life
-    ENTRIES     where objects that leave by themselves enter, too
-    entries     everything that is entered, outermost first
+    entries     returns all entries, of each task the outermost first
     Awaited     the description of something that is waited for
+    Parked      an entry of a table, such as a store, that has one for each task that waits for it
 
-Observers are notified of the start and the end of activities that take time. An activity checks
-whether there are any before it begins. The observers of a run are in its scope
+Observers are notified of the start and the end of activities that take time. Before an activity
+begins, its code checks whether there are observers. The observers of a run are in its scope
 (`RunScope.observers`), and the observers of other activities of a session in
-`Coordinator.observers`.
+`Coordinator.observers`. An observation is one activity, as one observer sees it.
 
     active          notifies the observers of a block
     observed_call   notifies the observers of a call that is awaited
 
-The registry has weak references, and an entry holds names and functions that return names: no
-value of a run lives longer because of it.
+The registry has weak references, and an entry holds only names and functions that return names, so
+that no value of a run lives longer because of it.
 
-The run that code is part of is here as well. A hook that calls `run` of its own session gets an
-error instead of a deadlock, and a wait for a step knows the publisher that it blocks.
+The run that code is part of is here as well, in a context variable. With it, a hook that calls
+`run` of its own session gets an error instead of a deadlock, and reports about a wait for a step
+can name the publisher whose run it blocks.
 
     begin_run       makes the current context part of a new run
     current_run     returns the innermost active run of the current context
@@ -74,9 +76,10 @@ class Awaited(NamedTuple):
         key: the identity of the thing: an object, or a text that is the same in all reports. For a
             call that runs in a task of its own, the task.
         secs: how long the thing has been awaited, or has lasted.
-        needs: whether it waits for "all" in `by`, for "any", or "perhaps" for some of them.
-        ends: whether nothing inside the block needs to be reported.
-        hook: the hook that was called.
+        needs: whether the thing waits for "all" in `by`, for "any", or "perhaps" for some of them.
+        ends: whether this describes the whole wait, so that a report needs no entry of a block
+            inside.
+        hook: the hook that was called, for a call of a hook.
     """
 
     kind: str
@@ -105,16 +108,16 @@ class Entry(Protocol):
 
     @property
     def owner(self) -> object:
-        """The monitored session that it is part of."""
+        """The monitored session that the entry is part of."""
         ...
 
     def awaited(self) -> Awaited | None:
-        """Return the description for reports, or None if its parts say more."""
+        """Return the description for reports, or None if the entries inside say more."""
         ...
 
 
 class Parked(NamedTuple):
-    """An entry of a `WaitTable`."""
+    """The entry of one task that waits for a `WaitTable`."""
 
     task: asyncio.Task[Any] | None
     describe: Callable[[], Awaited]
@@ -125,7 +128,10 @@ class Parked(NamedTuple):
 
 
 class WaitTable(Protocol):
-    """Something that thousands of tasks wait for: it enters itself once, and not each wait."""
+    """Something that thousands of tasks wait for, such as a store.
+
+    It enters itself once, as an entry for each wait would cost too much.
+    """
 
     def parked(self) -> list[Parked]:
         """Return an entry for each task that waits."""
@@ -133,8 +139,8 @@ class WaitTable(Protocol):
 
 
 ENTRIES: dict[int, ref[Entry | WaitTable]] = {}
-"""All entries by their ids. An object that enters itself removes its id when it leaves: another one
-with this id would get its place.
+"""All entries by their ids (`id(entry)`). An object that enters itself has to remove its id when it
+leaves: a later object may have the same id.
 """
 
 
@@ -145,9 +151,10 @@ def enter(entry: Entry | WaitTable) -> None:
 
 
 def entries() -> list[Entry]:
-    """Return all entries of this process, of wait tables first, then the others as entered.
+    """Return all entries of this process.
 
-    Entries whose object has died are removed.
+    Those of wait tables are first, and then the others in the order in which they were entered.
+    Entries whose object was freed are removed from the registry.
     """
     parked: list[Parked] = []
     others: list[Entry] = []
@@ -155,12 +162,15 @@ def entries() -> list[Entry]:
     # a list of the items is not, as the garbage collector may run for each of its tuples.
     for key, reference in ENTRIES.copy().items():
         entry: Any = reference()
-        # The check of a protocol would take 20 times as long, for each of thousands of entries.
+        # `isinstance(entry, WaitTable)` would take 20 times as long, and there may be thousands of
+        # entries.
         if hasattr(entry, "parked"):
             parked += entry.parked()
         elif entry is not None:
             others.append(entry)
-        elif ENTRIES.get(key) is reference:  # of a block that was never left
+        # The object was freed in a block that was never left. Its id may have a new entry by now,
+        # which has to stay.
+        elif ENTRIES.get(key) is reference:
             ENTRIES.pop(key, None)
     return [*parked, *others]
 
@@ -171,8 +181,8 @@ def entries() -> list[Entry]:
 class Observation(Protocol):
     """One activity, as one observer sees it. Its methods must not raise.
 
-    An observation that has a method `resumed()`, too, is notified of each suspension of a call and
-    of the end of each suspension, and not only of the first suspension.
+    If an observation also has a method `resumed()`, it is notified of each suspension of a call and
+    of the end of each suspension. Otherwise, it is notified of the first suspension only.
     """
 
     def suspended(self) -> None:
@@ -224,10 +234,11 @@ class active:
 
         Args:
             kind: the kind of the activity.
-            name: its name.
-            describe: returns its description, for `why`. By default only its parts are described.
-            owner: the monitored session that it is part of.
-            observers: notified of the beginning and the end.
+            name: the name of the activity.
+            describe: returns the description of the activity, for `why`. By default, only the
+                entries inside the block are described.
+            owner: the monitored session that the activity is part of.
+            observers: notified of the start and the end of the activity.
         """
         self.kind: Kind = kind
         self.name: str = name
@@ -236,7 +247,7 @@ class active:
         self._observers = observers
 
     def __enter__(self) -> None:
-        # In Python 3.11 `current_task` takes longer to look up the loop itself.
+        # In Python 3.11, `current_task` is slower if it has to look up the loop itself.
         self.task: asyncio.Task[Any] | None = asyncio.current_task(asyncio.get_running_loop())
         self._began: float = monotonic()
         ENTRIES[id(self)] = ref(self)
@@ -260,6 +271,7 @@ class active:
         awaited = self._describe()
         if awaited is None or awaited.secs is not None:
             return awaited
+        # By default, the thing has been awaited since the block was entered.
         return awaited._replace(secs=monotonic() - self._began)
 
 
@@ -273,12 +285,22 @@ def observed_call(
     *args: Any,
     **keywords: Any,
 ) -> Generator[Any, Any, Any]:
-    """Await `call(*args, **keywords)`, and notify `observers` of it."""
+    """Await `call(*args, **keywords)`, and notify `observers` of its start, suspension and end.
+
+    Args:
+        call: the function that is called.
+        kind: the kind of the activity.
+        what: the name of the activity.
+        observers: the observers.
+        args: the arguments of the call.
+        keywords: the keyword arguments of the call.
+    """
     observations = [observer.started(kind, what) for observer in observers]
     error: BaseException | None = None
     try:
         coro: Any = call(*args, **keywords)
         kind_of_coro: Any = type(coro)  # pyright: ignore[reportUnknownVariableType]
+        # Only a coroutine has `send` and `throw`, with which it is resumed step by step.
         if kind_of_coro is not types.CoroutineType:
             coro = as_coroutine(coro)
         return (yield from _resumed_by_hand(coro, observations))
@@ -288,7 +310,7 @@ def observed_call(
     finally:
         for observation in observations:
             observation.ended(error)
-        # The traceback of the error refers to this frame.
+        # The traceback of the error refers to this frame, which must not refer to the error.
         del error
 
 
@@ -298,9 +320,10 @@ def _resumed_by_hand(
 ) -> Generator[Any, Any, Any]:
     """Await a coroutine step by step, and notify `observations` when it first suspends.
 
-    Those with a method `resumed` are notified of each suspension, and of the end of each.
+    Observations with a method `resumed` are notified of each suspension, and of the end of each.
     """
     notified: list[Any] = observations
+    # The error, such as a cancel, with which the awaiting task has resumed the coroutine.
     error: BaseException | None = None
     while True:
         try:
@@ -308,7 +331,7 @@ def _resumed_by_hand(
         except StopIteration as stop:
             return stop.value
         finally:
-            # The traceback of the error refers to this frame.
+            # The traceback of the error refers to this frame, which must not refer to the error.
             error = None
         for observation in notified:
             observation.suspended()
@@ -319,7 +342,7 @@ def _resumed_by_hand(
             raise
         except BaseException as thrown:
             error = thrown
-        # The others are notified of the first suspension alone.
+        # Observations without `resumed` are notified of the first suspension only.
         notified = [observation for observation in notified if hasattr(observation, "resumed")]
         for observation in notified:
             observation.resumed()
@@ -348,15 +371,17 @@ class RunOwner(Protocol):
 
 
 class RunScope:
-    """A run in progress, stored in its context.
+    """A run, which is stored in the context of its code (`current_scope`).
 
-    It has the session, the publisher, and the enclosing run.
+    Its attempts are the first one, and one after each recovery.
     """
 
-    # Defaults that few runs change are attributes of the class, as each run makes an object.
+    # Each run makes an object. Defaults that few runs change are attributes of the class, which
+    # cost no assignment.
     active: bool = True
+    """Whether the run has not ended."""
     runner: int = 0
-    """The id of the caller's task."""
+    """The `id()` of the task that has called `run`."""
     committed: bool = False
     """Whether an attempt of the run has been committed."""
     result: Any = None
@@ -372,13 +397,23 @@ class RunScope:
         publisher: object,
         outer: RunScope | None,
     ) -> None:
-        """Make the scope of a run of `session`, or of no session, nested in the run `outer`."""
+        """Make the scope of a run.
+
+        Args:
+            session: the session of the run, or None for a run of no session.
+            publisher: the publisher whose steps the run publishes, for reports.
+            outer: the run that has started this run, or None.
+        """
         self.session = session
         self.publisher = publisher
         self.outer = outer
 
     def end_attempt(self, error: BaseException | None = None) -> None:
-        """End an attempt: it accepts no more effects, and its observers are notified."""
+        """End an attempt: it accepts no more effects, and its observers are notified.
+
+        Args:
+            error: the error of the attempt, or None if it has succeeded.
+        """
         if self.attempt is not None:
             self.attempt.accepts_effects = False
             self.attempt = None
@@ -398,8 +433,8 @@ The run may have ended: a task keeps the context in which it was started.
 class assigned(Generic[T]):
     """A block in which a context variable has a value: `with assigned(variable, value): ...`.
 
-    It is a class because `contextlib.contextmanager` sets the traceback of an error that the block
-    raises, which fails if the error is frozen.
+    This is a class, as `contextlib.contextmanager` would set the traceback of an error that the
+    block raises, which fails for an error that is a frozen dataclass.
     """
 
     def __init__(self, variable: ContextVar[T], value: T) -> None:
@@ -414,7 +449,10 @@ class assigned(Generic[T]):
 
 
 def current_run() -> RunScope | None:
-    """Return the innermost active run that this code is part of."""
+    """Return the innermost active run that this code is part of, or None.
+
+    A run that has ended stays in the contexts of tasks that it has started.
+    """
     scope = current_scope.get()
     while scope is not None and not scope.active:
         scope = scope.outer
@@ -432,6 +470,7 @@ def begin_run(session: RunOwner | None, publisher: object) -> RunScope:
     The scope stays in the context after the run, and is inactive then.
     """
     outer = current_scope.get()
+    # Hot path: this is `current_run()`, which is called only if the run in the context has ended.
     if outer is not None and not outer.active:
         outer = current_run()
     scope = RunScope(session, publisher, outer)
@@ -447,7 +486,8 @@ logger = logging.getLogger("aiohooks")
 class WaitLog:
     """Reports when the oldest of several waits has lasted `secs`, but only every `pause_secs`.
 
-    As a block, it is itself the only wait.
+    `begin` and `end` note each wait. If there is only one wait, use the log as its block: `with
+    WaitLog(...): ...`.
     """
 
     def __init__(
@@ -467,7 +507,8 @@ class WaitLog:
         self._report = report
         self._pause_secs = secs if pause_secs is None else pause_secs
         self._clock = current_clock()
-        self._since: dict[object, float] = {}  # by wait, the oldest first
+        # When each wait began, the oldest first.
+        self._since: dict[object, float] = {}
         self._reported_at = -math.inf
         self._timer = NO_TIMER
 
@@ -492,8 +533,10 @@ class WaitLog:
         self.end(self)
 
     def _check(self) -> None:
+        """Report if it is time to, and check again when the next report is due."""
         now = self._clock.now()
         oldest = next(iter(self._since.values()))
+        # The oldest wait may have begun after this timer was set.
         secs_left = max(oldest + self._secs, self._reported_at + self._pause_secs) - now
         if secs_left <= 0:
             secs_left = self._pause_secs
@@ -503,9 +546,10 @@ class WaitLog:
 
 
 def wait_log(describe: Callable[[], str]) -> WaitLog:
-    """Return a log of waits that may not end: after a second, and then once a minute.
+    """Return a log that warns of waits inside of the library: after a second, then once a minute.
 
-    `describe` returns the text that names the oldest wait. It is called for each report.
+    Args:
+        describe: returns the text that names the awaited thing. It is called for each report.
     """
 
     def report(secs: float) -> None:

@@ -5,12 +5,17 @@ the caller waits for a future of this module, so a `CancelledError` that reaches
 
     Calls       starts numbered calls, waits for them, fails with them, and ends them
     Wait        one awaitable, which can be ended with an error
+    limited     awaits a coroutine with a time limit
     RunWaits    the calls that a run waits for, and the error that ends the run
     OwnContext  a context that consecutive calls share
-    copy_back   applies the changes of the contexts of calls to the caller's
+    copy_back   applies the changes of the contexts of calls to the caller's context
     can_wait    whether a call of a function may wait
     result_now  the result of a coroutine that cannot wait
     close_unawaited  ends a coroutine that will not be awaited
+
+The caller is the code that starts calls and then awaits `wait`. To end calls is to cancel them, and
+to raise a given error, the cause, when they have ended. A call that still runs at the end of its
+grace period is left behind: nothing waits for it any more.
 """
 
 from __future__ import annotations
@@ -57,25 +62,30 @@ T = TypeVar("T")
 
 _HAS_EAGER_TASKS = sys.version_info >= (3, 12)
 _MAX_NESTED_STARTS = 16
-"""How many eager starts may be nested: each of them uses some of the C stack."""
+"""How many calls may start inside the eager start of another one, as each uses some C stack."""
 _MISSING: Any = object()
 """Stands for a result that has not arrived, and for the value of a variable that is unset."""
 
 
 class _Ending:
-    """How calls end other than by returning: made at the first time limit, failure or cancel."""
+    """The state of `Calls` that is needed only for a time limit, a failure or a cancel.
+
+    It is made at the first of these. Most calls have none, and only return.
+    """
 
     def __init__(self) -> None:
         self.errors: dict[int, BaseException] = {}
+        """The failures that will be raised, by the number of the call."""
         self.caller_cancel: CancelledError | None = None
+        """The first cancel of the caller."""
         self.cause: BaseException | None = None
         """The argument of `Calls.end`."""
         self.timers: dict[int, TimerHandle] = {}
-        """The time limits of calls, and then their grace periods."""
+        """The timer of each call: that of its time limit, and afterwards of its grace period."""
         self.grace_timer: TimerHandle = NO_TIMER
-        """The grace period of all calls, from their cancellation."""
+        """The timer of the grace period of all calls, from `_cancel_calls`."""
         self.timeouts: dict[int, BaseException] = {}
-        """The errors of calls that have exceeded their time limits."""
+        """The errors of the calls that have exceeded their time limits."""
         self.left_behind: set[int] = set()
         """The calls that still run after their grace period."""
 
@@ -89,6 +99,8 @@ class _Ending:
 
 class Calls(abc.ABC):
     """Numbered calls that run concurrently and end together.
+
+    Use: `start` each call, then `await wait()`. The number of a call is the place of its result.
 
     The first failure cancels the other calls, and `wait` waits for them. A single failure is raised
     as it is, several as one flat group. A cancel of the caller takes precedence over both.
@@ -114,11 +126,11 @@ class Calls(abc.ABC):
         "task",
     )
 
-    # Set by `wait`.
+    # `wait` sets these two, if it has to wait.
     task: asyncio.Task[Any] | None
-    """The task that waits for the calls, while it waits."""
+    """The task that waits for the calls, or None when it has waited."""
     since: float
-    """When the wait for the calls began."""
+    """When the wait for the calls began, on the clock of `RunWaits.now` or of the event loop."""
 
     kind: ClassVar[str] = "call"
     """The kind of the calls in reports."""
@@ -139,20 +151,26 @@ class Calls(abc.ABC):
         self.results: list[Any] = results
         self.grace_secs: float | None = grace_secs
         self.pending: int = 0
-        """The number of calls that have not ended. At 0, `finish` may replace `wait`."""
+        """The number of started calls that have not ended, without those left behind. While it is
+        0, `finish`, which cannot wait, may be called in place of `wait`.
+        """
         self.cancelling: bool = False
         """Whether the calls have been cancelled, so that no other call may start."""
         self.contexts: list[CallContext] = []
-        """The contexts whose changes the caller gets, in order."""
+        """The contexts whose changes the caller gets, in the order of the calls."""
         self._waits = waits
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        # A copy of the caller's context, until a call in the caller's task may have changed that.
+        """The tasks by the numbers of their calls, without tasks that ended when they were started.
+        """
         self._caller: Context | None = None
-        # What the caller awaits: done when no call is pending.
+        """A copy of the caller's context, from which the contexts of calls are copied. None before
+        the first call, and when a call in the caller's task may have changed that context.
+        """
         self._idle: asyncio.Future[None] | None = None
-        # None before the first time limit, failure or cancel: most calls never need it.
+        """The future that the caller awaits. It gets its result when no call is pending."""
         self._ending: _Ending | None = None
+        """None before the first time limit, failure or cancel: most calls never need it."""
 
     # -- for subclasses
 
@@ -161,7 +179,10 @@ class Calls(abc.ABC):
         """Return the name of a call for messages: hook, method, step."""
 
     def timeout_error(self, number: int, task: asyncio.Task[Any]) -> BaseException:
-        """Return the error for a call that has exceeded its time limit. Its task still waits."""
+        """Return the error for a call that has exceeded its time limit.
+
+        `task` has not been cancelled yet, so that the error can say where it waits.
+        """
         return TimeoutError(f"{self.describe(number)} took too long")
 
     def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
@@ -169,7 +190,7 @@ class Calls(abc.ABC):
         return hook_cancelled_error(self.describe(number), cause)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
-        """Log the error and return True if errors of this call are only logged."""
+        """If errors of this call are only logged, log this one and return True."""
         return False
 
     def add_origin(self, number: int, error: BaseException) -> None:
@@ -177,7 +198,7 @@ class Calls(abc.ABC):
         add_origin(error, self.describe(number))
 
     def has_result(self) -> bool:
-        """Return whether there is a result that counts although `end` has been called."""
+        """Return whether there is a result that counts more than the cause of `end`."""
         return False
 
     def succeeded(self, number: int) -> None:  # noqa: B027 - most calls have no successors
@@ -186,7 +207,10 @@ class Calls(abc.ABC):
     # -- start
 
     def caller_context_changed(self) -> None:
-        """Note that a call has run in the caller's own context, which it may have changed."""
+        """Note that the caller's own context may change: a call runs in it.
+
+        The next call that is started gets a new copy of the context.
+        """
         self._caller = None
 
     def start(
@@ -205,9 +229,9 @@ class Calls(abc.ABC):
             call: the function to call and await.
             args: its arguments.
             name: the name of the task.
-            secs: the time limit of the call.
-            context: its context, whose changes the caller does not get. By default, it is a copy of
-                the caller's, and the caller gets the changes.
+            secs: the time limit of the call, or None.
+            context: the context of the call, whose changes the caller does not get. By default, it
+                is a copy of the caller's context, and the caller gets the changes.
         """
         if self._caller is None:
             self._caller = copy_context()
@@ -217,6 +241,8 @@ class Calls(abc.ABC):
         self.pending += 1
         make_task: Any = waits.make_task or asyncio.Task
         task: asyncio.Task[None]
+        # An eager task runs the call up to its first wait, inside of `make_task`. Before Python
+        # 3.12, and beyond the limit of nested starts, the call starts later.
         if _HAS_EAGER_TASKS and (depth := _eager_starts.depth) < _MAX_NESTED_STARTS:
             coro = self._report(number, call, args)
             _eager_starts.depth = depth + 1
@@ -230,14 +256,17 @@ class Calls(abc.ABC):
                 )
             finally:
                 _eager_starts.depth = depth
+            # A call that did not wait has reported its end, and its task is not needed any more. If
+            # the task is cancelled, the call has cancelled it, which `finish` has to see.
             if task.done() and not task.cancelled():
                 return
             self._tasks[number] = task
             if secs is not None:
                 self.start_timer(number, secs)
         else:
-            coro = self._report(number, call, args, True, secs)
-            # Up to its pause: a coroutine that is cancelled before its first step reports nothing.
+            coro = self._report(number, call, args, starts_later=True, secs=secs)
+            # Run the coroutine up to its pause: cancelled before its first step, a coroutine runs
+            # no code, and could not report its end.
             coro.send(None)
             task = make_task(
                 coro,
@@ -247,7 +276,8 @@ class Calls(abc.ABC):
             )
             self._tasks[number] = task
         if self.cancelling:
-            # The call itself has ended the calls, when its task was not in `_tasks` yet.
+            # The call has itself ended the calls while it started. Its task was not in `_tasks`
+            # yet, so it is cancelled here.
             task.cancel()
 
     async def _report(
@@ -258,31 +288,34 @@ class Calls(abc.ABC):
         starts_later: bool = False,
         secs: float | None = None,
     ) -> None:
-        """Make a call and report how it has ended. The coroutine of its task.
+        """Make a call and report how it has ended. This is the coroutine of the call's task.
 
-        A done-callback of the task would report one iteration of the event loop later.
+        The report is made here, as a done-callback of the task would be called one iteration of the
+        event loop later.
 
         Args:
             number: the number of the call.
             call: the function to call and await.
             args: its arguments.
-            starts_later: whether the call waits for the first step of its task. The coroutine is
-                at its pause when the task is made.
-            secs: the time limit of a call that starts later. `start` limits the others.
+            starts_later: whether the coroutine first pauses until the first step of its task.
+                `start` has run it up to this pause before it makes the task.
+            secs: the time limit of a call that starts later. `start` limits the other calls.
         """
         try:
             if starts_later:
                 await _PAUSE
                 if secs is not None:
-                    # Not earlier: a busy event loop would end a call that has not begun.
+                    # The limit begins here and not in `start`: if the event loop was busy
+                    # meanwhile, it would end a call that has not begun.
                     self.start_timer(number, secs)
             self.results[number] = await call(*args)
             self.succeeded(number)
         except BaseException as error:
-            # KeyboardInterrupt, too: it is raised in the caller, and not by the event loop.
+            # This includes KeyboardInterrupt: out of a task, it would stop the event loop. From
+            # here, it is raised in the caller.
             self._call_failed(number, error)
         else:
-            # Written out: this is the path of every call that waits.
+            # Hot path: `_call_ended`, written out for every call that waits.
             if self._ending is None:
                 self.pending -= 1
             else:
@@ -309,13 +342,15 @@ class Calls(abc.ABC):
                 self._cancel_calls()
                 await self._wait_for_cancelled_calls()
             except GeneratorExit:
-                # The coroutine of the caller is closed, and nothing will wait for the calls.
+                # The coroutine of the caller is closed, so nothing will wait for the calls, and
+                # their grace period is of no use.
                 self._cancel_calls()
                 self._get_ending().grace_timer.cancel()
                 raise
             finally:
                 del ENTRIES[id(self)]
-                # An error of the task would refer to it in a cycle, by the frame of `wait`.
+                # If an error leaves the task, its traceback refers to the frame of `wait`, and so
+                # to this object. A reference to the task here would make this a cycle.
                 self.task = None
                 if self._waits is not None:
                     self._waits.end_wait(self)
@@ -332,14 +367,16 @@ class Calls(abc.ABC):
             self._waits.begin_wait(self)
 
     async def _wait_for_cancelled_calls(self) -> None:
+        """Wait until the calls have ended, and ignore further cancels of the caller."""
         while self.pending:
             self._idle = self._loop.create_future()
-            # An anyio scope cancels its task again at each iteration of the event loop. Only
-            # the first cancel is raised.
+            # A cancelled scope of anyio cancels its task again at each iteration of the event loop,
+            # unless it is shielded. Only the first cancel is raised, by `finish`.
             with anyio.CancelScope(shield=True), contextlib.suppress(CancelledError):
                 await self._idle
 
     def _wake_if_ended(self) -> None:
+        """Wake the caller, if it waits and no call is pending."""
         # The loop is closed if the coroutine of a call is collected after the program.
         if self.pending or self._idle is None or self._loop.is_closed():
             return
@@ -347,12 +384,13 @@ class Calls(abc.ABC):
             self._idle.set_result(None)
 
     def finish(self) -> None:
-        """Complete calls that have all ended. Raises like `wait`."""
+        """Complete calls that have all ended: apply their changes of context. Raise like `wait`."""
         if self.contexts:
             copy_back(self.contexts)
         if not self.cancelling:
             for number, task in self._tasks.items():
-                # It has cancelled itself, and ended without another wait.
+                # `_report` has not seen the cancel of such a task: the call has cancelled its own
+                # task, and returned without another `await`, so that no CancelledError was raised.
                 if task.cancelled() and not self.has_timed_out(number):
                     self._record(number, self.cancelled_error(number, CancelledError()))
         self._tasks.clear()
@@ -361,7 +399,10 @@ class Calls(abc.ABC):
             self._raise(self._ending)
 
     def _raise(self, ending: _Ending) -> None:
-        """Raise the cancel of the caller, or else the failures, or else the cause of `end`."""
+        """Raise the cancel of the caller, or else the failures, or else the cause of `end`.
+
+        If there is none of these, return.
+        """
         errors = [ending.errors[number] for number in sorted(ending.errors)]
         caller_cancel = ending.caller_cancel
         cause = None if self.has_result() else ending.cause
@@ -374,33 +415,40 @@ class Calls(abc.ABC):
             if cause is not None:
                 raise_unchanged(cause)
         finally:
-            # The traceback of the raised error refers to this frame.
+            # The traceback of the raised error refers to this frame, which must not refer to the
+            # error: only the garbage collector would free such a cycle.
             caller_cancel = cause = None
             errors.clear()
 
     # -- fail
 
     def failed(self, number: int, error: BaseException) -> None:
-        """Record the failure of a call that was made in the caller's own task."""
+        """Record the failure of a call that was made in the caller's own task.
+
+        Such a call cannot wait, so a CancelledError was raised by the call itself.
+        """
         if isinstance(error, CancelledError):
             error = self.cancelled_error(number, error)
         self._record(number, failure_of(error, self.describe(number)))
 
     def _get_ending(self) -> _Ending:
+        """Return the state of the ending, which is made when it is needed first."""
         if self._ending is None:
             self._ending = _Ending()
         return self._ending
 
     def _call_ended(self, number: int) -> None:
+        """Count a call as ended, unless it was left behind and is not pending any more."""
         self.stop_timer(number)
         if not self.is_left_behind(number):
             self.pending -= 1
 
     def _call_failed(self, number: int, error: BaseException) -> None:
-        """Record why a call has failed.
+        """Record the failure of a call in a task, if it is one.
 
-        The error of a call that was left running is only logged. A cancellation is no failure if it
-        came from here, unless it was that of a time limit.
+        The error of a call that was left behind is only logged. A CancelledError is no failure if
+        this object has cancelled all calls. If it has cancelled this call for its time limit, the
+        failure is the error of the time limit.
         """
         self._call_ended(number)
         was_cancelled = isinstance(error, CancelledError)
@@ -416,6 +464,7 @@ class Calls(abc.ABC):
             self._record(number, self.cancelled_error(number, error))
 
     def _record(self, number: int, error: BaseException) -> None:
+        """Keep a failure for `_raise`, and cancel the other calls, unless it is only logged."""
         if self.suppresses(number, error):
             return
         self.add_origin(number, error)
@@ -428,20 +477,21 @@ class Calls(abc.ABC):
         """Cancel the calls, and let `wait` raise `cause` when they have ended.
 
         The first cause counts: this does nothing if there is a cause, or if the calls are being
-        cancelled. If a call of the group calls this, they are cancelled in the next iteration of
-        the event loop.
+        cancelled. If one of these calls calls this, they are cancelled in the next iteration of the
+        event loop.
         """
         ending = self._get_ending()
         if ending.cause is not None or self.cancelling:
             return
         ending.cause = cause
         if running_loop() is self._loop and asyncio.current_task() in self._tasks.values():
-            # Let that call return first: a cancel would discard its result.
+            # The call that calls this may return first: a cancel would discard its result.
             self._loop.call_soon(self._cancel_calls)
         else:
             self._cancel_calls()
 
     def _cancel_calls(self) -> None:
+        """Cancel the tasks of all calls and start the grace period. Further times do nothing."""
         if self.cancelling or self._loop.is_closed():
             return
         self.cancelling = True
@@ -469,6 +519,7 @@ class Calls(abc.ABC):
         return self._ending is not None and number in self._ending.timeouts
 
     def _expire(self, number: int) -> None:
+        """Cancel a call that has exceeded its time limit, and start its grace period."""
         ending = self._get_ending()
         task = self._tasks[number]
         ending.timeouts[number] = self.timeout_error(number, task)
@@ -478,6 +529,7 @@ class Calls(abc.ABC):
             ending.timers[number] = current_clock().call_later(self.grace_secs, give_up)
 
     def _leave_all_behind(self) -> None:
+        """Leave all calls behind that still run at the end of the grace period."""
         self._leave_behind([number for number in self._tasks if self.is_running(number)])
 
     def _leave_behind(self, numbers: list[int]) -> None:
@@ -491,6 +543,7 @@ class Calls(abc.ABC):
         for number in numbers:
             self.stop_timer(number)
             self.pending -= 1
+            # The failure of a time limit is recorded when the call has ended, or here.
             if number in ending.timeouts:
                 self._record(number, ending.timeouts[number])
         self._wake_if_ended()
@@ -516,6 +569,7 @@ class Calls(abc.ABC):
         return None if self._waits is None else self._waits.owner
 
     def awaited(self) -> Awaited:
+        """Return the description for reports: one part for each call that still runs."""
         secs = max(0.0, monotonic_now()() - self.since)
         calls = [
             Awaited(
@@ -532,9 +586,10 @@ class Calls(abc.ABC):
 
 
 class _Pause:
-    """Awaited, it waits for the next iteration of the event loop."""
+    """`await _PAUSE` waits for the next iteration of the event loop, as `asyncio.sleep(0)` does."""
 
-    # Without a frame of its own, as each call that waits awaits it.
+    # A coroutine or a generator would need a frame for each await. The iterator of a tuple yields
+    # its only None without one.
     __await__ = staticmethod(functools.partial(iter, (None,)))
 
 
@@ -554,9 +609,9 @@ _eager_starts = _EagerStarts()
 
 
 class Wait(Calls, Generic[T]):
-    """One awaitable: `await Wait("its name").result_of(awaitable)`.
+    """The wait for one awaitable, which `end` can end: `await Wait("name").result_of(awaitable)`.
 
-    Its errors are raised unchanged.
+    Errors of the awaitable are raised unchanged.
     """
 
     __slots__ = ("_is_future", "what")
@@ -569,6 +624,7 @@ class Wait(Calls, Generic[T]):
     ) -> None:
         super().__init__([_MISSING], grace_secs, waits)
         self.what: str = what
+        """The name of the awaitable in messages."""
         self._is_future = False
 
     def has_result(self) -> bool:
@@ -587,16 +643,21 @@ class Wait(Calls, Generic[T]):
         return hook_cancelled_error(self.what, cause)
 
     async def result_of(self, awaitable: Awaitable[T]) -> T:
-        """Await the awaitable in a task of its own. A given task or future is not cancelled."""
+        """Await the awaitable in a task of its own.
+
+        If the awaitable is a task or a future, it is only waited for: the end of the wait does not
+        cancel it.
+        """
         self._is_future = asyncio.isfuture(awaitable)
         call = _outcome if self._is_future else as_coroutine
         try:
+            # `end` was called before the wait has begun.
             if self._ending is not None and self._ending.cause is not None:
                 raise_unchanged(self._ending.cause)
             self.start(0, call, (awaitable,), self.what)
             await self.wait()
         except BaseException:
-            # Its task may have been cancelled before its first step.
+            # If its task was cancelled before the first step, a coroutine has not been awaited.
             close_unawaited(awaitable)
             raise
         result: T = self.results[0]
@@ -604,11 +665,13 @@ class Wait(Calls, Generic[T]):
 
 
 async def _outcome(future: asyncio.Future[T]) -> T:
+    """Wait for a future, and return its result. A cancel ends this wait, and not the future."""
     try:
         await wait_done([future], None)
     finally:
         if future.done():
-            # As under `await`, asyncio does not report an error that arrives with a cancel.
+            # If a cancel arrives together with an error of the future, the error is not raised
+            # here. asyncio would log it as one that was never retrieved; under `await` it does not.
             retrieve_exception(future)
     return future.result()
 
@@ -650,9 +713,13 @@ class RunWaits:
         self.cause: BaseException | None = None
         """The error that ends the run."""
         self.outermost: Calls | None = None
-        """The calls that the run's own task waits for. Their tasks may wait for other calls."""
+        """The calls that the run's own task waits for, while it waits. The tasks of these calls may
+        wait for other calls, which end with them.
+        """
         self.began: float | None = None
-        """When the run waited first. The time before costs nothing to note, and is short."""
+        """When the run waited first, or None before. Reports take it for the start of the run:
+        reading the clock there would cost time in each run, and the first wait comes soon.
+        """
 
     def end(self, cause: BaseException) -> None:
         """End the run with `cause`: in its current wait, or in the next one."""
@@ -663,7 +730,7 @@ class RunWaits:
             self.outermost.end(cause)
 
     def begin_wait(self, calls: Calls) -> None:
-        """Begin a wait."""
+        """Note that a task of the run begins to wait for calls."""
         if self.began is None:
             self.began = calls.since
         if self.outermost is None:
@@ -672,7 +739,7 @@ class RunWaits:
                 calls.end(self.cause)
 
     def end_wait(self, calls: Calls) -> None:
-        """End a wait."""
+        """Note that a task of the run has stopped waiting for calls."""
         if self.outermost is calls:
             self.outermost = None
 
@@ -691,7 +758,8 @@ def changes(
 
     The value is `_MISSING` for a variable that is unset.
     """
-    # Written out, for each call of each run.
+    # Hot path: usually nothing has changed. Comparing the two states in C is much faster than the
+    # loops below, and this is done for each call of each run.
     if (
         len(before) == len(after)
         and all(map(is_, before.values(), after.values()))
@@ -704,27 +772,35 @@ def changes(
         if value is not before.get(variable, _MISSING)
     ]
     changed += [(variable, _MISSING) for variable in before if variable not in after]
-    # A run that a call has begun is part of that call alone.
+    # The variable of the current run is left out: a run that a call has begun is no change for the
+    # caller.
     return [change for change in changed if change[0] is not current_scope]
 
 
 class OwnContext:
     """A context that consecutive calls share, so that a token of one call is valid in the next.
 
-    Changes of the caller's context are applied to it before each call, and changes of a call are
-    applied to the caller's context afterwards.
+    Changes of the caller's context are applied to this context before each call (`update`), and
+    changes of the call are applied to the caller's context afterwards (`copy_back`).
     """
 
     __slots__ = ("_before", "_caller", "_context", "_from_caller", "_to_caller")
 
-    _context: Context | None  # None before the first call
-    # A copy of `_context`, and one of the caller's context, from when they last exchanged changes.
+    # Only `_context` is set before the first call.
+    _context: Context | None
+    """The shared context, or None before the first call."""
     _before: Context
+    """A copy of the shared context from when changes were last applied, with which its later state
+    is compared.
+    """
     _caller: Context
-    # A variable can be unset only by the token with which it was set: the tokens of variables that
-    # changes of the caller have set here, and of those that changes of calls have set there.
+    """The same of the caller's context."""
     _from_caller: dict[ContextVar[Any], Token[Any]]
+    """The tokens of the variables that changes of the caller have set in the shared context, where
+    they were unset. A variable can be unset again only by its token.
+    """
     _to_caller: dict[ContextVar[Any], Token[Any]]
+    """The tokens of the variables that changes of calls have set in the caller's context."""
 
     def __init__(self) -> None:
         self._context = None
@@ -734,12 +810,14 @@ class OwnContext:
         caller = copy_context()
         context = self._context
         if context is None:
+            # The first call: the shared context begins as a copy of the caller's.
             context = self._context = caller.copy()
             self._before = caller
             self._from_caller = {}
             self._to_caller = {}
         else:
             for variable, value in changes(self._caller, caller):
+                # A variable that has the value already needs no token.
                 if context.get(variable, _MISSING) is not value:
                     context.run(_set, variable, value, self._from_caller)
             # `changes` leaves out the run of the caller, which these calls are part of.
@@ -751,7 +829,12 @@ class OwnContext:
         return context
 
     def copy_back(self, since: Context | None = None) -> None:
-        """Apply the changes since `update`, or since a `state`, to the current context."""
+        """Apply the changes of the shared context to the current context, which is the caller's.
+
+        Args:
+            since: the `state` from which changes are applied. By default, these are the changes
+                since the last `update` or `copy_back`.
+        """
         context = self._context
         if context is None:
             return
@@ -762,12 +845,17 @@ class OwnContext:
         for variable, value in changed:
             _set(variable, value, self._to_caller)
             if value is not _MISSING:
-                # What others have set since `update` remains a change for this context.
+                # Only this variable is noted as exchanged. A change that other code has made in the
+                # caller's context since `update` is still applied by the next `update`.
                 self._caller.run(variable.set, value)
         self._before = context.copy()
 
     def state(self) -> Context | None:
-        """Return a copy for `copy_back`, for calls that another task makes."""
+        """Return a copy of the shared context, from which a later `copy_back` applies changes.
+
+        It is for calls of another task, whose own `copy_back` applies them to the context of that
+        task. It is None before the first call.
+        """
         return None if self._context is None else self._context.copy()
 
 
@@ -776,9 +864,10 @@ def _set(
     value: Any,
     tokens: dict[ContextVar[Any], Token[Any]],
 ) -> None:
-    """Set a variable. If the value is `_MISSING`, unset it.
+    """Set a variable in the current context. If the value is `_MISSING`, unset it.
 
-    A variable that was unset is set with a token, which `tokens` keeps to unset it again.
+    If the variable was unset before, `tokens` keeps the token with which it can be unset again. A
+    variable without such a token keeps its value.
     """
     if value is not _MISSING:
         was_set = variable.get(_MISSING) is not _MISSING
@@ -786,30 +875,33 @@ def _set(
         if not was_set:
             tokens[variable] = token
     elif variable in tokens:
-        # ValueError: the variable was set in the context of another task.
+        # ValueError: the variable was set in the context of another task, and cannot be unset here.
         with contextlib.suppress(ValueError):
             variable.reset(tokens[variable])
             del tokens[variable]
 
 
 CallContext: TypeAlias = tuple[Context, Context]
-"""The context of a call: a copy from before the call, and the context itself."""
+"""The context of a call: a copy of the caller's from before the call, and the call's own."""
 
 
 def copy_back(call_contexts: Iterable[CallContext]) -> None:
-    """Apply the changes of concurrent calls to the current context, in call order.
+    """Apply the changes of concurrent calls to the current context, in the order of the calls.
 
-    A value that a later call has set in the current context itself is kept.
+    Of two changes of a variable, the later one stays. A value that a later call has set in the
+    current context itself, as it ran in the caller's task, is kept.
     """
+    # The values that were applied here.
     merged: dict[ContextVar[Any], Any] = {}
     for before, after in call_contexts:
-        # A context never loses a variable, and usually none is set.
+        # Hot path: a context without variables has no changes, and usually no variable is set.
         if not after:
             continue
         for variable, value in changes(before, after):
             current = variable.get(_MISSING)
             is_merged = current is merged.get(variable, _MISSING)
-            # Otherwise, a later call has set it in the current context itself.
+            # If the value is neither from here nor that from before the calls, a later call has set
+            # it in the current context itself.
             if is_merged or current is before.get(variable, _MISSING):
                 variable.set(value)
                 merged[variable] = value
@@ -817,6 +909,7 @@ def copy_back(call_contexts: Iterable[CallContext]) -> None:
 
 # -- coroutines
 
+# The instructions of `await`, `async for` and `async with`, in all supported versions of Python.
 _WAITING_OPCODES = frozenset(
     {"GET_AWAITABLE", "GET_ANEXT", "BEFORE_ASYNC_WITH", "SEND", "YIELD_VALUE"},
 )
@@ -839,6 +932,8 @@ def can_wait(function: object) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _code_can_wait(code: types.CodeType) -> bool:
+    """Return whether code can wait. The answer is cached, as reading the bytecode is slow."""
+    # A plain function may return any awaitable.
     if not code.co_flags & inspect.CO_COROUTINE:
         return True
     return any(step.opname in _WAITING_OPCODES for step in dis.get_instructions(code))

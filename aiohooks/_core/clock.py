@@ -1,5 +1,11 @@
 """The clock, which tests can replace; timers and pauses.
 
+    current_clock     the clock of this context
+    call_later        makes a call after a delay
+    wait_woken        awaits a future, with a time limit
+    wake              ends such a wait: sets the result of the future
+    sleep             pauses
+
 An object that needs the time calls `current_clock()` when it is created or started, and keeps the
 clock. It is the clock of the running event loop, unless the context has another one
 (`aiohooks.testing.ManualClock`).
@@ -22,6 +28,8 @@ class TimerHandle(Protocol):
 
 
 class _NoTimer:
+    """The handle of a call that will never be made. It can be cancelled like any other."""
+
     def cancel(self) -> None: ...
 
 
@@ -44,7 +52,7 @@ class Clock(Protocol):
 class LoopClock:
     """The clock of the running event loop.
 
-    The loop is looked up at each call, so you can take the clock before there is a loop.
+    The running loop is looked up at each call, so a clock can be kept before there is a loop.
     """
 
     def now(self) -> float:
@@ -70,7 +78,7 @@ def current_clock() -> Clock:
 def quick_now() -> Callable[[], float]:
     """Return the `now` of the current clock for frequent calls.
 
-    It does not look up the running loop each time.
+    It does not look up the running loop each time, so it is for use in this loop alone.
     """
     clock = current_clock()
     if isinstance(clock, LoopClock):
@@ -79,7 +87,7 @@ def quick_now() -> Callable[[], float]:
 
 
 def monotonic_now() -> Callable[[], float]:
-    """Return the `now` of the current clock for code that blocks the loop."""
+    """Return the `now` of the current clock, for use while code blocks the event loop, too."""
     clock = current_clock()
     if isinstance(clock, LoopClock):
         # The clock of uvloop stands still while the loop is blocked.
@@ -98,7 +106,10 @@ def call_later(
     callback: Callable[[], object],
     clock: Clock | None = None,
 ) -> TimerHandle:
-    """Call `callback()` in `secs` seconds on `clock`, by default the current one; None: never."""
+    """Call `callback()` in `secs` seconds on `clock`, by default the current one.
+
+    If `secs` is None, there is no call.
+    """
     if secs is None:
         return NO_TIMER
     return (clock or current_clock()).call_later(secs, callback)
@@ -115,9 +126,10 @@ async def wait_woken(
     secs: float | None,
     clock: Clock | None = None,
 ) -> None:
-    """Await a waiter, and wake it in `secs` seconds at the latest; None: no limit.
+    """Await a waiter: a future that gets its result from `wake`, or after `secs` seconds.
 
-    The time is that of `clock`, by default the current one.
+    If `secs` is None, there is no time limit. The time is that of `clock`, by default the current
+    one.
     """
     timer = call_later(secs, lambda: wake(waiter), clock)
     try:
@@ -132,5 +144,9 @@ async def sleep(secs: float, clock: Clock | None = None) -> None:
 
 
 def secs_text(secs: float) -> str:
-    """Return seconds as text, with three digits or all of them: `0.25 s`, `4130 s`."""
+    """Return seconds as text: `0.25 s`, `4130 s`.
+
+    The text has three significant digits, but all digits of whole seconds from 999 on.
+    """
+    # From 999.5 on, `.3g` would write an exponent.
     return f"{secs:.3g} s" if secs < 999 else f"{secs:.0f} s"

@@ -1,4 +1,8 @@
-"""Packages that import a public name when it is first used: a module's `__getattr__` (PEP 562)."""
+"""Packages that import a public name when it is first used: a module's `__getattr__` (PEP 562).
+
+lazy_names    the `__getattr__` and the `__dir__` of such a package
+pointer_to    the end of the message about a missing name: where it is, or a similar name
+"""
 
 from __future__ import annotations
 
@@ -17,39 +21,45 @@ def lazy_names(
     """Return the `__getattr__` and the `__dir__` of a package.
 
     Type checkers read the imports that the package has under `TYPE_CHECKING`. They must not see
-    this `__getattr__`, with which any name would exist. A missing name is reported with the module
-    that has it, and never with another class.
+    this `__getattr__`, with which any name would exist. The message about a missing name points to
+    the module that has the name, or to a very similar name.
 
     Args:
         package: the name of the package.
-        defined_in: the public names, by the module that defines them; of several, the last one.
+        defined_in: the public names of each module. If several modules have a name, the last one
+            defines it.
         packages: the names of its public packages.
         elsewhere: modules whose public names an error points to.
     """
     module_of = {name: module for module, names in defined_in.items() for name in names}
 
     def import_name(name: str) -> Any:
+        """Return an attribute that the package does not have yet: its `__getattr__`."""
         if name in packages:
             return importlib.import_module(f"{package}.{name}")
         if name not in module_of:
             pointer = pointer_to(name, package, elsewhere)
-            # For `from aiohooks import x`, importlib calls this function first. It would replace an
-            # AttributeError by an ImportError without the pointer.
+            # For `from aiohooks import x`, importlib calls this function first
+            # (`_handle_fromlist`), and ignores an AttributeError. The import statement would then
+            # raise an ImportError without the pointer.
             caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
             if pointer and caller.f_code.co_name == "_handle_fromlist":
                 raise ImportError(f"cannot import name {name!r} from {package!r}{pointer}")
-            # With `name` but without `obj`, Python adds no similar name, which could be another
-            # class.
+            # If the error had the argument `obj`, too, Python would suggest a similar name, which
+            # could be a quite different class.
             message = f"module {package!r} has no attribute {name!r}{pointer}"
             raise AttributeError(message, name=name)
         public = getattr(importlib.import_module(module_of[name]), name)
-        # Tracebacks and docs have the public path, `aiohooks.Graph`. It may be a shorter one.
+        # Tracebacks and docs show the public path, such as `aiohooks.Graph`. A class that got a
+        # shorter path than that of this package, in `aiohooks` itself, keeps it.
         if public.__module__.startswith(package):
             public.__module__ = package
+        # The next access finds the name in the package, and does not call this function.
         setattr(sys.modules[package], name, public)
         return public
 
     def names() -> list[str]:
+        """Return the names of the package, also those that were not imported yet."""
         return sorted({*vars(sys.modules[package]), *module_of, *packages})
 
     return import_name, names
@@ -58,16 +68,24 @@ def lazy_names(
 def pointer_to(name: str, package: str, elsewhere: Collection[str]) -> str:
     """Return the end of a message about a missing name: its module, or the name that is meant.
 
-    Modules whose extra is missing are skipped.
+    It is empty if there is neither. Modules whose extra is not installed are skipped.
+
+    Args:
+        name: the missing name.
+        package: the package that was asked for it.
+        elsewhere: other modules that may have the name.
     """
+    # Tools ask each module for private names, such as `__wrapped__`.
     if name.startswith("_"):
-        return ""  # what tools ask each module for
-    # Only a message needs these modules, whose import takes a while.
+        return ""
+    # Imported here, as only a message needs these modules, and their import takes a while.
     import difflib
     from importlib.util import find_spec
 
+    # The name is a module of the package, which `from package import module` imports next.
     if find_spec(f"{package}.{name}") is not None:
-        return ""  # a module, which `from package import module` imports next
+        return ""
+    # The full path of each public name. If several modules have a name, the first one counts.
     paths: dict[str, str] = {}
     for module_name in (package, *elsewhere):
         try:

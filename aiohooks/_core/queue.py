@@ -1,7 +1,10 @@
 """Bounded queues, whose items are processed in order.
 
-Queue         the queue; a subclass begins the work
+Queue         the queue; a subclass begins the work for an item
 ThreadQueue   a queue with a thread of its own, for work that may block: files, trackers
+
+A queue is full if it has `max_pending` unfinished items. A place is the room for another item, for
+which the callers of `put` wait.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ class Queue(abc.ABC, Generic[T]):
     """A bounded queue of one event loop, in which its methods are called.
 
     An item stays in the queue until the work for it has ended. A failure of the work is kept, and
-    raised by the next `check`: not by `put`, whose item would be lost. Waits that take long are
-    logged.
+    raised by the next `check`. It is not raised by `put`, whose own item would be lost. Waits that
+    take long are logged.
     """
 
     def __init__(self, name: str, max_pending: int) -> None:
@@ -43,19 +46,25 @@ class Queue(abc.ABC, Generic[T]):
         self.max_pending: int = max_pending
         self.failures: list[BaseException] = []
         """The failures that have not been raised, the oldest first."""
-        # The callers that wait for a place, in order; the first ones may have been woken already.
-        self._places: list[asyncio.Future[None]] = []
+        self._place_waiters: list[asyncio.Future[None]] = []
+        """A future for each caller that waits for a place, in order. A future that has its result
+        stays until its caller has run, and added its item.
+        """
         self._empty: asyncio.Future[None] | None = None
+        """The last future that `when_empty` has returned."""
 
     @abc.abstractmethod
     def begin(self, item: T) -> None:
-        """Begin the work for an item that is added. When it has ended, `ended` is called."""
+        """Begin the work for an item, which is being added.
+
+        When the work for some items has ended, the subclass calls `ended`.
+        """
 
     @property
     def is_full(self) -> bool:
         """Whether the caller of `put` has to wait for a place."""
-        # No item overtakes those whose callers wait for a place.
-        return bool(self._places) or len(self.items) >= self.max_pending
+        # While other callers wait, a new caller waits behind them, even if there is a place.
+        return bool(self._place_waiters) or len(self.items) >= self.max_pending
 
     def add(self, item: T) -> None:
         """Add an item, also if the queue is full."""
@@ -72,34 +81,40 @@ class Queue(abc.ABC, Generic[T]):
     async def put(self, item: T) -> None:
         """Add an item. Wait while the queue is full. Waiting callers get places in their order.
 
-        A stop or failure of the session whose run waits here ends the wait: the item is added all
+        If a run waits here, a stop or a failure of its session ends the wait. The item is added all
         the same, and the end of the session takes care of it.
         """
         if self.put_nowait(item):
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._places.append(place)
+        self._place_waiters.append(place)
         self._wait_log.begin(place)
         try:
             with contextlib.suppress(StopRequestedError):
                 await until_stop(place, current_run())
-        except Exception:  # of a task that has failed, so that the session ends, too
+        except Exception:
+            # A task of the session has failed, so that the session ends. The item is kept; only a
+            # cancel of the caller loses it.
             self.add(item)
             raise
         else:
             self.add(item)
         finally:
             self._wait_log.end(place)
-            self._places.remove(place)
+            self._place_waiters.remove(place)
             self._give_places()
 
     def _give_places(self) -> None:
+        """Wake as many of the first waiting callers as there are places."""
         places = max(self.max_pending - len(self.items), 0)
-        for place in self._places[:places]:
+        for place in self._place_waiters[:places]:
             wake(place)
 
     def ended(self, items: list[T], error: BaseException | None) -> None:
-        """Remove the first items, whose work has ended, or has failed with an error."""
+        """Remove items whose work has ended, or has failed with `error`.
+
+        They have to be the first items of the queue.
+        """
         for _ in items:
             self.items.popleft()
         if error is not None:
@@ -109,7 +124,7 @@ class Queue(abc.ABC, Generic[T]):
             wake(self._empty)
 
     def failed(self, items: list[T], error: BaseException) -> None:
-        """Keep the error of items for `check`."""
+        """Keep the error of items for `check`. A subclass may handle it in another way."""
         self.failures.append(error)
 
     def take_failures(self, count: int = sys.maxsize) -> list[BaseException]:
@@ -131,7 +146,7 @@ class Queue(abc.ABC, Generic[T]):
         return self._empty
 
     async def drain(self) -> None:
-        """Wait until the queue is empty."""
+        """Wait until the queue is empty, also of items that are added meanwhile."""
         while self.items:
             with wait_log(self.describe):
                 await wait_done([self.when_empty()], None)
@@ -149,7 +164,10 @@ class Queue(abc.ABC, Generic[T]):
 
 
 class ThreadQueue(Queue[T]):
-    """A queue with a daemon thread, which starts with the first item, in its event loop."""
+    """A queue whose work is done in a daemon thread. The thread starts with the first item.
+
+    The thread reports the end of the work to the event loop in which the first item was added.
+    """
 
     def __init__(
         self,
@@ -162,15 +180,18 @@ class ThreadQueue(Queue[T]):
         Args:
             name: the name of the thread.
             max_pending: how many items may be unfinished before the queue is full.
-            max_batch: how many items `work` gets at a time.
+            max_batch: how many items `work` gets in a call, at most.
         """
         super().__init__(name, max_pending)
         self._max_batch = max_batch
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._finished: asyncio.Future[None] | None = None
-        self._changed = threading.Condition()  # guards `_waiting`
+        """Done when the thread has ended. None until `finish` is called."""
         self._waiting: deque[T] = deque()
+        """The items whose work has not begun."""
+        self._changed = threading.Condition()
+        """Guards `_waiting`, which both threads use; notified of new items and of `finish`."""
 
     # -- in the thread
 
@@ -178,25 +199,29 @@ class ThreadQueue(Queue[T]):
     def work(self, items: list[T]) -> None:
         """Do the work for some items."""
 
-    def close_worker(self) -> None:  # nothing is to be closed where nothing was opened
-        """Called when the work for all items that came before `finish` has ended."""
+    def close_worker(self) -> None:
+        """Called when the work for all items that came before `finish` has ended.
+
+        A subclass closes here what its work has opened. By default, this does nothing.
+        """
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Do the work for all items: the target of the thread."""
         while batch := self._next_batch():
             error: BaseException | None = None
             try:
                 self.work(batch)
             except BaseException as raised:
-                # SystemExit, too, which an SDK may raise: it would end this thread.
+                # SystemExit is caught, too, which an SDK may raise: it would end this thread.
                 error = raised
             _call_in_loop(loop, self._batch_ended, batch, error)
-            # An idle thread keeps neither the items nor the error.
+            # While the thread waits for the next batch, it must not keep this one alive.
             del batch, error
         self.close_worker()
         _call_in_loop(loop, wake, self._finished)
 
     def _next_batch(self) -> list[T]:
-        """Wait for items, and return some, or none if there are none left at the end."""
+        """Wait for items, and return some of them, or none after `finish` if none are left."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._finished is not None)
             count = min(len(self._waiting), self._max_batch)
@@ -234,7 +259,9 @@ class ThreadQueue(Queue[T]):
             )
 
     def _batch_ended(self, batch: list[T], error: BaseException | None) -> None:
-        if self.items:  # otherwise they were removed meanwhile
+        """Remove the items of a batch, in the event loop."""
+        # A subclass may have removed all items meanwhile.
+        if self.items:
             self.ended(batch, error)
 
     def withdraw(self) -> list[T]:
@@ -242,7 +269,7 @@ class ThreadQueue(Queue[T]):
         with self._changed:
             withdrawn = list(self._waiting)
             self._waiting.clear()
-        # They are the last ones of `items`: the thread has the items before them.
+        # These are the last items of `items`: the thread works on the items before them.
         for _ in withdrawn:
             self.items.pop()
         return withdrawn
@@ -253,6 +280,7 @@ class ThreadQueue(Queue[T]):
             if self._finished is None:
                 self._finished = asyncio.get_running_loop().create_future()
             self._changed.notify()
+        # Without a thread, there were no items, and nothing else would set the result.
         if self._thread is None:
             wake(self._finished)
         return self._finished

@@ -1,6 +1,12 @@
 """Checks of arguments.
 
-They raise `InvalidArgumentError` with the value, and with what to give instead.
+A function `check_...` returns nothing, and a function `checked_...` returns the value in its usual
+type. Both raise `InvalidArgumentError` with the invalid value, and with what to give instead. In
+each, `what` or `name` is the name of the argument in the message.
+
+    is_coroutine_function   whether a call returns a coroutine
+    call_error              the error of a call with other arguments than a function takes
+    InitRequired            reports a subclass that forgets to call `super().__init__()`
 """
 
 from __future__ import annotations
@@ -19,9 +25,9 @@ from aiohooks.errors import InvalidArgumentError, note_skipped_init, safe_repr
 
 
 def is_finite(value: object) -> TypeGuard[int | float]:
-    """Return whether a finite float can represent `value`, a number of any library.
+    """Return whether `value` is a finite number, of any library, that a float can represent.
 
-    A bool is not a number here, and 10**400 is too large.
+    A bool is not a number here, and the int 10**400 is too large for a float.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
         return False
@@ -61,12 +67,14 @@ def checked_int(
 ) -> Any:
     """Return a whole number of any library, such as numpy's, as an int.
 
-    Raise unless the number is from `least` to `most`. A bool is not a number here. None is allowed
-    if `optional`. The message asks for `expected`, by default for `least` or more.
+    Raise unless the number is from `least` to `most`; if `least` is None, there is no lower limit.
+    A bool is not a number here. None is allowed if `optional`. The message asks for `expected`, by
+    default for `least` or more.
     """
     if value is None and optional:
         return None
     if value is not None and not isinstance(value, bool):
+        # TypeError: the value is no whole number, and the message below says so.
         with contextlib.suppress(TypeError):
             number = operator.index(value)
             if (least is None or least <= number) and number <= most:
@@ -96,6 +104,7 @@ def check_instance(
         return
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     example = ""
+    # A user may give the number alone. This module imports nothing that defines `Every`.
     if kind.__name__ == "Every":
         number = value if is_finite(value) else "..."
         example = f": Every(steps={number}) or Every(secs={number})"
@@ -115,7 +124,7 @@ def check_callable(
     if optional and value is None:
         return
     if inspect.iscoroutine(value):
-        # Otherwise, Python warns that it was never awaited.
+        # Without this, Python would also warn that the coroutine was never awaited.
         value.close()
         raise InvalidArgumentError(
             f"{what} is {safe_repr(value)}, a coroutine; give the function and its arguments, not"
@@ -148,11 +157,11 @@ def check_directory(
 ) -> None:
     """Raise unless `value` is the path of a directory.
 
-    A URL, or a "~" that only a shell replaces, would otherwise become a directory of this name in
-    the current one. The message for a URL ends with `url`.
+    Without this check, a URL, or a "~" that only a shell replaces, would become a directory of this
+    name in the current one. The message for a URL ends with the advice `url`.
     """
     path = checked_path(value, what, "the path of a directory")
-    # At 1, it is the letter of a drive.
+    # In `C://...`, the colon is at 1: behind the letter of a drive, and not behind a scheme.
     if path.find("://") > 1:
         raise InvalidArgumentError(f"{what} is {value!r}; give the path of a directory; {url}")
     if path == "~" or path.startswith(("~/", f"~{os.sep}")):
@@ -164,9 +173,13 @@ def checked_path(
     name: str,
     expected: str = "a path",
 ) -> str:
-    """Return a path as a str. Raise if it is no path, or empty."""
+    """Return a path as a str. Raise if it is no path, or empty.
+
+    A path of bytes is rejected, too. The message asks for `expected`.
+    """
     text: object = None
-    with contextlib.suppress(TypeError):  # it is no path
+    # TypeError: the value is no path, and the message below says so.
+    with contextlib.suppress(TypeError):
         text = cast("object", os.fspath(path))
     if isinstance(text, str) and text:
         return text
@@ -180,20 +193,22 @@ def is_coroutine_function(fn: object) -> bool:
     """
     while isinstance(fn, functools.partial):
         fn = fn.func
+    # Of a function, this is a method-wrapper, which is no coroutine function.
     method = getattr(fn, "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(method)
 
 
 def call_error(fn: Callable[..., Any], *arguments: object) -> TypeError | None:
-    """Return the error of a call with these arguments, or None.
+    """Return the error that a call of `fn` with these arguments would raise, or None.
 
-    There is none for a function in C that has no signature.
+    It is None if the arguments fit, or if `fn` has no signature, as some functions written in C.
     """
     with contextlib.suppress(ValueError):
         try:
             inspect.signature(fn).bind(*arguments)
         except TypeError as error:
-            # The frames of a traceback would hold the caller, which holds the error.
+            # A traceback refers to the frames of the callers, and such a frame to the error that it
+            # gets from here: only the garbage collector would free this cycle.
             return error.with_traceback(None)
     return None
 
@@ -206,7 +221,8 @@ class InitRequired:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         is_own = cls.__module__.partition(".")[0] == "aiohooks"
-        # Only where it can help: on Python 3.11 it makes each access to an attribute slower.
+        # On Python 3.11, `__getattr__` makes each access to an attribute slower. So it is set only
+        # where it can help: on a user's class with an `__init__` of its own.
         if "__init__" in vars(cls) and not is_own and not hasattr(cls, "__getattr__"):
             setattr(cls, "__getattr__", _report_missing)  # noqa: B010 - for type checkers
 

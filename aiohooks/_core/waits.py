@@ -1,6 +1,6 @@
 """Waits for tasks, others, events and numbers; cleanup that must finish; tasks and pauses.
 
-    shielded           runs cleanup to its end, in spite of cancels
+    shielded           runs cleanup to its end, in spite of cancels of the caller
     to_thread          calls a function in a thread, and waits for it
     wait_done          waits for tasks, and cancels none of them
     leave_behind       keeps tasks that ignore their cancellation, for which nothing waits any more
@@ -9,10 +9,10 @@
     wait_for_others    a wait for another session or for an engine; a stop ends it while a session
                        opens
     until_stop         a wait in a run, which a stop of its session ends
-    Event              something that happens, and callbacks
-    Waiters            waits for the next event
-    ThresholdWaiters   waits for a number that grows
-    Backoff            pauses between attempts
+    Event              something that happens, and the callbacks that are notified
+    Waiters            waits that end with the next call of `wake`
+    ThresholdWaiters   waits for a number that grows: each ends when its threshold is reached
+    Backoff            the pauses between attempts
 
 `asyncio.TaskGroup`, `wait_for` and `Condition` lose cancels or wake-ups on supported Python
 versions, so nothing here uses them.
@@ -45,13 +45,16 @@ P = ParamSpec("P")
 make_task: Callable[..., asyncio.Task[Any]] | None = None
 """Makes all tasks of the library, by default `asyncio.Task`.
 
-An exploration sets a class of its own, and the check for leaks notes where tasks start. The default
-is looked up for each task, as others replace it after the import (nest_asyncio).
+`aiohooks.testing` replaces it: to run tasks in other orders, and to note where tasks are started.
+If it is None, `asyncio.Task` is looked up for each task, as other packages replace that class after
+this import (nest_asyncio).
 """
 DEFAULT_GRACE_SECS = 10.0
 """How long background tasks and cleanup may take at the end of a session, by default."""
-# A thread that writes files is left behind only if it hangs. The caller may have a shorter limit.
 _THREAD_GRACE_SECS = 120.0
+"""How long a cancelled caller waits for its thread by default. It is long, as the thread may write
+files, and is to be left behind only if it hangs.
+"""
 
 
 def current_task() -> asyncio.Task[Any]:
@@ -94,9 +97,15 @@ async def shielded(
 ) -> T:
     """Run `coro` to its end in a task of its own, in a copy of the caller's context.
 
-    A cancel of the caller is raised afterwards. The first cancel calls `on_cancel`, and `coro` then
-    has `grace_secs` to end. After this time it is cancelled, and after the same time again it is
-    left running, with a warning.
+    If the caller is cancelled meanwhile, the cancel is raised when `coro` has ended. The first
+    cancel calls `on_cancel`, and `coro` then has `grace_secs` to end. After this time `coro` is
+    cancelled, and after the same time again it is left running, with a warning.
+
+    Args:
+        coro: the coroutine.
+        grace_secs: how long a cancelled caller waits for `coro`, before and after its cancellation.
+        what: the name of `coro` in messages.
+        on_cancel: called at the first cancel of the caller.
     """
     task = await shielded_task(
         coro,
@@ -114,9 +123,9 @@ async def shielded_task(
     what: str,
     on_cancel: Callable[[], object] | None = None,
 ) -> asyncio.Task[T]:
-    """Run `coro` like `shielded`, and return its task, which has ended.
+    """Run `coro` like `shielded`, with the same arguments, and return its task, which has ended.
 
-    If the task was cancelled, other code has cancelled it.
+    If the returned task was cancelled, other code has cancelled it, and not this caller.
 
     Raises:
         CancelledError: the caller was cancelled.
@@ -127,11 +136,13 @@ async def shielded_task(
     except asyncio.CancelledError as cancelled:
         if on_cancel is not None:
             on_cancel()
-        # An anyio scope cancels again at each iteration of the loop until the task has left it.
+        # A cancelled scope of anyio cancels its task again at each iteration of the event loop,
+        # unless it is shielded.
         with anyio.CancelScope(shield=True):
             await _end_within(task, grace_secs, what)
         if not task.done():
             task.add_done_callback(retrieve_exception)
+        # An error of the task is kept as the context of the cancel, which is raised in its place.
         elif not task.cancelled():
             error = task.exception()
             if error is not None:
@@ -145,9 +156,9 @@ async def _end_within(
     grace_secs: float,
     what: str,
 ) -> None:
-    """Give a task `grace_secs` to end, cancel it, and give it the same time again.
+    """Give a task `grace_secs` to end. Then cancel it, and give it the same time again.
 
-    A task that still runs then is left alone, with a warning.
+    A task that still runs after this is left behind, with a warning.
     """
     await _wait_uncancelled(task, grace_secs)
     if task.done():
@@ -162,9 +173,13 @@ async def _end_within(
 
 
 async def _wait_uncancelled(task: asyncio.Task[Any], secs: float) -> None:
-    """Wait until a task is done, at most `secs`, and ignore cancels: the caller has noted one."""
+    """Wait until a task is done, at most `secs`, and ignore cancels of this wait.
+
+    The caller has been cancelled before, and raises that cancel afterwards.
+    """
     clock = current_clock()
-    # Counted from here: a blocked event loop must not take the time after the cancel.
+    # The time is counted from this call, which may be much later than the cancel if the event loop
+    # was blocked: the task still gets all of its time.
     deadline = clock.now() + secs
     while not task.done() and clock.now() < deadline:
         with contextlib.suppress(asyncio.CancelledError):
@@ -172,7 +187,9 @@ async def _wait_uncancelled(task: asyncio.Task[Any], secs: float) -> None:
 
 
 LEFT_BEHIND: set[asyncio.Task[Any]] = set()
-"""The tasks that were left behind. The event loop itself has only weak references to tasks."""
+"""The tasks that were left behind, until they end. The event loop itself has only weak references
+to tasks, and a task that nothing else refers to could be freed while it runs.
+"""
 
 
 def leave_behind(tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -188,7 +205,8 @@ async def wait_done(
 ) -> bool:
     """Wait until all tasks are done, or `secs` have passed, and return whether they are done.
 
-    No task is cancelled.
+    No task is cancelled, neither after `secs` nor if this wait is cancelled. If `secs` is None,
+    there is no time limit.
     """
     pending = {task for task in tasks if not task.done()}
     if not pending:
@@ -220,8 +238,15 @@ async def to_thread(
 ) -> T:
     """Call a blocking function in a worker thread.
 
-    A thread cannot be stopped. A cancel calls `on_cancel`, which may make the function end, and
-    waits for the thread, `what` in messages, for at most `grace_secs`.
+    A thread cannot be stopped. If the caller is cancelled, `on_cancel` is called, which may make
+    the function end, and this waits as `shielded` does.
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        grace_secs: how long a cancelled caller waits for the thread.
+        on_cancel: called at the first cancel of the caller.
+        what: the name of the thread in messages.
     """
     return await shielded(
         anyio.to_thread.run_sync(functools.partial(fn, *args)),
@@ -238,12 +263,12 @@ def retrieve_exception(task: asyncio.Future[Any]) -> None:
 
 
 ANY_CHANGE = 0
-"""The threshold of waits that end with the next number, whatever it is."""
+"""A threshold that every number reaches: waits with it end with the next number, whatever it is."""
 
 Until: TypeAlias = Callable[[Awaitable[Any]], Awaitable[Any]]
-"""Awaits something, and may end the wait earlier: `Coordinator.until`."""
+"""Returns a wait for an awaitable that may end earlier, with an error: `Coordinator.until`."""
 _until: ContextVar[Until | None] = ContextVar("aiohooks_opening", default=None)
-"""The `until` of the session that is being opened in this context."""
+"""The `until` of the session that is being opened in this context, or None."""
 
 
 def opening_until(until: Until) -> assigned[Until | None]:
@@ -254,8 +279,8 @@ def opening_until(until: Until) -> assigned[Until | None]:
 def wait_for_others(waiter: Awaitable[T]) -> Awaitable[T]:
     """Return a wait for something that only another process can bring about.
 
-    Examples are the answer of an engine, and a new chief. If a session is being opened here, a stop
-    of it ends the wait with `StopRequestedError`.
+    Examples are the answer of an engine, and a new chief. If a session is being opened in this
+    context, a stop of the session ends the wait with `StopRequestedError`.
     """
     until = _until.get()
     return waiter if until is None else until(waiter)
@@ -265,7 +290,10 @@ def until_stop(
     waiter: Awaitable[T],
     run: RunScope | None,
 ) -> Awaitable[T]:
-    """Return a wait that ends with the waiter, or with a stop of the run's session."""
+    """Return a wait that ends with the waiter, or with a stop of the run's session.
+
+    If there is no run, or it is of no session, this is the waiter itself.
+    """
     if run is None or run.session is None:
         return waiter
     return run.session.until(waiter)
@@ -297,6 +325,8 @@ class Event(Generic[P]):
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:
+                # A cancel of the caller is raised. A CancelledError that a callback has raised by
+                # itself is logged like other errors.
                 is_cancellation = isinstance(error, asyncio.CancelledError)
                 if is_cancellation and current_task().cancelling():
                     raise
@@ -310,6 +340,7 @@ class Waiters:
     """The waiters for an event. The object is true while there are any."""
 
     def __init__(self) -> None:
+        # A dict in the place of a set, for its order.
         self._futures: dict[asyncio.Future[None], None] = {}
 
     def __bool__(self) -> bool:
@@ -339,34 +370,40 @@ Waiter: TypeAlias = "asyncio.Future[int | T]"
 
 
 class ThresholdWaiters(Generic[T]):
-    """Futures by threshold.
+    """Futures that wait for a number to grow, each until the number reaches its threshold.
 
-    Parking, discarding and waking compare O(log n) thresholds, and none for a further future under
-    the same one. Reading the lowest threshold costs nothing.
+    To park a future is to add it under its threshold. Parking, discarding and waking compare
+    O(log n) thresholds, and none for a further future under the same threshold. Reading the lowest
+    threshold costs nothing.
     """
 
     def __init__(self, none: int) -> None:
-        """Make an empty collection. `none`, above all thresholds, is its lowest threshold then."""
+        """Make an empty collection.
+
+        `none` is a number above all thresholds. It stands for no threshold, as the lowest threshold
+        of an empty collection.
+        """
         self._futures: dict[int, dict[Waiter[T], None]] = {}
+        """The futures of each threshold. Their dict takes the place of a set, for its order."""
         self._thresholds: list[int] = [none]
-        """The thresholds with a future, sorted, and `none` at the end: it is never empty."""
+        """The thresholds with a future, sorted, and `none` at the end: the list is never empty."""
         self.count: int = 0
         """The number of parked futures."""
         self.lowest: int = none
         """The lowest threshold with a future."""
 
     def count_above(self, threshold: int) -> int:
-        """Return the number of futures above the lowest threshold of all."""
+        """Return the number of futures above `threshold`: the lowest threshold, or a lower one."""
         return self.count - len(self._futures.get(threshold, ()))
 
     def lowest_above(self, threshold: int) -> int | None:
-        """Return the lowest threshold above this one."""
+        """Return the lowest threshold above this one, or None if there is none."""
         place = bisect.bisect_right(self._thresholds, threshold)
         lowest = self._thresholds[place]
         return lowest if lowest in self._futures else None
 
     def park(self, threshold: int, future: Waiter[T]) -> None:
-        """Add a future."""
+        """Add a future under its threshold."""
         self.count += 1
         futures = self._futures.get(threshold)
         if futures is not None:
@@ -399,7 +436,8 @@ class ThresholdWaiters(Generic[T]):
             futures = self._futures.pop(threshold)
             self.count -= len(futures)
             for future in futures:
-                # Not by `wake` of the clock: many may wait, and the call would cost a third more.
+                # Hot path: this is `clock.wake(future, number)`. Many futures may wait, and the
+                # call would cost a third more.
                 if not future.done():
                     future.set_result(number)
         del self._thresholds[:reached]
@@ -407,6 +445,7 @@ class ThresholdWaiters(Generic[T]):
 
     def pop_all(self) -> list[tuple[int, Waiter[T]]]:
         """Remove and return all futures with their thresholds, the lowest first."""
+        # Without `none`, the last one, which has no futures.
         popped = [
             (threshold, future)
             for threshold in self._thresholds[:-1]
@@ -423,7 +462,8 @@ class ThresholdWaiters(Generic[T]):
 class Backoff:
     """Exponential backoff: pauses that double from `initial_secs` up to `max_secs`.
 
-    With `jitter`, a pause is a random part of this. A pause of 0 is valid.
+    With `jitter`, each pause is a random part of this time, so that processes that have failed
+    together do not try again together. A pause of 0 is valid.
     """
 
     initial_secs: float = 0.1
@@ -436,6 +476,6 @@ class Backoff:
 
     def pause_secs(self, attempt: int) -> float:
         """Return the seconds to wait before attempt number `attempt`, counted from 1."""
-        # The exponent is bounded, or a long series of attempts would overflow the float.
+        # The exponent has a limit: the power of a long series of attempts would overflow a float.
         longest = min(self.max_secs, self.initial_secs * 2.0 ** min(attempt - 1, 1000))
         return random.uniform(0, longest) if self.jitter else longest
