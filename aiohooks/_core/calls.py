@@ -502,7 +502,7 @@ class Calls(abc.ABC):
             self._get_ending().grace_timer = timer
 
     def start_timer(self, number: int, secs: float) -> None:
-        """Limit the time of a call that has been started, unless it has ended."""
+        """Limit the time of a call that has been started, unless it has ended already."""
         if self.is_running(number):
             expire = functools.partial(self._expire, number)
             self._get_ending().timers[number] = current_clock().call_later(secs, expire)
@@ -543,7 +543,8 @@ class Calls(abc.ABC):
         for number in numbers:
             self.stop_timer(number)
             self.pending -= 1
-            # The failure of a time limit is recorded when the call has ended, or here.
+            # A call that exceeds its time limit usually fails when it has ended. Nothing waits for
+            # the end of this one, so that it fails here.
             if number in ending.timeouts:
                 self._record(number, ending.timeouts[number])
         self._wake_if_ended()
@@ -756,7 +757,7 @@ def changes(
 ) -> list[tuple[ContextVar[Any], Any]]:
     """Return the variables that differ between two states of a context, with their new values.
 
-    The value is `_MISSING` for a variable that is unset.
+    The new value is `_MISSING` for a variable that is unset in `after`.
     """
     # Hot path: usually nothing has changed. Comparing the two states in C is much faster than the
     # loops below, and this is done for each call of each run.
@@ -794,7 +795,7 @@ class OwnContext:
     is compared.
     """
     _caller: Context
-    """The same of the caller's context."""
+    """A copy of the caller's context from then, for the same comparison."""
     _from_caller: dict[ContextVar[Any], Token[Any]]
     """The tokens of the variables that changes of the caller have set in the shared context, where
     they were unset. A variable can be unset again only by its token.

@@ -1,10 +1,11 @@
 """Calling several hooks as one, with or without a session.
 
 hook        registrations of hooks: order, time limit, error handling, background calls
-ways        a method of an interface, the arguments of its calls, and how the results of several
-            hooks become one
+ways        a method of an interface, the arguments of its calls, and its way: how the results of
+            several hooks become one
 interface   hook interfaces: the methods of a class that hooks can implement, and checks of hooks
-calls       calls in order groups: those that cannot wait in turn, the others concurrently
+calls       the calls of one method, in groups of hooks of one order: calls that cannot wait are
+            made one after another, the others run concurrently
 background  calls that are queued and run alongside the code that follows
 answers     the calls of a method for all its hooks, and their one result
 composite   the object that stands for the hooks of a group

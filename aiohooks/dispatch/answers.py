@@ -359,6 +359,7 @@ async def _call_innermost(
     args, keywords = point.parameters.for_function(values, innermost)
     passed_args, passed_keywords = passed
     if passed_args:
+        # These replace `args`, where arguments may be that the hook has passed by name.
         args = passed_args
         keywords = {**keywords, **passed_keywords}
     result = innermost(*args, **keywords)
@@ -381,7 +382,7 @@ class WrapperCall(HookCalls):
     ) -> None:
         super().__init__(group)
         self._point = point
-        # The function that calls the rest. It gets values and passed arguments, as this call has.
+        # The function that calls the rest, with the values and the passed arguments for it.
         self._rest = rest
         self._values = values
         self._passed = passed
@@ -398,11 +399,11 @@ class WrapperCall(HookCalls):
         """Call the hook, and return its result."""
         parameters = self._point.parameters
         if self._point.how == "wrap":
-            # The argument that the method has for this is the function that calls the rest.
+            # The chosen argument of the method is the function that calls the rest.
             values = {**self._values, parameters.chosen: self.call_next}
             args, keywords = parameters.for_hooks(values)
         else:
-            # The function of `generator_call` has that function as an additional first argument.
+            # The function of `generator_call` takes `call_next` as an additional first argument.
             args, keywords = parameters.for_hooks(self._values)
             args = (self.call_next, *args)
         functions = self._group.functions_with((), keywords)
@@ -412,8 +413,8 @@ class WrapperCall(HookCalls):
 
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
         """Call the rest. The hook gets this function, and may pass it changed arguments."""
-        # A task that the hook has started may still call this. The rest was then called in place of
-        # the hook, or the caller waits for nothing any more.
+        # A task that the hook has started may call this after the hook has failed. The result of
+        # the method then comes from the rest alone, or nothing waits for the hook any more.
         if self.has_logged_failure or self.is_left_behind(0):
             raise HookCancelledError(
                 f"{self.describe(0)} has failed before this: it cannot call the next hook any more"

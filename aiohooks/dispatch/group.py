@@ -352,7 +352,8 @@ class HookGroup(InitRequired, Generic[K]):
             message = "%r is left, but %s of its calls still run after %s s"
             logger.warning(message, self, len(active), grace_secs)
         self._exit_failures += await self._composite.background.end(grace_secs)
-        # A task whose hook is still entered waits for calls, which had the grace period to end.
+        # A task whose hook is still entered waits for calls, which had the grace period to end. It
+        # is cancelled, and its hook is exited with the other hooks, below.
         for task, registered in self._exit_tasks.items():
             if registered in self._entered:
                 task.cancel()
@@ -361,12 +362,19 @@ class HookGroup(InitRequired, Generic[K]):
             await self._exit(self._entered.pop(), error)
 
     def _exit_later(self, registered: RegisteredHook) -> None:
-        """Start a task that exits a hook, which is being removed, when its calls have ended: all
-        calls of the group that have begun by now, which may use the hook.
+        """Start a task that exits a hook, which is being removed.
+
+        The task first waits for all calls of the group that have begun by now, which may use the
+        hook.
 
         Raises:
             WrongLoopError: this is not called in the group's event loop.
         """
+        self._composite.check_loop()
+        earlier_ends: list[asyncio.Future[None]] = self._composite.ends_of_calls()
+        # All exits share one context (`OwnContext`), which is for consecutive calls. So a removed
+        # hook is exited after the hooks that were removed before.
+        earlier_ends += self._exit_tasks
 
         async def exit_removed() -> None:
             await wait_done(earlier_ends, None)
@@ -374,11 +382,6 @@ class HookGroup(InitRequired, Generic[K]):
             self._entered.remove(registered)
             await self._exit(registered, None)
 
-        self._composite.check_loop()
-        earlier_ends: list[asyncio.Future[None]] = self._composite.ends_of_calls()
-        # All exits share one context (`OwnContext`), which is for consecutive calls. So a removed
-        # hook is exited after the hooks that were removed before.
-        earlier_ends += self._exit_tasks
         name = f"exit of {registered.name}, which was removed"
         self._exit_tasks[new_task(exit_removed(), name)] = registered
 
@@ -437,6 +440,8 @@ class HookGroup(InitRequired, Generic[K]):
             secs: the time limit if the hook has none of its own.
         """
         registration = registered.registration._replace(disable_after=None)
+        # The group has another `RegisteredHook`, so that failures here are not counted as failures
+        # of the hook's calls.
         group = OrderGroup(
             method,
             [RegisteredHook(registered.name, registration)],
@@ -446,6 +451,7 @@ class HookGroup(InitRequired, Generic[K]):
         (call,) = group.calls
         calls = HookCalls(group)
         context = self._own_context.update()
+        # `start_all` would give the call a context of its own.
         calls.start(0, function, args, call.name, call.secs, context)
         try:
             await calls.wait()

@@ -172,6 +172,7 @@ class Interface:
         elif callable(member) or isinstance(member, _NO_FUNCTIONS):
             self._unsupported[name] = f"is a {member_kind.__name__}, and no function"
         elif inspect.ismemberdescriptor(member):
+            # A slot declares data without a value.
             self.attributes[name] = NO_VALUE
         # A property with a setter is left out: its value belongs to the object that has it.
         elif getattr(member, "fset", None) is None:
