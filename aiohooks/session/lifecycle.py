@@ -2,15 +2,17 @@
 
 Read it downward. Each method calls the layer below it:
 
-    open        `begin` of the hooks, the raw session, `after_create_session`
-    run         its turn, and what becomes of an attempt that failed
+    open        call `begin` of the hooks, create the raw session, call `after_create_session`
+    run         wait for the turn, and decide what follows an attempt that failed
     recover     close the failed raw session, pause, create another one
-    close       `end` of the hooks, background tasks, the raw session, `close` of the hooks
+    close       call `end` of the hooks, end the background tasks, close the raw session, call
+                `close` of the hooks
 
-`Turns` has the turns of its runs, and `EndErrors` decides which error of its end is raised.
-`creators` has the policy and the history of recoveries, the coordinator the choice of the root
-cause. `Coordinator.is_recoverable` is the one place that decides whether a new raw session can
-help.
+`Turns` has the turns of the session's runs, and `EndErrors` decides which error of its end is
+raised. The module `creators` has the policy and the history of recoveries, and the coordinator
+chooses the root cause of a failure. `Coordinator.is_recoverable` is the one place that decides
+whether a new raw session can help. The docstring of the package defines the words: turn, scope,
+attempt, give up and others.
 """
 
 from __future__ import annotations
@@ -103,22 +105,26 @@ OPEN_SESSIONS: WeakKeyDictionary[Lifecycle, None] = WeakKeyDictionary()
 of their openings.
 """
 _NOTICE_SECS = 1
-"""After how long the log has what the end of a session waits for."""
+"""If the end of a session takes longer than this, the log shows what the end waits for."""
 _FLUSH_SECS = 5.0
-"""How long to wait until other processes can know that this session has left."""
+"""How long the end waits for the step store to publish to other processes that this session has
+left.
+"""
 DEFAULT_YIELD_SECS = 0.005
-"""After how long without a turn the event loop gets one before the next run, by default."""
+"""The default of `yield_secs`: when the event loop has had no loop turn for this long, it gets one
+before the next run.
+"""
 _TURN_PASSES = 3
-"""The passes of the loop that make one turn: it finds an event, calls the callback, and the task
-that waited continues.
+"""The iterations of the event loop that make one loop turn. In the first the loop finds an event,
+in the second it calls the event's callback, in the third the task that waited for it continues.
 """
 
 
 class Lifecycle(TasksOwner):
     """Opens, runs, recovers and closes one monitored session.
 
-    It owns the raw session. The coordinator of the whole session owns its tasks and requests. That
-    of the raw session is new after each recovery.
+    It owns the raw session. `coordinator` owns the background tasks and the requests of the whole
+    session, and `raw_coordinator` the tasks of the raw session, so it is new after each recovery.
     """
 
     def __init__(
@@ -130,40 +136,51 @@ class Lifecycle(TasksOwner):
         yield_secs: float | None,
         name: str | None,
     ) -> None:
-        """Start nothing."""
+        """Make the parts of the session. Only `open` starts anything."""
         self.name: str | None = name
         self.graph: Graph = creator.graph
         self.grace_secs = grace_secs
         self.phase: str = "new"
         """"new", "opening", "open", "closing" or "closed"."""
         self.thread: int = 0
-        """The thread of the session's loop: cheaper to compare than the running loop."""
+        """The thread that runs the session's loop. Each run compares it with its own thread, which
+        costs less than to look up the running loop.
+        """
         self.policy = policy
         self.coordinator: Coordinator = Coordinator()
-        """Its tasks live through recoveries."""
+        """The coordinator of the whole session: its tasks live through recoveries."""
         self.coordinator.owner = self
         self.requests: Requests = self.coordinator.requests
         self.raw_coordinator: Coordinator = self.coordinator
+        """The coordinator of the current raw session: its tasks end with that. Before the first raw
+        session it is the coordinator of the whole session.
+        """
         self.session: Session | None = None
-        """The raw session."""
+        """The raw session. It is None before the first one, while it is being replaced, after a
+        recovery that was cancelled, and at the end.
+        """
         self.store: StepStore | None = None
         """The step store of all raw sessions."""
         self.run_raw: GatheredRun
         """Makes a run of the raw session as part of a monitored run."""
         self.run_waits: RunWaits = RunWaits(owner=self)
-        """The waits of the run in progress, whose end ends the run."""
+        """What the run in progress awaits. To end these waits is to end the run."""
         self.turns: Turns = Turns(self.run_waits, yield_secs)
         self.hooks: HookSet = HookSet(self.coordinator, hooks, self.graph)
         self.feeds: SessionFeeds = SessionFeeds(self.coordinator, self.run_waits)
         self.recoveries: int = 0
+        """The number of recoveries begun."""
         self.recovering_from: BaseException | None = None
+        """The error from which the session is recovering now, if it is."""
         self._recovery: asyncio.Task[None] | None = None
-        """The task that recovers while others wait for something else than a run."""
+        """The task that recovers on behalf of lasting waits. A run recovers in its own task."""
         self._has_hurried = False
-        """Whether an attempt was made without a pause, as a stop was requested."""
+        """Whether a stop has ended a pause of a recovery, or has let one be left out. It does so
+        once: see `_pause`.
+        """
         self.gave_up: BaseException | None = None
-        """The error with which recovery gave up, or the session has ended; no run can begin any
-        more.
+        """The error with which recovery gave up, or with which the session has failed. While there
+        is one, no run can begin.
         """
         self.history: RecoveryHistory = RecoveryHistory(policy)
         self._creator = creator
@@ -173,11 +190,16 @@ class Lifecycle(TasksOwner):
         self._publisher: Publisher | None = None
         """The session's registration as a publisher of steps."""
         self.entered_by: asyncio.Task[Any] | None = None
+        """The task that has entered the session's block, until the session is closed."""
         self.phase_began_at: float | None = None
+        """The time of the current clock at which the phase began. None stands for "new"."""
         self._is_closed = asyncio.Event()
         self._end_log: TimerHandle = NO_TIMER
-        """Logs what the session waits for, after a signal and when it closes."""
+        """The timer that logs what the session waits for, after a signal and when it closes."""
         self._at_end = contextlib.ExitStack()
+        """What to undo when the session closes: it releases the hooks and the graph, and removes
+        the signal handlers.
+        """
 
     def _enter_phase(self, phase: str) -> None:
         self.phase = phase
@@ -226,13 +248,15 @@ class Lifecycle(TasksOwner):
         self.turns.set_loop_turn_due()
 
     def _register_publisher(self, store: StepStore | None) -> None:
-        """Register as a publisher of steps: before the session is created, if its store is known,
-        or right after it.
+        """Register a session that trains as a publisher of steps, once its store is known.
+
+        This is called before the raw session is created, when `store` may be None, and again after
+        it. A registered session is not registered again.
         """
         if self._publisher is None and isinstance(store, StepStore) and self.graph.trains:
             name = self.name or current_task().get_name()
             if self.name is None and not store.inline:
-                # there is a Task-1 in each
+                # Other processes use the same store, and each has a task of the name "Task-1".
                 name += f" of process {os.getpid()} on {socket.gethostname()}"
             self._publisher = store.publisher(name)
             self._publisher.session = self.awaited
@@ -242,13 +266,14 @@ class Lifecycle(TasksOwner):
         store = getattr(self._creator, "global_step", None)
         is_worker = isinstance(self._creator, WorkerSessionCreator)
         if getattr(store, "inline", True) or not is_worker:
-            # A worker that waits for a chief in another process publishes nothing yet.
+            # A worker of a chief in another process registers later: until the chief has
+            # initialized the run, it publishes nothing.
             self._register_publisher(store)
         try:
             await self._create_session(ends_at_drain=True)
         except StoreRefusedError:
-            # A wrong password or address at the start is no outage; later it may be one, of a
-            # server that moves.
+            # At the start, the password or the address is wrong, and another attempt cannot help.
+            # Only in a later recovery may it be an outage, of a server that moves.
             raise
         except BaseException as error:
             if not self.coordinator.is_recoverable(error):
@@ -259,17 +284,19 @@ class Lifecycle(TasksOwner):
             warn_if_not_saved(self.session, self.graph)
 
     async def _create_session(self, *, ends_at_drain: bool = False) -> Session:
-        """Create a raw session and give it to the hooks.
+        """Create a raw session, and give it to the hooks and the feeds.
 
         Args:
-            ends_at_drain: whether a drain ends the creator's waits for other processes.
+            ends_at_drain: whether a drain ends the creator's waits for other processes. A stop does
+                so in any case.
         """
         with opening_until(functools.partial(self.coordinator.until, drain=ends_at_drain)):
             session = await self._creator.create_session()
         self.session = session
         self.run_raw = monitored_run(session, self._monitor)
         if self.coordinator.closed:
-            # The creator has ignored the cancellation by which the session was closed.
+            # The session was closed while its creator worked, and the creator has ignored that its
+            # task was cancelled.
             await self._close_raw_session("the session was closed")
             raise SessionClosedError("the session was closed while a raw session was created")
         self.store = session.global_step
@@ -278,7 +305,8 @@ class Lifecycle(TasksOwner):
             restore_hooks(session, session.restored)
             checkpoint = session.restored.checkpoint
             await self.coordinator.events.restored.emit(checkpoint.step, checkpoint.path)
-        # Before the hooks, which may fail: the elements in use come again in any case.
+        # The feeds are restored already, and give the elements in use again. Note this before the
+        # hooks are called, because a hook may fail.
         self.feeds.note_new_session(session, self.recovering_from)
         await self.hooks.after_create_session(session, self.raw_coordinator)
         if session.finished is not None:
@@ -289,7 +317,13 @@ class Lifecycle(TasksOwner):
     # -- run
 
     def begin_run(self) -> RunScope:
-        """Begin a run: the turn is free, or was waited for. Raises like `_raise_if_unusable`."""
+        """Begin a run in the current task, and take the turn, unless this task has waited for it.
+
+        Only call this when the turn is free, or this task has it.
+
+        Raises:
+            BaseException: the reason why no run can begin, as in `_raise_if_unusable`.
+        """
         if (
             self.phase != "open"
             or get_ident() != self.thread
@@ -298,12 +332,12 @@ class Lifecycle(TasksOwner):
         ):
             self._raise_if_unusable()
         task = asyncio.current_task(self.requests.loop)
-        # The caller runs in another loop of the same thread.
         if task is None:
+            # The caller runs in another loop of the same thread, and this raises the error.
             self.raise_if_not_entered()
             task = current_task()
         turns = self.turns
-        # Not a method of the turns: it would cost each run a call.
+        # Hot path: a method of `turns` for these statements would cost each run a call.
         turns.taken = True
         turns.runner = task
         turns.runs += 1
@@ -314,8 +348,10 @@ class Lifecycle(TasksOwner):
         return scope
 
     async def wait_for_turn(self) -> RunScope:
-        """Begin a run that cannot begin now: let the loop have its turn, wait behind the runs of
-        other tasks, and begin it.
+        """Wait until a run can begin, and begin it.
+
+        The wait is for the loop turn, if one is due, for the runs of other tasks, and for the end
+        of a pause.
         """
         turns = self.turns
         await self.give_loop_turn()
@@ -335,25 +371,29 @@ class Lifecycle(TasksOwner):
             raise
 
     async def give_loop_turn(self) -> None:
-        """Let the loop have a turn, if it is due, and wait for the end of a pause.
+        """Let the event loop have a loop turn, if it is due, and wait for the end of a pause.
 
-        Call it before a run begins: at its end a cancellation that arrives here would lose the
-        result of a committed run. It raises a stop that was requested meanwhile, and the error of a
-        background task that failed during a pause.
+        Call it before a run begins. If the loop turn came after a run, a cancellation that arrives
+        in it would lose the result of a committed run. During a pause, this raises a stop that is
+        requested, and the error of a background task that fails.
         """
         if (
             self.phase != "open"
             or get_ident() != self.thread
             or asyncio.get_running_loop() is not self.requests.loop
         ):
-            # `begin_run` raises the error for what is wrong.
+            # `begin_run` raises the error.
             return
         await self.turns.let_loop_turn()
         await self.coordinator.wait_for_resume()
 
     async def session_for_run(self) -> Session:
-        """Return the raw session for a run. After a recovery that was cancelled, another one. Raise
-        the failure of a task.
+        """Return the raw session for an attempt, and create one if there is none.
+
+        There is none after a recovery that was cancelled.
+
+        Raises:
+            BaseException: the failure of a background task, or of the creation.
         """
         errors = self.raw_coordinator.errors
         if errors:
@@ -361,18 +401,24 @@ class Lifecycle(TasksOwner):
         return self.session or await self._create_session_in_run()
 
     async def recover_if_needed(self) -> None:
-        """Recover if a task of the raw session has failed, or there is none after a recovery that
-        was cancelled, as the next run would before it begins.
+        """Do what the next run would do before it begins, for a caller that needs a raw session but
+        makes no run.
+
+        That is to recover if a task has failed, and to create a raw session if a cancelled recovery
+        has left none.
         """
         errors = self.raw_coordinator.errors
-        if self.session is not None and not (errors and self.coordinator.is_recoverable(errors[0])):
+        needs_recovery = bool(errors) and self.coordinator.is_recoverable(errors[0])
+        if self.session is not None and not needs_recovery:
             return
+        # An attempt that makes no run: it raises the failure, from which `repeat` recovers.
         await self.repeat(lambda _: self.session_for_run())
 
     async def repeat(self, attempt: Callable[[RunScope], Awaitable[T]]) -> T:
         """Take a turn to run, and call `attempt` again after each recovery until it succeeds.
 
-        A run of the session does the same, without this call.
+        Unlike in `run` of the session, which has this loop as well, an attempt that fails is
+        repeated even if it was committed.
         """
         scope = await self.wait_for_turn()
         try:
@@ -386,44 +432,52 @@ class Lifecycle(TasksOwner):
             self.turns.end_run(scope)
 
     def start_recovery(self) -> None:
-        """Start a task that recovers, for waits that a recovery does not end."""
+        """Start a task that recovers on behalf of lasting waits, unless a recovery is in progress.
+
+        The code in a lasting wait makes no run that would recover, such as a loop that waits for
+        its next feed.
+        """
         is_started = self._recovery is not None and not self._recovery.done()
         if self.phase == "open" and self.recovering_from is None and not is_started:
             self._recovery = self.coordinator.start_soon(self._recover_for_waits, name="recovery")
 
     def _recover_for_lasting_waits(self) -> None:
-        """Let the waits for feeds, which nothing reads without a raw session, recover or fail: a
-        recovery was cancelled, or has given up.
+        """Start another recovery if lasting waits remain after one that was cancelled or gave up.
+
+        Without a raw session nothing reads feeds, so a wait for the next feed would never end. The
+        new recovery either succeeds, and reading continues, or its failure ends the waits.
         """
         if any(wait.lasts for wait in self.requests.waits):
             self.start_recovery()
 
     async def _recover_for_waits(self) -> None:
-        """Recover behind the run in progress, unless it recovers itself.
-
-        A recovery that ends because the session ends has not failed.
+        """Recover after the run in progress, whose turn this waits for. That run may have recovered
+        by then.
         """
         try:
             await self.recover_if_needed()
         except (SessionClosedError, StopRequestedError):
-            # The end of the session may have interrupted the recovery.
+            # A recovery that the end of the session has interrupted is no failure of this task.
             if self.phase == "open":
                 raise
 
     async def handle_failure(self, scope: RunScope, error: BaseException) -> bool:
-        """Decide what becomes of a run that `error` ended. Every failed attempt comes through here.
+        """Recover from the error of an attempt, or raise the error with which its run ends.
+
+        This is called for every failed attempt.
 
         Args:
             scope: the scope of the attempt.
-            error: the error that left it.
+            error: the error that left the attempt.
 
         Returns:
-            Whether the run is complete, as it had been committed. Otherwise it is to be repeated.
+            True if the run is complete, because the attempt had been committed and the recovery has
+            kept the commit. False if the caller has to make another attempt.
 
         Raises:
-            BaseException: what the run ends with: `error`, if the session does not recover from it;
-                the failure of a background task that is behind it; the last error, with the history
-                as notes, when the policy gives up.
+            BaseException: `error`, if the session does not recover from it; the failure of a
+                background task that is the cause of `error`; or the last error, with the history as
+                notes, when the policy gives up.
         """
         coordinator = self.coordinator
         commit = self._commit_to_keep(scope)
@@ -433,23 +487,29 @@ class Lifecycle(TasksOwner):
         try:
             is_cancel = isinstance(error, (asyncio.CancelledError, FeedsWentBack))
             if is_cancel or (error is cause and not coordinator.failures_in(error)):
-                # The caller, a signal, the end of the session or a restore has ended the run.
+                # The run has not failed. It was ended from outside: by its caller, a signal, the
+                # end of the session, or a recovery that has restored its feeds.
                 raise_unchanged(error)
             error = coordinator.root_cause(error)
             if coordinator.is_recoverable(error):
                 return await self._recover(error, commit)
             coordinator.note_delivery(error)
             if isinstance(error, StopRequestedError):
-                # So that `stop_reason` has it too, if it is the first.
+                # Code in the run has raised it without a request. Request the stop, so that
+                # `stop_reason` has its text, unless there is an earlier reason.
                 self.requests.request_stop(str(error))
             raise_unchanged(error)
         finally:
-            # The traceback of what is raised refers to this frame.
+            # The traceback of the raised error refers to this frame. Without references back there
+            # is no cycle, which only the garbage collector would free.
             del error, cause
 
     def _commit_to_keep(self, scope: RunScope) -> Position | None:
-        """Return the position of the commit of a failed attempt, where its feeds are tracked: as
-        each of their elements counts once, the run is not repeated.
+        """Return the position of the commit of a failed attempt, if its run must not be repeated.
+
+        An attempt may fail after its commit, in `after_run` for example. If its element is from
+        tracked feeds, another attempt would use the element twice, so that a recovery keeps the
+        commit. In any other case, this returns None.
         """
         session = self.session
         if session is None or scope.attempt is None:
@@ -464,28 +524,39 @@ class Lifecycle(TasksOwner):
             self.run_waits.end(cause)
 
     def end_failed_run(self, failure: BaseException) -> None:
-        """End the run in progress because a task has failed.
+        """End the run in progress because a task has failed, unless the run already recovers.
 
-        A recovery from that failure goes through, and so does one in which a task of the raw
-        session fails that is being closed.
+        It recovers from this very failure, or the failed task belongs to the raw session that the
+        recovery is closing. The failure of a task of the whole session ends a recovery, too.
         """
         if failure is self.recovering_from:
             return
-        is_lasting = any(other.lasts for other in self.coordinator.failures)
-        if self.session is not None or is_lasting:
+        # `session` is None while a recovery replaces it.
+        has_lasting_failure = any(other.lasts for other in self.coordinator.failures)
+        if self.session is not None or has_lasting_failure:
             self.end_run(failure)
 
     def until(self, awaitable: Awaitable[T]) -> Awaitable[T]:
-        """Wrap something that code in a run awaits, so that a stop of the session ends the wait."""
+        """Return an awaitable for code in a run, which a stop of the session also ends."""
         if self.phase != "open":
-            return awaitable  # the hooks of a session that ends may wait in spite of its stop
+            # When the session ends, its hooks may still wait, although it was stopped.
+            return awaitable
         return self.raw_coordinator.wait_until_ended("a wait in a run", awaitable)
 
     # -- recover
 
     async def _recover(self, error: BaseException, commit: Position | None) -> bool:
-        """Replace the raw session after `error`. Return whether the new one has the commit."""
-        # There is no session after a recovery that was cancelled: a creation has failed.
+        """Replace the raw session after the `error` of a run.
+
+        Args:
+            error: the root cause.
+            commit: the position of a commit to keep, if there is one.
+
+        Returns:
+            Whether there is a commit to keep, and the new raw session has it.
+        """
+        # The step of the run that failed. It stays None if there is no raw session, after a
+        # recovery that was cancelled: then the creation of a raw session has failed.
         step = None
         if commit is not None:
             step = commit.step
@@ -502,7 +573,7 @@ class Lifecycle(TasksOwner):
             self._recover_for_lasting_waits()
             raise
         finally:
-            # The traceback of what is raised refers to this frame.
+            # The traceback of the raised error refers to this frame: without a cycle, as above.
             del error
         self.recovering_from = None
         if commit is None or not self._has_commit(commit):
@@ -511,20 +582,29 @@ class Lifecycle(TasksOwner):
         return True
 
     def _has_commit(self, commit: Position) -> bool:
-        """Return whether the new raw session continues behind a commit of the previous session."""
+        """Return whether the state of the new raw session contains a commit of the previous one."""
         if self.session is None:
             return False
         if self.session.restored is not None:
+            # Its state is that of a checkpoint, which may be older than the commit.
             return self.session.restored.checkpoint.step >= commit.step
+        # It continues with the variables in memory. They have the commit unless the step was reset.
         latest = self.session.global_step.latest
         return latest.epoch == commit.epoch and latest.step >= commit.step
 
     async def _replace_session(self, error: BaseException, step: int | None) -> None:
-        """Replace the raw session after `error` of the run of `step`. None means the error of a
-        creation.
+        """Close the raw session and create another one, repeatedly until that succeeds.
 
-        What ends the run ends the recovery, too, except the failure of a task that hooks have
-        started in the new session, if the policy lists it.
+        Whatever ends the run ends the recovery, too. The exception is a recoverable failure of a
+        task that hooks have started in the new raw session: this is another failed attempt.
+
+        Args:
+            error: the error to recover from.
+            step: the step of the run that raised the error, or None if the creation of a raw
+                session did.
+
+        Raises:
+            BaseException: the error with which the recovery gives up, or that is not recoverable.
         """
         coordinator = self.coordinator
         try:
@@ -535,7 +615,8 @@ class Lifecycle(TasksOwner):
                 if gives_up:
                     raise_unchanged(error)
                 await self._pause()
-                # A task may have failed meanwhile, or beside the error that is recovered from.
+                # A task of the whole session may have failed: during the pause, or together with
+                # the error that is recovered from. No new raw session helps against that.
                 if coordinator.ending_failures:
                     raise_unchanged(coordinator.ending_failures[0])
                 try:
@@ -548,12 +629,19 @@ class Lifecycle(TasksOwner):
                     error = next_error
                     step = None
         finally:
-            # The traceback of what is raised refers to this frame.
+            # The traceback of the raised error refers to this frame: without a cycle, as above.
             del error
 
     def _begin_recovery(self, error: BaseException, description: str, step: int | None) -> bool:
-        """Count a failure of the session. Log that it recovers from `error`, or that it gives up,
-        as its policy says. Return whether it gives up.
+        """Count and log a failure, and return whether the session gives up recovering.
+
+        The policy decides that. If it gives up, `error` gets the history as notes, and `gave_up`
+        has the error from now on.
+
+        Args:
+            error: the error.
+            description: its text for the log and the history.
+            step: the step of the failed run, or None for a failed creation.
         """
         label = self.requests.label
         give_up_reason = self.history.failed(description, step)
@@ -568,10 +656,11 @@ class Lifecycle(TasksOwner):
         return True
 
     async def _pause(self) -> None:
-        """Pause before the next attempt.
+        """Pause before the next attempt to create a raw session, as long as the policy says.
 
-        A stop ends the pause, or the first one after it: one attempt is made without a pause. If
-        that fails, too, the pauses give the missing service time to return.
+        So that a stopped session ends soon, a stop ends the current pause, or else the next pause
+        is left out. This happens once: if the attempt after it fails, too, further pauses are made
+        in full, and give the missing service time to return.
         """
         secs = self.history.pause_secs()
         is_stopped = self.requests.stopped
@@ -585,15 +674,17 @@ class Lifecycle(TasksOwner):
     async def _close_raw_session(self, reason: str) -> None:
         """Close the raw session, if there is one, after its tasks and background calls.
 
-        Errors are only logged, because the session reports the error that has led here.
+        Errors of the closing are only logged, because the session reports the error for which it
+        is closed.
         """
         session = self.session
         if session is None:
             return
-        # The step that the session has reached. A store that has lost its data shows less.
-        reached = max(session.global_step.latest.step, session.committed_step)
-        # Feeds without a state cannot give the elements of steps after the checkpoint again.
-        self.feeds.note_loss(session, reached)
+        # A store that has lost its data shows a lower step than the session has committed.
+        reached_step = max(session.global_step.latest.step, session.committed_step)
+        # A recovery may go back to an earlier checkpoint. The feeds then report how many steps are
+        # undone, and whether their elements are lost.
+        self.feeds.note_loss(session, reached_step)
         self.session = None
         await shielded(
             self._end_raw_session(session, reason),
@@ -605,7 +696,7 @@ class Lifecycle(TasksOwner):
         """End the background calls, the feeds and the tasks of a raw session, and close it."""
         coordinator = self.raw_coordinator
         label = self.requests.label
-        # The background calls are calls for this session.
+        # Background calls of `after_run` still use this raw session.
         if self.hooks.has_background:
             await self.hooks.background.finish(self.grace_secs)
         await self.feeds.stop_reading()
@@ -619,16 +710,21 @@ class Lifecycle(TasksOwner):
             logger.warning("%s: closing its raw session failed", label, exc_info=error)
 
     async def _create_session_in_run(self) -> Session:
-        """Create a session in a run: in a recovery, or after a cancelled recovery."""
+        """Create a raw session inside of a run, whose end also ends the creation.
+
+        A run does so in a recovery, and at its beginning after a recovery that was cancelled.
+        """
         wait = Wait[Session]("creating a session", waits=self.run_waits)
         try:
             return await wait.result_of(self._create_session())
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
-                # It is half announced: the next run creates another.
+                # Perhaps only some hooks have got the new raw session, so no run can use it. Close
+                # it: the next run creates another one.
                 await self._close_raw_session("its creation was cancelled")
             elif not self.coordinator.is_recoverable(error) and not is_clean_end(error):
-                # Half announced as well. After a clean end `end` gets the new session.
+                # Again only some hooks may have got it, and another attempt cannot help: let no
+                # run begin. After a clean end it stays open, as `end` of the hooks gets it.
                 self.gave_up = error
             self._recover_for_lasting_waits()
             raise
@@ -636,8 +732,17 @@ class Lifecycle(TasksOwner):
     # -- close
 
     async def close(self, error: BaseException | None) -> bool:
-        """End the session after `error`, or none, left its block. Return whether the error is
-        swallowed. Another caller waits for the end.
+        """End the session, or wait until another caller has ended it.
+
+        Args:
+            error: the error that left the session's block, if there is one.
+
+        Returns:
+            Whether the block swallows the error: it does so with a clean end, unless the end of the
+            session has an error of its own.
+
+        Raises:
+            BaseException: the error of the end, as `EndErrors` chooses it.
         """
         is_swallowed = error is not None and is_clean_end(error)
         primary = None if is_swallowed else error
@@ -646,7 +751,8 @@ class Lifecycle(TasksOwner):
             self._raise_if_not_closable()
         if self.phase in ("closing", "closed"):
             await self._wait_until_closed(primary)
-            # Code of the session's own tasks may have closed it, and got the failure of another.
+            # If a background task has closed the session, it has got the failures of other tasks.
+            # They are still owed (`owe_again`), and this caller gets them.
             self._take_task_failures(errors)
             outcome = errors.outcome()
         else:
@@ -668,7 +774,9 @@ class Lifecycle(TasksOwner):
         raise_unchanged(outcome)
 
     async def _close_unopened(self, error: BaseException) -> None:
-        """Close a session that could not be opened. Raise the error."""
+        """Close a session that could not be opened. Raise `error`, or the error of the end that
+        comes before it.
+        """
         if is_clean_end(error):
             self.requests.record_end()
         with self._closing():
@@ -677,14 +785,15 @@ class Lifecycle(TasksOwner):
         raise_unchanged(outcome)
 
     def _note_outcome(self, outcome: BaseException | None) -> None:
-        """Keep the error with which the session has failed, for its status."""
+        """Keep the error of a session that has ended with a failure: its status shows it."""
         if isinstance(outcome, Exception) and not is_clean_end(outcome):
             self.gave_up = outcome
 
     async def _wait_until_closed(self, error: BaseException | None) -> None:
         """Wait until another task has ended the session.
 
-        `error` is the error that has left the block, if any. It is kept if this wait is cancelled.
+        `error` is the error that has left the block, if any. If this wait is cancelled, the
+        cancellation is raised instead of it, and it is logged.
         """
         if self._is_closed.is_set():
             return
@@ -696,20 +805,19 @@ class Lifecycle(TasksOwner):
                 what=f"the wait for the end of {label}",
             )
         except asyncio.CancelledError as cancelled:
-            # The cancellation is raised in its place.
             EndErrors(label, error).keep(cancelled)
             raise
 
     @contextlib.contextmanager
     def _closing(self) -> Generator[None]:
-        """The session is closing in this block, and closed afterwards, whatever happens."""
+        """Let the session be closing in this block, and closed after it, whatever happens."""
         outer = current_run()
         scope_before = current_scope.get()
         self._enter_phase("closing")
-        # A run may wait for the end of the pause with its turn, for which the end of the session
-        # would wait.
+        # A paused run may have the turn, for which the end of the session waits. So end the pause.
         self.requests.resume()
-        # A hook that closes the session would deadlock.
+        # With a scope, the hooks that the end calls are known as parts of it: a hook that closes
+        # the session gets an error instead of a deadlock.
         scope = begin_run(self, None if outer is None else outer.publisher)
         self.log_wait_for_end()
         try:
@@ -722,7 +830,10 @@ class Lifecycle(TasksOwner):
             self._is_closed.set()
 
     async def _end(self, errors: EndErrors) -> None:
-        """Wait for the last run, and call `end` of the hooks after a clean end."""
+        """Wait for the last run, and call `end` of the hooks after a clean end.
+
+        No error leaves this. `errors` keeps them, so that the session is closed in any case.
+        """
         try:
             await self._wait_for_last_run(immediately=errors.primary is not None)
             self._take_task_failures(errors)
@@ -742,8 +853,11 @@ class Lifecycle(TasksOwner):
             errors.primary = errors.outcome(raised)
 
     async def _wait_for_last_run(self, *, immediately: bool) -> None:
-        """Wait for the run of another task. It may finish within the grace period, or is
-        interrupted `immediately`.
+        """Wait for the run in progress in another task, if there is one.
+
+        Args:
+            immediately: whether to interrupt the run first. Otherwise it may finish within the
+                grace period.
         """
         if not self.turns.taken:
             return
@@ -757,7 +871,11 @@ class Lifecycle(TasksOwner):
         )
 
     async def _take_last_turn(self) -> None:
-        """Wait for the turn behind the last run. Interrupt the run after the grace period."""
+        """Take the turn after the last run, so that no other run can begin. Interrupt the run after
+        the grace period.
+        """
+        # The run has the grace period to finish, and the same time again to end when it is
+        # interrupted.
         for _ in range(2):
             with contextlib.suppress(TimeoutError):
                 return await limited(self.turns.wait(), self.grace_secs, "the last run")
@@ -769,8 +887,10 @@ class Lifecycle(TasksOwner):
         self.end_run(SessionClosedError("the session was closed during this run"))
 
     def _take_task_failures(self, errors: EndErrors) -> None:
-        """Take the failures of background tasks that no caller has got. One becomes the primary
-        error, unless the block has an error, which gets it as a note.
+        """Take the failures of background tasks that the session still owes.
+
+        The first failure that ends the session becomes the primary error, if there is none that
+        comes before it. The other failures are logged, and are notes of the primary error.
         """
         what = f"{self.requests.label}: a background task failed"
         for failure in self.coordinator.take_owed(errors.primary):
@@ -786,8 +906,14 @@ class Lifecycle(TasksOwner):
                 logger.warning(text, what, exc_info=failure)
 
     async def _close(self, errors: EndErrors) -> BaseException | None:
-        """End the tasks, close the session and the hooks, shielded and limited in time. Return the
-        error of the session.
+        """Close all parts of the session in a task that is shielded from cancellation, and limited
+        in time.
+
+        Returns:
+            The error that the end of the session raises, or None.
+
+        Raises:
+            CancelledError: the caller was cancelled, and no other error comes before that.
         """
         with self._at_end:
             while True:
@@ -803,18 +929,22 @@ class Lifecycle(TasksOwner):
                     if outcome is cancelled:
                         raise
                     return outcome
-                # If a third party has cancelled it, the rest is closed all the same.
+                # If other code has cancelled the task, close the remaining parts in another one.
                 if not closing.cancelled():
                     closing.result()
                     return errors.outcome()
 
     async def _close_parts(self, errors: EndErrors) -> None:
-        """Close the remaining parts: after a cancellation in the middle this is called again."""
-        # An earlier call may have been cancelled.
+        """Close every part that is not closed yet, even if another part fails.
+
+        If other code cancels the task of this call, `_close` makes another call, for the remaining
+        parts. So each part is taken from the session before it is closed.
+        """
+        # Forget the cancellation of an earlier call.
         errors.cancel = None
         publisher = self._publisher
         self._publisher = None
-        # First, as other sessions wait for steps that this one does not make any more.
+        # The publisher comes first: other sessions wait for steps that this one no longer makes.
         with _part(errors):
             if publisher is not None:
                 publisher.close(errors.primary or self.gave_up)
@@ -834,16 +964,20 @@ class Lifecycle(TasksOwner):
         with _part(errors):
             if self.store is not None:
                 await self.store.flush(_FLUSH_SECS)
-        # It took longer than the grace period after a cancellation.
+        # After a cancellation, the caller has waited for the grace period and left. No one would
+        # get these errors.
         if self._is_closed.is_set():
             errors.log_late()
         if errors.cancel is not None:
             raise errors.cancel
 
     async def _end_tasks(self, errors: EndErrors) -> None:
-        """End the background tasks: after an error immediately, else within the grace period."""
+        """End the background tasks: immediately after an error, otherwise when the grace period is
+        over. Take their failures.
+        """
         coordinator = self.coordinator
-        # The block may have caught the error with which recovery gave up.
+        # If the block has caught the error with which recovery gave up, there is no primary error,
+        # and yet the session has failed.
         error = errors.primary or self.gave_up
         grace_secs = self.grace_secs
         if error is None:
@@ -885,7 +1019,9 @@ class Lifecycle(TasksOwner):
         self.coordinator.bind()
 
     def _raise_if_not_closable(self) -> None:
-        """Raise if the session cannot be closed yet, or its end would wait for the caller."""
+        """Raise if the session cannot be closed yet, or if its end would wait for the caller, which
+        is part of a run or a background task of it.
+        """
         self.raise_if_not_entered()
         if self.phase == "opening":
             raise SessionClosedError(
@@ -900,8 +1036,8 @@ class Lifecycle(TasksOwner):
             )
 
     def _raise_if_nested(self, method: str) -> None:
-        """Raise if the caller is itself part of a run in progress of this session, or of its
-        end.
+        """Raise if the caller is part of a run in progress, or of the end, of this session: it
+        would wait for itself.
         """
         if not self.coordinator.is_part_of_call():
             return
@@ -939,18 +1075,19 @@ class Lifecycle(TasksOwner):
 
     @property
     def task(self) -> asyncio.Task[Any] | None:
-        """The task that makes a run, which waits for the session then."""
+        """The task that makes the current run. In the registry, it waits for the session."""
         return self.turns.runner
 
     @property
     def owner(self) -> object:
-        """No other session."""
+        """The session that this entry belongs to: none, as it is a session itself."""
         return None
 
     def awaited(self) -> Awaited:
         """Return the session for the wait-for graph.
 
-        It waits for the task of its run, or between runs for the task of its block.
+        During a run it waits for the task that makes the run. Between runs it waits for the next
+        run, which the task of its block may make, or any other task.
         """
         runner = self.turns.runner
         task = runner or self.entered_by
@@ -961,7 +1098,7 @@ class Lifecycle(TasksOwner):
             summary_of(self),
             lambda: tasks,
             self if self._publisher is None else self._publisher.key,
-            needs="any" if runner is None else "all",  # other tasks may run it
+            needs="any" if runner is None else "all",
             ends=False,
         )
 
@@ -977,16 +1114,17 @@ class Lifecycle(TasksOwner):
 
 
 class Turns:
-    """The turns of the runs of one session, which come in the order in which they were asked for,
-    and whose turn it is.
+    """The turns of one session: its runs begin one after another, in the order of their calls.
 
-    Unlike with `asyncio.Lock`, taking a turn without waiting costs two attribute accesses
-    (`taken`), and the number of waiters is known.
+    This is a lock. Unlike with `asyncio.Lock`, taking a turn without waiting costs two attribute
+    accesses (`taken`), and the number of waiters is known.
+
+    It also decides when the event loop gets a loop turn between two runs.
     """
 
     def __init__(self, waits: RunWaits, yield_secs: float | None) -> None:
         self.taken: bool = False
-        """Whether a task has the turn. Set it to take a turn that is free."""
+        """Whether a task has the turn. To take a turn that is free, set this."""
         self.runs: int = 0
         """The number of runs begun."""
         self.runner: asyncio.Task[Any] | None = None
@@ -994,14 +1132,16 @@ class Turns:
         self.now: Callable[[], float] = time.monotonic
         """The clock of `loop_turn_due`."""
         self.loop_turn_due: float = math.inf
-        """The time from which the event loop has to have a turn before the next run."""
+        """The time of `now` from which the event loop gets a loop turn before the next run."""
         self._waits = waits
+        """The waits of the run in progress, which have the scope of its current attempt."""
         self._waiters: deque[asyncio.Future[None]] = deque()
-        # With None or 0 the loop gets no turns between runs.
+        """The runs that wait for their turn. The turn passes to the first by its result."""
+        # With None or 0 the loop gets no loop turns between runs.
         self._yield_secs = yield_secs or math.inf
 
     async def wait(self) -> None:
-        """Wait for the turn, and have it then."""
+        """Wait for the turn, and take it."""
         if not self.taken:
             self.taken = True
             return
@@ -1011,8 +1151,10 @@ class Turns:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.release()  # the turn came together with the cancellation: pass it on
-            elif waiter in self._waiters:  # or passed over already
+                # The turn has arrived together with the cancellation: pass it on.
+                self.release()
+            elif waiter in self._waiters:
+                # Otherwise `release` has already removed it, because its future was cancelled.
                 self._waiters.remove(waiter)
             raise
 
@@ -1027,10 +1169,15 @@ class Turns:
 
     @property
     def waiting(self) -> int:
+        """The number of runs that wait for their turn."""
         return len(self._waiters)
 
     def begin_attempt(self, failed: RunScope) -> RunScope:
-        """Begin the next attempt of a run. Code that outlives the failed one is no part of it."""
+        """Begin the next attempt of a run, and return its scope.
+
+        The scope is a new one. Tasks that were started in the failed attempt, and outlive it, keep
+        the scope of that, so they are no part of the next attempt.
+        """
         failed.active = False
         current_scope.set(failed.outer)
         scope = self._waits.scope = begin_run(failed.session, failed.publisher)
@@ -1039,59 +1186,65 @@ class Turns:
         return scope
 
     def end_run(self, scope: RunScope) -> None:
-        """End the run, and let the next run begin."""
+        """End the run, whose latest attempt has `scope`, and let the next run begin."""
         self.runner = None
         self._waits.cause = None
         scope.active = False
-        # Tasks that were started in the run have its scope, and must not keep its feeds alive.
+        # Tasks that were started in the run keep its scope, which must not keep its feeds alive.
         scope.attempt = None
         current_scope.set(scope.outer)
         if self._waiters:
             self.release()
         else:
-            self.taken = False  # a call fewer in each run
-        # Last: observers get a scope that has ended.
+            # Hot path: `release` would do the same, and cost each run a call.
+            self.taken = False
+        # The observers come last, so that they get a scope that has ended.
         if scope.observers:
             scope.end_attempt()
 
     # -- the turns of the event loop
 
     async def let_loop_turn(self) -> None:
-        """Let the loop have a turn, if it is due."""
+        """Let the event loop have a loop turn, if it is due."""
         if self.now() > self.loop_turn_due:
             for _ in range(_TURN_PASSES):
                 await asyncio.sleep(0)
             self.set_loop_turn_due()
 
     def set_loop_turn_due(self) -> None:
-        """Let the next turn be due when the time for it is over."""
+        """Set the time at which the next loop turn is due, counted from now."""
         self.loop_turn_due = self.now() + self._yield_secs
 
 
 class EndErrors:
-    """The errors of the end of a session: which is raised, and what becomes of the others.
+    """The errors of the end of a session, of which it raises one.
 
-    KeyboardInterrupt and SystemExit win; then a cancellation of the caller; then the error of the
-    block or of a background task; then those of `end`, then those of `close`. One that means a
-    clean end is raised only if there is no failure. The others are logged, and are notes or the
-    context of the one that is raised.
+    The order is: KeyboardInterrupt or SystemExit, a cancellation of the caller, the error of the
+    block or of a background task, the errors of `end`, the errors of `close`. An error that means a
+    clean end is raised only if there is no failure. The other errors are logged, and become notes
+    or the context of the raised error.
     """
 
     def __init__(self, label: str, primary: BaseException | None) -> None:
-        """Begin with the error with which the block was left, if it is no clean end."""
+        """Begin with the error of the block or of the opening, or with None after a clean end."""
         self.primary: BaseException | None = primary
+        """The error to raise, unless another one comes before it."""
         self.gives_way: bool = primary is not None and is_clean_end(primary)
-        """Whether the failure of a background task is raised instead of the primary error: that is
-        one of `end`, or a clean end of the opening, which code around the session may swallow.
+        """Whether the failure of a background task comes before the primary error. It does if the
+        primary error is from `end`, or is a clean-end error of the opening, which code around the
+        session may swallow.
         """
         self.others: list[BaseException] = []
-        """The errors of hooks, tasks and parts."""
+        """The errors of hooks, tasks and parts, besides the primary error."""
         self.cancel: asyncio.CancelledError | None = None
-        """The latest cancellation of the closing itself, which other code has made."""
+        """The cancellation of the task that closes the session, by other code, if there was one."""
         self._label = label
 
     def take_single(self, phase: str) -> BaseException | None:
-        """Return the errors of hooks as one error, and forget them."""
+        """Remove the errors of hooks, and return them as one error: a group, if there are several.
+
+        `phase` is "end" or "close", for the message of the group.
+        """
         errors = list(self.others)
         self.others.clear()
         if len(errors) > 1:
@@ -1106,10 +1259,13 @@ class EndErrors:
         self.gives_way = False
 
     def outcome(self, raised: BaseException | None = None) -> BaseException | None:
-        """Return the error that is raised in the end. Note the others on it, and log them.
+        """Choose the error to raise, add the others to it as notes, and log them.
 
         Args:
-            raised: the interruption of the end, usually a cancellation of the caller.
+            raised: the error that has interrupted the end, usually a cancellation of the caller.
+
+        Returns:
+            The error to raise, or None.
         """
         outcome = self._chosen(raised)
         if outcome is None:
@@ -1124,25 +1280,29 @@ class EndErrors:
         return outcome
 
     def _chosen(self, raised: BaseException | None) -> BaseException | None:
-        """Choose the error that wins, or None if there are at most errors of `close`."""
+        """Return the error to raise, or None if there are no errors except those of `close`."""
         for error in (raised, self.primary, *self.others):
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 return error
         if raised is not None or self.primary is None:
             return raised
         if is_clean_end(self.primary):
-            # Code around the session may swallow it, and the failure of a `close` with it.
+            # Code around the session may swallow a clean end, and the failure of a `close` would
+            # be lost with it. So a failure comes first.
             failures = (error for error in self.others if not is_clean_end(error))
             return next(failures, self.primary)
         return self.primary
 
     def keep(self, raised: BaseException) -> None:
-        """Log the primary error if `raised` is raised instead, and make it the context of that."""
+        """Keep the primary error if `raised` is raised instead of it.
+
+        It is logged, and becomes the context of `raised`, or a note if that has another context.
+        """
         error = self.primary
         if error is None or error is raised:
             return
         is_cancel = isinstance(error, asyncio.CancelledError)
-        # Code around this session gets a cancellation as well, and knows of it.
+        # A cancellation is not logged: code around this session is cancelled as well, and knows.
         if not is_cancel:
             logger.error(
                 "%s: %s, and then %s",
@@ -1157,7 +1317,7 @@ class EndErrors:
             add_note(raised, f"before that, {_reason(error)}")
 
     def log_late(self) -> None:
-        """Log the errors of a closing that others do not wait for any more."""
+        """Log the errors of a closing for which no caller waits any more."""
         for error in self.others:
             what = "%s: closing failed, after the session had ended"
             logger.error(what, self._label, exc_info=error)
@@ -1165,7 +1325,7 @@ class EndErrors:
 
 @contextlib.contextmanager
 def _part(errors: EndErrors) -> Generator[None]:
-    """Close a part of the session in this block, and keep its error for the end."""
+    """Add an error of this block, which closes a part of the session, to `errors`."""
     try:
         yield
     except asyncio.CancelledError as cancel:
@@ -1175,7 +1335,7 @@ def _part(errors: EndErrors) -> Generator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the reason of the stop that follows an error."""
+    """Return the reason of the stop by which an error ends the background tasks."""
     if isinstance(error, asyncio.CancelledError):
         return "the session was cancelled"
     return f"the session failed: {safe_repr(error)}"
