@@ -2,9 +2,14 @@
 everything inside a session.
 
     Requests          the stop, the drain and the pause of one session, and the waits that they end
-    RequestMethods    the methods of these that a session and its coordinators have in common
+    RequestMethods    the methods by which a session and its coordinators are stopped, drained and
+                      paused
     Coordinator       background tasks and their failures; usable alone
     SessionWait       a wait that a stop ends, and perhaps a drain or the end of its producers
+
+A session has one coordinator for its lifetime, the whole session's, and one for each raw session. A
+task that was started with the first is lasting: it lives through recoveries. A task of the second
+ends with its raw session. The docstring of the package defines owner, owed, deliver and others.
 """
 
 from __future__ import annotations
@@ -75,27 +80,30 @@ Producer: TypeAlias = Task | Iterable[Task]
 """The task that a wait depends on, or several."""
 Producers: TypeAlias = tuple[Task, ...]
 
-_FIRST_LOOK_SECS = 0.05
-"""When to look first, after a stop, whether all remaining tasks wait for queues. The pause before
-each further look is twice as long.
+_FIRST_CHECK_SECS = 0.05
+"""How long after a stop it is first checked whether all remaining tasks wait for queues. The pause
+before each further check is twice as long.
 """
 _background_of: contextvars.ContextVar[tuple[Coordinator, ...]] = contextvars.ContextVar(
     "aiohooks_background", default=()
 )
-"""The coordinators of whose tasks the current code is part, also in a task of its own."""
+"""The coordinators whose background tasks have started the current code, the innermost last. Tasks
+inherit them with the context, so they are known in tasks that a background task has started, too.
+"""
 
 
 class Requests:
     """The stop, the drain before it and the pause of one session, and the waits that these end.
 
-    A request is recorded immediately, in any thread or signal handler, and takes effect in the
-    loop.
+    A stop and a drain have two parts. `record_...` notes the request immediately, in any thread or
+    signal handler, so that `should_stop` shows it. `begin_...` then ends the waits, in the loop.
     """
 
     def __init__(self) -> None:
         self.label: str = "coordinator"
         """The name of the session for messages."""
         self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the session, from its first use in a loop on (`Coordinator.bind`)."""
         self.stopped: bool = False
         """Whether a stop was requested, or the session has ended."""
         self.stop_reason: str | None = None
@@ -104,9 +112,11 @@ class Requests:
         self.waits: dict[SessionWait[Any], None] = {}
         """The waits in progress, in the order of their beginnings."""
         self.waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
-        """The waiters for a change of a request, or of the tasks, each with its condition."""
+        """Futures that wait until a condition on the requests or the tasks holds, by future."""
         self._is_draining = False
+        """Whether `begin_drain` has ended the waits."""
         self._drain_timer: TimerHandle = NO_TIMER
+        """Requests a stop when the drain takes too long."""
 
     # -- the stop
 
@@ -117,36 +127,43 @@ class Requests:
             self.record_stop(reason)
             self.call_in_loop(self.begin_stop)
         elif self.stop_reason is None:
-            # The session had ended without a reason.
+            # The session has ended normally, without a reason. This one is the first.
             self.stop_reason = reason
 
     def record_stop(self, reason: str | None) -> None:
-        """Record a stop, from any thread or signal handler; the waits continue until `begin_stop`
-        or `end_waits` is called in the loop.
+        """Record a stop, from any thread or signal handler.
+
+        The waits continue until `begin_stop` or `end_waits` is called in the loop.
         """
+        # Set the reason first: another thread that sees the stop then also sees its reason.
         self.stop_reason = self.stop_reason or reason or "a stop was requested"
-        # After the reason: another thread may read both in between.
         self.stopped = True
 
     def record_end(self, reason: str | None = None) -> None:
-        """Keep why the session ends if no stop was requested: a drain, or else `reason`. Nothing is
-        stopped yet.
+        """Record why the session ends, without stopping anything yet.
+
+        If a stop was requested, its reason stays. Otherwise it is that of a drain, or else
+        `reason`.
         """
         self.stop_reason = self.stop_reason or self.drain_reason or reason
 
     def begin_stop(self) -> None:
-        """Log the reason of the stop, and end the waits. A failure is raised, and not logged."""
+        """Log the reason of the stop, and end the waits.
+
+        A failure that stops the session does not come here: it is raised, so it is not logged.
+        """
         logger.info("%s: stopping: %s", self.label, self.stop_reason)
         self.end_waits()
 
     def end_waits(self) -> None:
-        """End the waits because of the stop."""
+        """End the waits with the error of the stop."""
         self._drain_timer.cancel()
         self.wake_waiters()
         for wait in tuple(self.waits):
             wait.end(self.stop_error())
 
     def stop_error(self) -> StopRequestedError:
+        """Return the error that a stop, a drain or the end of the session raises in a wait."""
         return StopRequestedError(self.stop_reason or self.drain_reason or "the session has ended")
 
     # -- the drain
@@ -165,7 +182,7 @@ class Requests:
         self.drain_reason = self.drain_reason or reason or "a drain was requested"
 
     def limit_drain(self, secs: float) -> None:
-        """Request a stop when the drain has taken `secs`. The first limit is kept."""
+        """Request a stop when the drain has taken `secs` from now. The first limit is kept."""
         if self.stopped or self._drain_timer is not NO_TIMER:
             return
         reason = f"{self.drain_reason}, and the drain took longer than {secs} s"
@@ -209,16 +226,20 @@ class Requests:
     # -- the loop
 
     def call_in_loop(self, callback: Callable[[], None]) -> None:
-        """Call `callback` in the loop, from any thread, and immediately in a task of the loop."""
+        """Call `callback` in the loop: immediately from a task of this loop, otherwise soon.
+
+        This is safe in any thread and signal handler.
+        """
         loop = self.loop
         if loop is None:
-            # Nothing waits: every wait sets the loop first, and then looks at the requests.
+            # There is no wait to end: every wait sets the loop first (`bind`), and then checks the
+            # requests.
             return
         if loop is running_loop() and asyncio.current_task() is not None:
             callback()
         elif not loop.is_closed():
-            # From another thread, or outside of a task: perhaps from a signal handler that has
-            # interrupted the loop while it waits for events, which only this ends.
+            # The caller is in another thread, or a signal handler. That may have interrupted the
+            # loop while it waits for events, and only the thread-safe method ends this wait.
             loop.call_soon_threadsafe(callback)
 
     def wake_waiters(self) -> None:
@@ -229,7 +250,9 @@ class Requests:
 
 
 class RequestMethods(InitRequired, abc.ABC):
-    """The requests to a session: the same methods of the session itself and of its coordinators."""
+    """The methods of a session, and of its coordinators, by which it is stopped, drained and
+    paused.
+    """
 
     requests: Requests
     """The requests themselves: for the library."""
@@ -300,22 +323,25 @@ class TasksOwner:
     """
 
     grace_secs: float = DEFAULT_GRACE_SECS
-    """How long cleanup may take, and tasks that do not end immediately."""
+    """How long cleanup may take, and how long tasks may continue after a stop."""
     effects: EffectRecorder | None = None
     """The hook that records and delivers the effects of the runs."""
     policy: RecoveryPolicy = NEVER
+    """From which errors the session recovers."""
 
     def start_recovery(self) -> None:
-        """Start a task that recovers from the failure of a task, unless a run does."""
+        """Start a task that recovers from the failure of a task, unless the session already
+        recovers.
+        """
 
     def log_wait_for_end(self) -> None:
-        """Log in a second what the session waits for, unless it has closed by then."""
+        """After a second, log what the session waits for, unless it has closed by then."""
 
     def end_run(self, cause: BaseException, /) -> None:
         """End the run in progress, if there is one."""
 
     def end_failed_run(self, failure: BaseException, /) -> None:
-        """End the run in progress because of a failed task, unless it recovers from that."""
+        """End the run in progress because of a failed task, unless the run already recovers."""
 
     def status(self) -> SessionStatus | None:
         """Return the current activities."""
@@ -324,13 +350,14 @@ class TasksOwner:
 
 @dataclasses.dataclass(slots=True)
 class Failure:
-    """The failure of a task.
+    """The failure of a background task.
 
     Attributes:
-        error: what it failed with.
-        lasts: whether a recovery does not undo it, as the task lives through recoveries.
-        is_owed: whether the session must still raise it. The first failure is owed, and the first
-            one that ends the session. The others are only logged.
+        error: the error of the task.
+        lasts: whether the task was to live through recoveries. No recovery can undo its failure. It
+            undoes the failure of a raw session's task by replacing the raw session.
+        is_owed: whether the session must still raise the error. It owes the first failure, and the
+            first one from which it does not recover. The others are only logged.
     """
 
     error: BaseException
@@ -356,38 +383,46 @@ class Coordinator(RequestMethods):
         self.joined: bool = False
         """Whether a `join` has completed."""
         self._ending: str | None = None
-        """Why no task can be started any more."""
+        """Why no task can be started any more, or None while tasks can be."""
         self._is_disowned = False
-        """Whether no caller is left to raise the errors of its tasks."""
+        """Whether no caller is left who could get the errors of its tasks. They are only logged."""
         self._whole: Coordinator = self
-        """The coordinator of the tasks that live through recoveries."""
+        """The coordinator of the whole session, whose tasks live through recoveries."""
         self._raw: Coordinator = self
-        """The coordinator of the raw session's tasks, or this one while there is none."""
-        # A session and its raw sessions share the attributes from here on.
+        """Only set in `_whole`: the coordinator of the raw session, or `_whole` itself while there
+        is no raw session.
+        """
+        # The coordinators of a session and of its raw sessions share the objects from here on:
+        # `for_raw_session` copies the references.
         self.owner: TasksOwner = TasksOwner()
         """The session that these tasks belong to: for the library."""
         self.requests: Requests = Requests()
         self.failures: list[Failure] = []
         """The failures so far, in the order of their occurrence."""
         self.observers: list[Observer] = []
-        """Notified of what happens outside of the session's runs, and of all waits in `until`."""
+        """Notified of activities outside of the session's runs, and of all waits in `until`."""
         self.events: SessionEvents = SessionEvents()
         """The events by which the session's hooks meet."""
         self._tasks: dict[Task, Coordinator] = {}
-        """The tasks that have not ended, in the order of their start."""
+        """The tasks that have not ended, each with the coordinator that has started it, in the
+        order of their start.
+        """
         self._cancelled: WeakSet[Task] = WeakSet()
-        """The tasks that were cancelled from here."""
-        # Only the coordinator of the whole session changes the attributes from here on.
+        """The tasks that a coordinator of this session has cancelled."""
+        # The attributes from here on count in `_whole` alone: a change does not reach the copies.
         self.closed: bool = False
         """Whether its session is ending: for the library."""
         self._producers: WeakSet[Task] = WeakSet()
         """The tasks that waits in `until` have named as their producers."""
 
     def for_raw_session(self) -> Coordinator:
-        """Return a coordinator for the tasks of a new raw session, which replaces the last one."""
+        """Make a coordinator for the tasks of a new raw session, and forget the failures that the
+        new raw session undoes.
+        """
         # The copy shares the tasks, the failures and the requests.
         raw = copy.copy(self)
         self._raw = raw
+        # Change the shared list in place.
         self.failures[:] = [failure for failure in self.failures if failure.lasts]
         return raw
 
@@ -429,12 +464,13 @@ class Coordinator(RequestMethods):
     # -- the drain
 
     def end_producers(self, producers: Producers) -> None:
-        """Cancel these producers, and those of all waits in `until`, that do not end by themselves
-        in a drain.
+        """In a drain, cancel these producers and those of all waits in `until`, except producers
+        that end by themselves.
         """
         for task in {*producers, *self._whole._producers}.difference(_ending_in_drains):
             if task.done():
                 continue
+            # From now on the task ends in any case: a further call must not cancel it again.
             _ending_in_drains.add(task)
             logger.warning(
                 "%s: the drain cancels the producer %r; an element that it holds is lost: let it"
@@ -521,7 +557,8 @@ class Coordinator(RequestMethods):
                 awaitable,
                 producers,
                 drain=drain,
-                # A recovery repeats a run, so a wait inside of a run ends with it.
+                # A wait of a lasting task is lasting, but not a wait inside of a run: a recovery
+                # repeats the run.
                 lasts=self._starter() is self._whole and not self.is_part_of_call(),
             )
 
@@ -534,14 +571,19 @@ class Coordinator(RequestMethods):
         drain: bool = False,
         lasts: bool = False,
     ) -> T:
-        """Await like `until`, without observers.
+        """Await something like `until`, without notifying the observers.
 
         Args:
             what: the name of the wait.
             awaitable: a coroutine, a task or a future.
-            producers: the checked producers. With `()` all have ended.
+            producers: the tasks that the wait depends on, from `checked_producers`. None means that
+                it depends on none, and `()` that all of them have ended.
             drain: whether a drain ends the wait.
-            lasts: whether a recovery does not end it.
+            lasts: whether the wait is lasting: a failure from which the session recovers does not
+                end it, but starts the recovery.
+
+        Raises:
+            BaseException: the errors that `until` raises.
         """
         wait = SessionWait[T](what, producers, ends_at_drain=drain, lasts=lasts)
         try:
@@ -559,14 +601,16 @@ class Coordinator(RequestMethods):
             self.requests.waits.pop(wait, None)
 
     def _raise_if_ended(self, *, drain: bool, lasts: bool) -> None:
-        """Raise if a wait must not begin.
+        """Raise if a wait must not begin, for the reason that would end the wait.
 
-        The reason is the failure of a task that would end the wait, or else a stop, or, if `drain`,
-        a drain.
+        The reason is the failure of a task, or else a stop, or, if `drain`, a drain. A lasting wait
+        may begin in spite of a recoverable failure, from which this starts the recovery.
         """
-        # There is no raw session while it recovers from such a failure.
+        # Without a raw session, a recovery is in progress, and replaces it because of the failure.
+        # The waits in that recovery must begin all the same.
         is_recovering = self._whole._raw is self._whole
-        # No failure is in a variable: its traceback would refer to this frame, and so to itself.
+        # No failure is kept in a variable: the error's traceback refers to this frame, so there
+        # would be a cycle.
         if self.ending_failures:
             raise_unchanged(self.ending_failures[0])
         if self.errors and lasts:
@@ -580,11 +624,13 @@ class Coordinator(RequestMethods):
             raise_unchanged(self.requests.stop_error())
 
     def checked_producers(self, producer: Producer | None) -> Producers | None:
-        """Return the producers of a wait.
+        """Check the producers of a wait that the current code begins, and return them as a tuple.
+
+        None, for a wait that depends on no producer, stays None.
 
         Raises:
-            InvalidArgumentError: a producer is no task, or ends with a recovery which the wait may
-                outlast.
+            InvalidArgumentError: a producer is no task, or is a task that a recovery ends, while
+                the wait may continue.
         """
         if producer is None:
             return None
@@ -592,7 +638,9 @@ class Coordinator(RequestMethods):
         is_several = isinstance(producer, Iterable) and not is_task(producer)
         producers: Producers = tuple(given) if is_several else (given,)
         whole = self._whole
+        # Code in the session's block, or in a lasting task. A recovery does not end it.
         is_lasting_code = self._starter() in (None, whole) and not self.is_part_of_call()
+        # A session whose policy lists no errors never recovers.
         outlasts_recoveries = bool(self.owner.policy.on) and is_lasting_code
         for task in producers:
             if not is_task(task):
@@ -609,8 +657,10 @@ class Coordinator(RequestMethods):
         return producers
 
     async def _wait_for(self, condition: Callable[[], bool], secs: float | None = None) -> bool:
-        """Wait until `condition()` holds, of requests or tasks, at most `secs`. Return whether it
-        does.
+        """Wait until `condition()` holds, for at most `secs`, and return whether it holds.
+
+        The condition may only depend on the requests and the tasks: `Requests.wake_waiters` checks
+        it when these change.
         """
         check_secs(secs, "timeout", optional=True)
         self.bind()
@@ -625,7 +675,11 @@ class Coordinator(RequestMethods):
         return condition()
 
     def bind(self) -> None:
-        """Bind the session to the running loop."""
+        """Bind the session to the running loop at its first use. Later, check that it is this loop.
+
+        Raises:
+            WrongLoopError: the session belongs to another loop, or no loop is running.
+        """
         requests = self.requests
         loop = running_loop()
         if loop is None or loop is not (requests.loop or loop):
@@ -635,7 +689,7 @@ class Coordinator(RequestMethods):
             )
         if requests.loop is None:
             requests.loop = loop
-            # One may have been requested before there was a loop.
+            # A drain or a stop that was requested before there was a loop takes effect now.
             requests.begin_drain()
             if requests.stopped:
                 requests.begin_stop()
@@ -669,7 +723,8 @@ class Coordinator(RequestMethods):
         ending = self._ending or self._whole._ending
         if ending is not None:
             raise SessionClosedError(f"no task can be started any more: {ending}")
-        # The task is not part of the run in which it was started.
+        # The task gets a copy of the current context, in which it is part of this coordinator, but
+        # not of the run in which it was started.
         context = contextvars.copy_context()
         context.run(leave_run)
         context.run(_background_of.set, (*_background_of.get(), self))
@@ -680,8 +735,10 @@ class Coordinator(RequestMethods):
         return task
 
     def _task_ended(self, task: Task) -> None:
+        """Forget a task that has ended, and record its error. The task calls this."""
         del self._tasks[task]
-        # Each wait looks at all tasks: waking it for each of thousands would take long.
+        # The waiters for tasks check all tasks. With thousands of tasks that would take long for
+        # each of them, so only the end of this coordinator's last task wakes the waiters.
         if self not in self._tasks.values():
             self.requests.wake_waiters()
         error = None if task.cancelled() else task.exception()
@@ -697,7 +754,9 @@ class Coordinator(RequestMethods):
 
     @property
     def all_tasks(self) -> list[Task]:
-        """The tasks, and those of raw sessions."""
+        """The tasks of this coordinator. For the coordinator of the whole session, those of its raw
+        sessions as well.
+        """
         return [task for task, starter in self._tasks.items() if self in (starter, starter._whole)]
 
     async def join(self, stop_grace_period_secs: float = DEFAULT_GRACE_SECS) -> None:
@@ -727,6 +786,8 @@ class Coordinator(RequestMethods):
                     f"a stop was requested: {self.stop_reason}",
                 )
         finally:
+            # `end_tasks` lets no task be started. After it, a coordinator may get tasks again,
+            # unless its session has ended or replaced it.
             if not (self._whole.closed or self._has_no_caller):
                 self._ending = None
         self.joined = True
@@ -735,10 +796,16 @@ class Coordinator(RequestMethods):
     async def end_tasks(
         self, stop_grace_secs: float, cancel_grace_secs: float, reason: str
     ) -> None:
-        """Wait `stop_grace_secs`, if not 0, for all tasks, cancel them, wait `cancel_grace_secs`,
-        then warn.
+        """Wait until all tasks have ended. Cancel the tasks that take too long.
 
-        Tasks that they start meanwhile are part of it. `reason` is the message of the cancellation.
+        Tasks that these tasks start meanwhile are included.
+
+        Args:
+            stop_grace_secs: how long to wait before the tasks are cancelled; 0 cancels them
+                immediately.
+            cancel_grace_secs: how long to wait for cancelled tasks. After that they are left
+                behind, with a warning.
+            reason: the message of the cancellation.
         """
         if not self.all_tasks:
             return
@@ -754,15 +821,17 @@ class Coordinator(RequestMethods):
             )
 
     async def _wait_for_tasks(self, secs: float) -> None:
-        """Wait `secs` for all tasks, or until all that remain wait for queues, and have done so
-        since the look before: none of them can wake another, and no other code has.
+        """Wait for all tasks, for at most `secs`, or until the remaining tasks are stuck at queues.
+
+        They are stuck if all of them wait for queues, and did so in the same waits at the check
+        before: none of them can wake another, and no other code has.
         """
         now = current_clock().now
         ends_at = now() + secs
-        pause_secs = _FIRST_LOOK_SECS
+        pause_secs = _FIRST_CHECK_SECS
         waits_before: dict[Task, object] = {}
-        # A pause begins after the look before it: in a loop that was blocked meanwhile, tasks
-        # still have the time to use their queues.
+        # Each pause begins after the check before it, not at a fixed time: if the loop is blocked
+        # for long, tasks still have a whole pause in which to use their queues.
         while (secs_left := ends_at - now()) > 0:
             if await self._wait_for(self._is_idle, min(pause_secs, secs_left)):
                 return
@@ -785,7 +854,7 @@ class Coordinator(RequestMethods):
         return "; ".join(map(str, background_activities(self.all_tasks)))
 
     def cancel_tasks(self, reason: str) -> None:
-        """Cancel all tasks, each once. No other can be started from now on."""
+        """Cancel all tasks that were not cancelled before. No task can be started from now on."""
         self._ending = self._ending or reason
         for task in self.all_tasks:
             if task not in self._cancelled:
@@ -793,7 +862,10 @@ class Coordinator(RequestMethods):
                 task.cancel(reason)
 
     def close(self, failure: str | None = None) -> None:
-        """Stop all tasks of an ending session. After a failure they are cancelled immediately."""
+        """Stop all tasks of a session that ends: end their waits, and let `should_stop` be true.
+
+        `failure` is the reason of a session that has failed: its tasks are cancelled immediately.
+        """
         self.closed = True
         requests = self.requests
         if failure is not None:
@@ -804,8 +876,11 @@ class Coordinator(RequestMethods):
         requests.call_in_loop(requests.end_waits)
 
     def disown(self, reason: str) -> None:
-        """Only log errors of tasks from now on, as no caller is left to raise them. Reject other
-        tasks.
+        """Leave the tasks without a caller: from now on, their errors are only logged, and no task
+        can be started. `reason` says why, in messages.
+
+        The coordinator of a raw session is disowned when a recovery closes the raw session, and
+        that of the whole session at its end.
         """
         self._is_disowned = True
         self._ending = self._ending or reason
@@ -820,8 +895,9 @@ class Coordinator(RequestMethods):
     # -- the code that this is part of
 
     def _starter(self) -> Coordinator | None:
-        """Return the coordinator of the background task of this session that this code is part
-        of.
+        """Return the coordinator whose background task has started this code, directly or not.
+
+        None means that the code is not part of any background task of this session.
         """
         for coordinator in reversed(_background_of.get()):
             if coordinator._whole is self._whole:
@@ -829,7 +905,9 @@ class Coordinator(RequestMethods):
         return None
 
     def _scope(self) -> RunScope | None:
-        """Return the run or the end of the session in which this code was started."""
+        """Return the scope of the attempt, or of the end, of this session in which this code was
+        started. The attempt may have ended since.
+        """
         owner: Any = self.owner
         scope = current_scope.get()
         while scope is not None and scope.session is not owner:
@@ -837,12 +915,16 @@ class Coordinator(RequestMethods):
         return scope
 
     def is_part_of_call(self) -> bool:
-        """Return whether this code is part of a run of the session, or of its end: of a hook."""
+        """Return whether this code is part of a run in progress of the session, or of its end:
+        usually it is code of a hook or an operation.
+        """
         scope = self._scope()
         return scope is not None and scope.active
 
     def enter_raw_session(self) -> None:
-        """Make the current context, of a hook's call in the background, part of the raw session."""
+        """Make the current context part of the raw session's tasks, for a background call of a
+        hook.
+        """
         _background_of.set((*_background_of.get(), self._raw))
 
     # -- failures
@@ -853,13 +935,14 @@ class Coordinator(RequestMethods):
         return [failure.error for failure in self.failures]
 
     def failures_in(self, raised: BaseException | None) -> list[Failure]:
-        """Return the failures whose errors are `raised`, or parts of that group."""
+        """Return the failures whose error is `raised`, or a member of the group `raised`."""
         return [failure for failure in self.failures if _is_in(failure.error, raised)]
 
     def raise_requested_exception(self) -> None:
         """Raise the first failure that ends the session, or else the first one, if there is one."""
         if self.failures:
-            # No failure is in a variable: its traceback would refer to this frame.
+            # No failure is kept in a variable: the error's traceback refers to this frame, so there
+            # would be a cycle.
             self._note_delivery_outside((self.ending_failures or self.errors)[0])
             raise_unchanged((self.ending_failures or self.errors)[0])
 
@@ -877,25 +960,28 @@ class Coordinator(RequestMethods):
                 self.request_stop(error)
 
     def _ends_in_drain(self, error: BaseException) -> bool:
-        """Return whether a task ends cleanly in a drain, in which the others finish their current
-        work.
+        """Return whether `error` is a clean end during a drain. It stops no other task: these
+        finish their current work first.
         """
         return self.drain_reason is not None and is_clean_end(error)
 
     def is_recoverable(self, error: BaseException) -> bool:
-        """Return whether a new raw session can help: the policy lists the error, and it is no
-        failure of a task of the whole session, which cannot be started again.
+        """Return whether a new raw session can help against an error.
+
+        It can if the policy lists the error. But it cannot start a lasting task again, so the
+        failure of such a task is not recoverable.
         """
         if any(failure.lasts for failure in self.failures_in(error)):
             return False
         return self.owner.policy.recovers(error)
 
     def root_cause(self, error: BaseException) -> BaseException:
-        """Choose the error to act on: the failure of a background task may be the reason for the
-        error that came out of a run.
+        """Choose between the error of a run and the failure of a background task, which may be its
+        cause.
 
-        The first failure of a task wins, unless neither is recoverable: then the error of the run
-        is the answer to the failure. The other one becomes a note, or a line of the log.
+        The first failure of a task is chosen if it or the error of the run is recoverable. If
+        neither is, the error of the run is chosen: the code in the run may have raised it because
+        of the failure. The other error becomes a note of the chosen one, or is logged.
         """
         if not self.errors or self.errors[0] is error or is_clean_end(error):
             return error
@@ -916,15 +1002,17 @@ class Coordinator(RequestMethods):
         return [failure for failure in self.errors if not self.is_recoverable(failure)]
 
     def _record_error(self, error: BaseException, what: str) -> None:
-        """Record the error of a task: a clean end is a stop, and any other error a failure.
+        """Record the error with which a task has ended: a clean end is a stop, and any other error
+        a failure.
 
-        `what` says for messages what has happened.
+        `what` describes the task and its end, for messages.
         """
+        is_lasting = self is self._whole
         for failure in self.failures:
-            # Not the error of a raw session's task with which a recovery gives up, in a task that
-            # lives through recoveries.
-            if failure.error is error and failure.lasts >= (self is self._whole):
-                # `until` raised it in the task, which passed it on.
+            # If the error is a recorded failure, `until` has raised it in this task, which passed
+            # it on. That is no new failure, with one exception: a recovery in a lasting task gives
+            # up with the failure of a raw session's task. Recorded again, it is lasting.
+            if failure.error is error and (failure.lasts or not is_lasting):
                 return
         label = self.requests.label
         if not is_clean_end(error):
@@ -936,8 +1024,11 @@ class Coordinator(RequestMethods):
             self.requests.request_stop(f"{what}: {safe_repr(error)}")
 
     def _record_failure(self, error: BaseException, what: str) -> None:
-        """Record a failure: it ends the waits and the run, and stops a session that does not
-        recover. It does not end a recovery from an earlier one, if it can be recovered from.
+        """Record a failure. It ends the waits and the run, and stops a session that does not
+        recover from it.
+
+        Only two failures end anything: the first one, and the first one from which the session does
+        not recover. So another recoverable failure does not interrupt a recovery.
         """
         requests = self.requests
         description = f"{what}: {safe_repr(error)}"
@@ -951,15 +1042,16 @@ class Coordinator(RequestMethods):
         if first is None or (is_end and not had_ended):
             failure.is_owed = True
             requests.call_in_loop(functools.partial(self._end_waits, error))
-        # The waits end before more is said about the error: that calls the error's own methods.
-        # The first one is raised, and this one must not be lost.
+        # The session raises the first failure, so that a later one is added as a note and logged.
+        # This comes after the waits have ended, because to log an error calls its own methods.
         if first is not None:
             add_note(first, f"then {description}")
             logger.error("%s: %s after another failure", requests.label, what, exc_info=error)
 
     def _end_waits(self, failure: BaseException) -> None:
-        """End the waits and the run because of a failure. A lasting wait lets the session recover
-        instead, where it can.
+        """End the waits and the run because of a failure.
+
+        If the session recovers from it, a lasting wait continues, and starts the recovery.
         """
         requests = self.requests
         requests.wake_waiters()
@@ -972,23 +1064,28 @@ class Coordinator(RequestMethods):
         self.owner.end_failed_run(failure)
 
     def note_delivery(self, error: BaseException) -> None:
-        """Note that `error` is raised, if it is a failure of a background task.
+        """Note that `error` is raised to the current code. If it is a failure of a background task,
+        the session does not owe it any more.
 
-        A background task that gets the failure of another one does not pass it on, nor does a task
-        that it has started: only code outside of the session's own tasks can handle it.
+        Only code outside of the session's own tasks can handle a failure. If the current code is
+        part of a background task, the failure stays owed.
         """
         if self._starter() is None:
             for failure in self.failures_in(error):
                 failure.is_owed = False
 
     def _note_delivery_outside(self, error: BaseException) -> None:
-        """Note that `error` is raised, unless a hook gets it, or code that a hook has started."""
+        """Do the same as `note_delivery`, unless the current code is part of a run or of the end of
+        the session, such as a hook, or was started there: a failure stays owed then, too.
+        """
         if self._scope() is None:
             self.note_delivery(error)
 
     def take_owed(self, primary: BaseException | None) -> list[BaseException]:
-        """Return the errors that the session still owes, except those in the primary error of its
-        end: first the errors that end the session. None is owed from now on.
+        """Return the errors that the session still owes at its end, and mark all as not owed.
+
+        The errors from which it does not recover come first. Errors that `primary`, the error that
+        the end raises, is or contains are left out.
         """
         owed: list[BaseException] = []
         for failure in self.failures:
@@ -998,8 +1095,10 @@ class Coordinator(RequestMethods):
         return sorted(owed, key=self.is_recoverable)
 
     def owe_again(self, outcome: BaseException | None) -> None:
-        """Owe the failures in `outcome` again if a background task or a hook has closed the
-        session, and gets this error: it does not leave the session by that.
+        """Owe the failures in `outcome` again if the current code, which has closed the session and
+        gets this error, is itself a background task or a hook.
+
+        Such code cannot handle it, so the session's block must raise the error, too.
         """
         if self._starter() is not None or self._scope() is not None:
             for failure in self.failures_in(outcome):
@@ -1016,7 +1115,7 @@ class Coordinator(RequestMethods):
 
 
 def _is_in(error: BaseException, raised: BaseException | None) -> bool:
-    """Return whether `raised` is this very object, or a group that has it at any depth."""
+    """Return whether `raised` is the object `error`, or a group that contains it at any depth."""
     if raised is error:
         return True
     if not isinstance(raised, BaseExceptionGroup):
@@ -1028,9 +1127,11 @@ def _is_in(error: BaseException, raised: BaseException | None) -> bool:
 # -- the producers of a wait: tasks without which it would never end
 
 _ending_in_drains: WeakSet[Task] = WeakSet()
-"""The tasks that look for a drain, or depend on producers, and so end by themselves in one."""
-# Passes of the loop: a notified waiter may have to wake another one, or to take a lock.
+"""The tasks that end by themselves in a drain: they check for one, or depend on producers."""
 _MOST_PASSES = 5
+"""How many iterations of the loop a wait still has when its producers have ended. It needs several
+to get their last elements: a notified waiter may have to wake another one, or to take a lock.
+"""
 
 
 def note_own_end_in_drain() -> None:
@@ -1041,9 +1142,10 @@ def note_own_end_in_drain() -> None:
 
 
 class SessionWait(Wait[T]):
-    """A wait that a stop or the failure of a task ends, and the end of its producers, when it has
-    had the time to take what they left. Without producers it does not depend on any, with `()` all
-    have ended.
+    """A wait that a stop, the failure of a task, or the end of its producers ends.
+
+    When the producers have ended, the wait has a few iterations of the loop to get the elements
+    that they have left.
     """
 
     __slots__ = ("_producers", "_unfinished", "ends_at_drain", "lasts")
@@ -1051,11 +1153,14 @@ class SessionWait(Wait[T]):
     def __init__(
         self, what: str, producers: Producers | None, *, ends_at_drain: bool, lasts: bool
     ) -> None:
+        """Prepare the wait. Without producers (None) it depends on none. With `()` all of them have
+        ended already.
+        """
         super().__init__(what)
         self.ends_at_drain: bool = ends_at_drain
         self.lasts: bool = lasts
-        """Whether it belongs to code that lives through recoveries: the failure of a task from
-        which the session recovers does not end it, but starts the recovery.
+        """Whether the wait belongs to code that lives through recoveries. The failure of a task
+        from which the session recovers does not end it, but starts the recovery.
         """
         self._producers = producers
         self._unfinished = {producer for producer in producers or () if not producer.done()}
@@ -1068,6 +1173,7 @@ class SessionWait(Wait[T]):
             self._end_after(_MOST_PASSES)
 
     def forget_producers(self) -> None:
+        """Remove the callbacks of `watch_producers`."""
         for producer in self._unfinished:
             producer.remove_done_callback(self._note_end)
 
@@ -1077,15 +1183,18 @@ class SessionWait(Wait[T]):
             self._end_after(_MOST_PASSES)
 
     def _end_after(self, passes: int) -> None:
+        """End the wait after `passes` iterations of the loop."""
         if passes:
             asyncio.get_running_loop().call_soon(self._end_after, passes - 1)
         else:
-            # It has no effect if the wait is over.
+            # This has no effect if the wait is over by now.
             self.end(_end_of(self._producers or ()))
 
 
 def _end_of(producers: Producers) -> BaseException:
-    """Return the failure of a producer, or else a clean end."""
+    """Return the error with which the end of these producers ends a wait: the failure of one of
+    them, or else a clean end.
+    """
     for producer in producers:
         error = None if producer.cancelled() else producer.exception()
         if error is not None and not is_clean_end(error):
@@ -1095,8 +1204,10 @@ def _end_of(producers: Producers) -> BaseException:
 
 
 def is_end_of_producers(error: BaseException) -> bool:
-    """Return whether a task that ended with this has finished: all that it waited for was produced
-    and used.
+    """Return whether the error says that producers have ended.
+
+    A task that ends with it has finished its work, because it has used all that they produced. So
+    this is no reason to stop the session, unlike another clean end.
     """
     return all(isinstance(member, ProducerFinishedError) for member in flattened([error]))
 
@@ -1108,9 +1219,11 @@ _QUEUE_METHODS = frozenset({_Queue.put.__code__, _Queue.get.__code__, _Queue.joi
 
 
 def _queue_wait(task: Task) -> object:
-    """Return the future of a task that waits in a method of a queue, and else None.
+    """Return the future of a task that waits in a method of an `asyncio.Queue`, and for any other
+    task None.
 
-    None in a `with` block, too: it may be a time limit, after which the task continues by itself.
+    It is also None if the task is in a `with` block, as that may be a time limit, after which the
+    task continues by itself.
     """
     from aiohooks._why.sources import held_by  # seldom needed
 

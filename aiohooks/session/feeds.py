@@ -2,13 +2,18 @@
 
     SessionFeeds     the sources of all loops of a session, over its recoveries
     FeedSource       the elements of all loops over the same feeds
-    QueueSource      takes them from a queue
-    IterableSource   reads them when a step begins; or in a task, if they may wait or block, or are
-                     prefetched
+    QueueSource      takes elements from a queue
+    IterableSource   reads elements from an iterable, when a step begins; or in a task, if the
+                     iterable may wait or block, or is prefetched
     Element          one element, from its read to the end of its run
 
-The elements of a source are counted in the order of their reads: this is the place of each. One
-that was taken and not used waits in its place for the next loop over the same feeds.
+A source reads an element from its feeds, a loop takes the element for a run, and the run uses it
+when it is committed. The place of an element is its number in the order of the reads. An element
+that was taken and not used goes back to its place, and waits for the next loop over the same feeds.
+
+Feeds with `state_dict` have a state, which counts the elements that they have given. They are
+tracked if the `Scaffold` has them, so that checkpoints contain this state, and recoveries restore
+it: then the feeds give the elements after the checkpoint again.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ from aiohooks.session.coordinator import Coordinator, Producer, Producers
 if TYPE_CHECKING:
     from aiohooks.checkpoint import Restored
 
-# Since Python 3.13.
+# Python has the error since 3.13. Before that, the empty tuple catches nothing.
 _QueueShutDown: type[Exception] | tuple[()] = getattr(asyncio, "QueueShutDown", ())
 _HOW_TO_KEEP_FEEDS = "give the loop feeds with a state_dict, and track them in the Scaffold"
 
@@ -58,8 +63,9 @@ Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 
 
 class FeedsWentBack(BaseException):
-    """Ends a run whose feeds a recovery has restored: its element comes again, behind the elements
-    that were used before it.
+    """Ends a run whose feeds were restored by a recovery of another task.
+
+    The feeds give its element again, after the elements that come before it.
     """
 
 
@@ -67,7 +73,12 @@ class Element:
     """An element of feeds, or the error that they have raised instead of one."""
 
     use: Literal["being read", "unused", "taken", "used", "comes again"] = "being read"
-    """It "comes again" from feeds that a recovery has restored."""
+    """How far the element has come. After the read it is "unused".
+
+    If a state counts it, a run makes it "taken". A recovery that restores the feeds during that run
+    changes this to "comes again", so that this object is not put back to its place; or to "used" if
+    the restored checkpoint contains the step of the run.
+    """
     value: Any = None
     error: Exception | None = None
 
@@ -75,7 +86,9 @@ class Element:
     """The state of the feeds before the read, if they have a state."""
 
     def __init__(self, source: FeedSource) -> None:
-        """Make the element of the next read."""
+        """Make an element before it is read: with its place, and with the current state of the
+        feeds.
+        """
         self.source: FeedSource = source
         self.place: int = source.reads + 1
         source.reads = self.place
@@ -89,41 +102,45 @@ class SessionFeeds:
     def __init__(self, coordinator: Coordinator, waits: RunWaits) -> None:
         self.coordinator: Coordinator = coordinator
         self._waits = waits
+        """The waits of the run in progress, which have the scope of its attempt."""
         self.session: Session | None = None
-        """The raw session, unless it is being replaced."""
+        """The raw session, or None while it is being replaced."""
         self.tracked: Mapping[str, object] = {}
         """The tracked objects of the latest raw session."""
         self.loops: WeakSet[object] = WeakSet()
-        """The loops of steps that have begun and not ended. A loop that was left is not referred to
-        any more.
+        """The loops of steps that have begun and not ended. No reference keeps a loop that was left
+        by `break`, so it disappears from here.
         """
         self.sources: WeakSet[FeedSource] = WeakSet()
         self.in_use: dict[int, Element] = {}
-        """The elements of tasks, by the ids of these, of feeds whose reads a state counts, until
-        their runs have ended.
+        """The element that each task has taken for its run, by the id of the task, until the run
+        has ended. Only elements that a state counts are here.
         """
         self._kept: set[FeedSource] = set()
-        """The sources with elements that loops have left, and the sources of tracked feeds."""
+        """The sources that must outlive their loops, as `sources` does not keep them: those with
+        elements that loops have left, and those of tracked feeds.
+        """
         self._fed: set[int] = set()
-        """The ids of the tracked objects that were given as feeds."""
+        """The ids of the tracked objects that were given to a loop as its feeds."""
         self.lost_step: int = 0
         """The last step that used an element which does not come again after a recovery."""
-        self._reached = -1
-        """The last step that was made before a recovery; -1 before the first one."""
+        self._reached_step = -1
+        """The last step that was made before a recovery, or -1 before the first recovery."""
 
     # -- the sources
 
     def source_for(
         self, feeds: Feeds | None, producer: Producer | None, prefetch: int, *, thread: bool
     ) -> FeedSource | None:
-        """Return the source of a loop with these options of `AsyncMonitoredSession.steps`, None if
-        it is not fed.
+        """Check the options of `AsyncMonitoredSession.steps`, and return the source of its loop.
+
+        Another loop over the same feeds shares its source. None is for a loop without feeds.
         """
         prefetch = checked_int(prefetch, "prefetch")
         _check_options(feeds, producer, prefetch, thread=thread)
         if feeds is None:
             return None
-        source = self._earlier(feeds)
+        source = self._earlier_source(feeds)
         if isinstance(feeds, asyncio.Queue):
             return source or QueueSource(self, feeds)
         if not isinstance(source, IterableSource):
@@ -139,9 +156,11 @@ class SessionFeeds:
         self.keep_sources()
         return source
 
-    def _earlier(self, feeds: object) -> FeedSource | None:
-        """Return the source of another loop over feeds that continue where it has left them: they
-        do not begin with each loop.
+    def _earlier_source(self, feeds: object) -> FeedSource | None:
+        """Return the source that another loop over the same feeds has made, or None.
+
+        There is one only for feeds that continue where that loop has left them. Other feeds, such
+        as a list, begin again with each loop.
         """
         if isinstance(feeds, (asyncio.Queue, Iterator, AsyncIterator)) or is_stateful(feeds):
             for source in self.sources:
@@ -150,15 +169,17 @@ class SessionFeeds:
         return None
 
     def _counting_objects(self, feeds: object) -> list[object]:
-        """Return the tracked objects that the feeds may read, as a generator around a loader does:
-        their states count the elements that the feeds have read.
+        """Return the tracked objects that the feeds may read, as a generator around a loader does.
 
-        An object that was given as feeds itself counts the elements that steps have used.
+        The state of such an object counts the elements that the feeds have read, used or not. An
+        object that is itself given as feeds is none of these: `state_of` knows which of its
+        elements were used. If `feeds` is such an object, this notes it.
         """
         if self.is_tracked(feeds):
             self._fed.add(id(feeds))
             return []
-        if isinstance(feeds, Collection):  # which has its elements already
+        if isinstance(feeds, Collection):
+            # A collection contains its elements, so it reads no other object.
             return []
         return [
             value
@@ -167,13 +188,13 @@ class SessionFeeds:
         ]
 
     def keep_sources(self) -> None:
-        """Keep the sources that may be needed after their loops have ended."""
+        """Keep the sources that may be needed after their loops have ended, and no others."""
         self._kept = {
             source for source in self.sources if source.elements or self._gives_again(source)
         }
 
     def end_loop(self, loop: object) -> None:
-        """Note that a loop has ended. The last one to end in a drain stops the session."""
+        """Note that a loop has ended. In a drain, the end of the last loop stops the session."""
         self.loops.discard(loop)
         requests = self.coordinator.requests
         if requests.drain_reason is not None and not self.loops:
@@ -181,7 +202,7 @@ class SessionFeeds:
 
     @property
     def unused(self) -> int:
-        """The number of elements that were taken and not used."""
+        """The number of elements that were read and not used."""
         return sum(len(source.unused) for source in self.sources)
 
     def is_tracked(self, feeds: object) -> bool:
@@ -189,11 +210,13 @@ class SessionFeeds:
         return any(feeds is value for value in self.tracked.values())
 
     def state_of(self, stateful: Stateful) -> Any:
-        """Return the state of a tracked object: of feeds, the state before the first element that
-        no committed run has used.
+        """Return the state of a tracked object for a checkpoint.
+
+        If the object was given as feeds, this is its state before the first element that no
+        committed run has used, so that restored feeds give this element again.
         """
-        source = self._earlier(stateful)
-        unused = [] if source is None else self._unused_elements(source)
+        own_source = self._earlier_source(stateful)
+        unused = [] if own_source is None else self._unused_elements(own_source)
         if unused:
             return min(unused, key=_place_of).before
         for source in self.sources:
@@ -202,7 +225,9 @@ class SessionFeeds:
         return stateful.state_dict()
 
     def _warn_if_unused(self, source: FeedSource) -> None:
-        """Warn if feeds have elements that no step has used, and a state may count these."""
+        """Warn if feeds have read elements that no step has used. The state of the tracked object
+        from which they may have read them counts these elements as used.
+        """
         if self._unused_elements(source):
             logger.warning(
                 "%s: the feeds %s may read a tracked object, whose state counts an element that no"
@@ -217,8 +242,9 @@ class SessionFeeds:
         return [element for element in elements if not self._is_of_commit(element)]
 
     def taken_of(self, source: FeedSource) -> list[Element]:
-        """Return the elements of a source that runs have taken and not yet used, if a state counts
-        them.
+        """Return the elements of a source that runs have taken and not yet used.
+
+        There are none unless a state counts the elements: see `in_use`.
         """
         return [
             element
@@ -227,8 +253,9 @@ class SessionFeeds:
         ]
 
     def _is_of_commit(self, element: Element) -> bool:
-        """Return whether the run in progress uses this element, and is committed: for a checkpoint
-        that is written at the end of that run, the element is used.
+        """Return whether this is the element of the run in progress, and that run is committed.
+
+        A hook may save a checkpoint at the end of that run, in which the element counts as used.
         """
         scope = self._waits.scope
         if scope is None or not (scope.active and scope.committed):
@@ -243,13 +270,17 @@ class SessionFeeds:
         return element is not None and self.is_tracked(element.source.feeds)
 
     def raise_if_element_went_back(self) -> None:
-        """Raise `FeedsWentBack` if a recovery by another task has restored the feeds of the run."""
+        """Raise `FeedsWentBack` if a recovery by another task has restored the feeds of the run
+        that the current task makes.
+        """
         element = self.in_use.get(id(current_task()))
         if element is not None and element.use == "comes again":
             raise FeedsWentBack
 
     def keep_element_of_run(self) -> None:
-        """Count the element of the run as used: the restored checkpoint has its step."""
+        """Count the element of the current task's run as used, because the restored checkpoint
+        contains the step of that run.
+        """
         element = self.in_use.get(id(current_task()))
         if element is not None:
             element.use = "used"
@@ -257,11 +288,11 @@ class SessionFeeds:
     # -- recoveries
 
     def note_loss(self, session: Session, step: int) -> None:
-        """Note how far a session has come that is about to be replaced."""
-        self._reached = max(self._reached, step)
+        """Note that a raw session, which has reached `step`, is about to be replaced."""
+        self._reached_step = max(self._reached_step, step)
         if was_fed(session) and not any(map(self._gives_again, self.sources)):
-            # Its runs were also fed without a loop: by hand, or by a hook.
-            self.lost_step = self._reached
+            # Its runs were fed by hand or by a hook, whose feeds do not come again.
+            self.lost_step = self._reached_step
         self.session = None
 
     def _gives_again(self, source: FeedSource) -> bool:
@@ -269,20 +300,23 @@ class SessionFeeds:
         return self.is_tracked(source.feeds) and not source.is_used_up
 
     async def stop_reading(self) -> None:
-        """Stop reading feeds whose state is about to be restored. They are read on after
-        `continue_reading`.
-        """
+        """Stop reading feeds whose state is about to be restored, until `continue_reading`."""
         for source in list(self.sources):
             await source.stop_reading()
 
     def continue_reading(self) -> None:
-        """Continue to read for waiting loops, from the current state of the feeds."""
+        """Continue to read for the loops that wait, from the current state of the feeds."""
         for source in self.sources:
             source.changes.wake()
 
     def note_new_session(self, session: Session, recovering_from: BaseException | None) -> None:
-        """Take back the elements in use if the feeds were restored, and report the steps that are
-        undone.
+        """Note a new raw session.
+
+        If its state was restored from a checkpoint, the tracked feeds were, too: their elements in
+        use come again. After a recovery, the undone steps are reported.
+
+        Raises:
+            FeedsLostError: the feeds of undone steps are lost, and the policy says so.
         """
         self.session = session
         self.tracked = session.tracked
@@ -291,7 +325,8 @@ class SessionFeeds:
         for source in self.sources:
             if self.is_tracked(source.feeds):
                 source.note_restored()
-        if self._reached >= 0:  # it is not the first session
+        is_recovery = self._reached_step >= 0
+        if is_recovery:
             self._report_undone_steps(session.restored, recovering_from)
 
     def _report_undone_steps(
@@ -301,21 +336,21 @@ class SessionFeeds:
 
         Raises:
             FeedsLostError: their feeds are lost, and the policy says so. Its cause is the error
-                that the session recovers from.
+                from which the session recovers.
         """
         step = restored.checkpoint.step
-        undone = self._reached - step
-        are_lost = self.lost_step > step
+        undone = self._reached_step - step
+        feeds_are_lost = self.lost_step > step
         steps = f"{undone} steps are undone" if undone > 1 else "1 step is undone"
         text = (
-            f"went back from step {self._reached} to step {step}, that of"
+            f"went back from step {self._reached_step} to step {step}, that of"
             f" {restored.checkpoint.path}: {steps}"
         )
-        self._reached = step
+        self._reached_step = step
         self.lost_step = min(self.lost_step, step)
         if undone <= 0:
             return
-        if are_lost:
+        if feeds_are_lost:
             text += f", and the feeds are gone; {_HOW_TO_KEEP_FEEDS}"
             if self.coordinator.owner.policy.on_lost_feeds == "raise":
                 raise FeedsLostError(f"the recovery {text}") from recovering_from
@@ -329,8 +364,9 @@ def _place_of(element: Element) -> int:
 
 
 def _may_give_elements(tracked: Any) -> bool:
-    """Return whether a tracked object may be a loader, not a model, which one can call, or whose
-    parts have an index.
+    """Return whether a tracked object may be a loader, from which feeds read elements.
+
+    An iterable that can be called or indexed is more likely a model, such as a torch module.
     """
     if isinstance(tracked, (AsyncIterator, Iterator)):
         return True
@@ -339,10 +375,10 @@ def _may_give_elements(tracked: Any) -> bool:
 
 
 def _check_options(feeds: object, producer: object, prefetch: int, *, thread: bool) -> None:
-    """Raise `InvalidArgumentError` for feeds, or options, that make no sense."""
+    """Raise `InvalidArgumentError` for invalid feeds, or options that do not fit them."""
     shown = safe_repr(feeds)
     is_queue = issubclass(type(feeds), asyncio.Queue)
-    # A mapping is one element.
+    # A mapping or a text can be iterated over, but is the element of one step.
     is_element = issubclass(type(feeds), (Mapping, str, bytes))
     is_iterable = issubclass(type(feeds), (AsyncIterable, Iterable)) and not is_element
     if not (is_iterable or is_queue or feeds is None):
@@ -351,7 +387,8 @@ def _check_options(feeds: object, producer: object, prefetch: int, *, thread: bo
             f"feeds is {shown}; give something to iterate over, sync or async, that has"
             " an element for each step, or an asyncio.Queue"
         )
-    # The end of a generator's wait from here could interrupt its work on an element.
+    # When its producers have ended, the session ends the wait for an element of a queue. In a
+    # generator, this could interrupt its work on an element.
     if producer is not None and not is_queue:
         raise InvalidArgumentError(
             f"feeds is {shown}, and a producer is for an asyncio.Queue; leave it out, or let an"
@@ -365,47 +402,58 @@ def _check_options(feeds: object, producer: object, prefetch: int, *, thread: bo
 
 
 class FeedSource:
-    """The elements of all loops over the same feeds."""
+    """The elements of all loops over the same feeds. The subclasses read them.
+
+    For an element, the session calls `take`, and `wait` if there is none yet, then makes the run,
+    and calls `settle`.
+    """
 
     stateful: Stateful | None = None
-    """The feeds, if they have a state, which counts their elements."""
+    """The feeds, if they have a state, which counts their elements. Otherwise None."""
     counting: Sequence[object] = ()
     """Other tracked objects, whose states may count the elements."""
     ends_at_drain: bool = False
-    """Whether a drain ends the wait for an element, as none is lost then."""
+    """Whether a drain ends the wait for an element. It does if this loses no element."""
 
     def __init__(self, session: SessionFeeds, feeds: object) -> None:
         self.feeds: Any = feeds
         self.elements: list[Element] = []
-        """The elements that wait for a loop, and the element that is being read, by their places.
+        """The elements that no loop has taken, and the element that is being read, in the order of
+        their places.
         """
         self.has_ended: bool = False
         """Whether the feeds give no more elements."""
         self.changes: Waiters = Waiters()
-        """Of a task that reads, which waits for room, and of loops that wait for elements. Each
-        looks again after a change.
+        """Waits for a change of the other attributes: a task that reads waits here for room, and
+        loops wait for elements. Each of them checks the attributes again after a change.
         """
         self.reads: int = 0
+        """The number of reads begun, which is the place of the latest element."""
         self._last_used = 0
-        """The last place whose element was used, of feeds with a state."""
+        """Only for feeds with a state: the last place whose element was used."""
         self._session = session
         self._coordinator = session.coordinator
         session.sources.add(self)
 
     @property
     def unused(self) -> list[Any]:
-        """The elements that were taken and not used, in order."""
+        """The values of the elements that were read and not used, in order."""
         elements = [element for element in self.elements if element.use == "unused"]
         return [element.value for element in elements if element.error is None]
 
     @property
     def is_used_up(self) -> bool:
-        """Whether another loop over the same feeds begins anew."""
+        """Whether all elements were used, so that another loop over the same feeds begins anew."""
         return self.has_ended and not self.elements and not self._session.taken_of(self)
 
     def take(self, producers: Producers | None) -> Element | None:
-        """Return the next element, or None if it must be waited for. Raise `StopAsyncIteration` at
-        the end, or the error of the feeds.
+        """Return the next element, or None if the caller must `wait` for it.
+
+        If a state counts the element, it is "taken" by the run of the current task until `settle`.
+
+        Raises:
+            StopAsyncIteration: the feeds have ended.
+            Exception: the error that the feeds have raised instead of the element.
         """
         element = self.first_unused() if self.elements else None
         if element is not None:
@@ -424,14 +472,18 @@ class FeedSource:
         return element
 
     def first_unused(self) -> Element | None:
-        """Return the first element that waits for a loop."""
+        """Return the first element that no loop has taken, or None."""
         for element in self.elements:
             if element.use == "unused":
                 return element
         return None
 
     def _read_now(self, producers: Producers | None) -> Element | None:
-        """Read the next element, if that needs no wait, as `take` does."""
+        """Read the next element, and return it, or None if that needs a wait.
+
+        Raises:
+            StopAsyncIteration: the feeds have ended.
+        """
         raise NotImplementedError
 
     async def wait(self) -> None:
@@ -439,14 +491,19 @@ class FeedSource:
         raise NotImplementedError
 
     def settle(self, element: Element, *, is_used: bool) -> None:
-        """Count a taken element as used, because its run is committed, or leave it in its place for
-        another loop.
+        """End the use of an element that `take` has returned to the current task.
+
+        Args:
+            element: the element.
+            is_used: whether its run is committed, so that the element counts as used. Otherwise it
+                goes back to its place, for another loop.
         """
         session = self._session
-        # `take` has left the use of other elements: no state counts them.
+        # An element that no state counts has stayed "unused", and is not in `in_use`.
         if element.use != "unused":
             del session.in_use[id(current_task())]
             if element.use == "comes again":
+                # The restored feeds give it again as another object.
                 return
         if not is_used:
             element.use = "unused"
@@ -457,35 +514,40 @@ class FeedSource:
             self._last_used = max(self._last_used, element.place)
             if session.is_tracked(self.feeds):
                 return
+        # These feeds are not restored by a recovery, so they never give the element again.
         if session.session is not None:
             session.lost_step = session.session.committed_step
 
     def _set_back(self) -> None:
-        """Let feeds with a state give the last elements again, which no loop has taken."""
+        """Set feeds with a state back, so that they give the elements again that were read last and
+        that no loop has taken.
+        """
 
     async def stop_reading(self) -> None:
-        """Stop reading feeds whose state is about to be restored. They are read anew from there."""
+        """Stop reading feeds whose state is about to be restored. Reading begins again there."""
 
     def note_restored(self) -> None:
-        """Note that a recovery has restored these feeds: they give their elements again."""
+        """Note that a recovery has restored the state of these feeds, which so give again all
+        elements that were not used.
+        """
         for element in self._session.taken_of(self):
             element.use = "comes again"
-        # Feeds that were not restored stay at their end: many begin another pass when they are
-        # read there.
+        # The restored feeds are read again. Only these: many feeds that are read at their end begin
+        # another pass.
         self.has_ended = False
         self.elements.clear()
 
     @property
     def is_draining(self) -> bool:
-        """Whether no other element is taken, as the session drains."""
+        """Whether the session drains, so that no other element is read."""
         return self._coordinator.requests.drain_reason is not None
 
     def log_after_stop(self, error: Exception) -> None:
-        """Log an error of the feeds if a stop was requested before, and otherwise raise it. A clean
-        end, such as that of a wait which the stop has ended, is not logged.
+        """Raise an error of the feeds, or only log it if a stop was requested before.
 
-        The cause of a stop has often ended the feeds as well, such as a signal to all processes of
-        a group. The feeds are at their end then.
+        The cause of a stop often makes the feeds fail as well, such as a signal to all processes of
+        a group. The feeds then count as ended. A clean-end error is not logged either: the stop may
+        have raised it in a wait of the feeds.
         """
         if not self._coordinator.should_stop():
             raise_unchanged(error)
@@ -501,11 +563,13 @@ class FeedSource:
 
 
 class QueueSource(FeedSource):
-    """A queue; counts in it the elements that were used."""
+    """Takes elements from a queue, and calls `task_done` for each element that was used."""
 
     ends_at_drain = True
     _due: int | None = None
-    """In a drain, how many more elements are taken before the queue ends. None before a drain."""
+    """In a drain, how many more elements to take from the queue before it ends. None means that no
+    drain has begun.
+    """
 
     def _read_now(self, producers: Producers | None) -> Element | None:
         if self.is_draining:
@@ -517,7 +581,7 @@ class QueueSource(FeedSource):
         return self._element_of(self.feeds.get_nowait())
 
     def _element_of(self, value: Any) -> Element:
-        """Return the element with a value that was taken out of the queue."""
+        """Make the element of a value that was taken out of the queue, and count it in a drain."""
         if self._due is not None:
             self._due -= 1
         element = Element(self)
@@ -526,16 +590,18 @@ class QueueSource(FeedSource):
         return element
 
     def _end_producers(self, producers: Producers | None) -> None:
-        """In a drain, end the producers once the elements are taken that they had put already, or
-        that they wait to put.
+        """In a drain, cancel the producers when the elements that they wait to put are taken.
 
-        When the drain begins, each task waits in at most one `put`. Without `producers`, any task
-        may be one, and none can be ended: the queue ends then, although others may put more.
+        When the drain begins, each task waits in at most one `put`, so one element is due for each
+        producer. Without named producers, any task may be one: an element for each task is due, in
+        addition to those in the queue. It is not known which task to cancel then, so the queue ends
+        when these elements are taken, although tasks may put more.
         """
         due = self._due
         if due is None:
             due = len(producers or asyncio.all_tasks())
-            # Named producers are ended, so what they leave in the queue is taken afterwards.
+            # The elements in the queue need no count if there are named producers: when these are
+            # cancelled, the queue is emptied.
             if not producers:
                 due += self.feeds.qsize()
             self._due = due
@@ -560,13 +626,13 @@ class QueueSource(FeedSource):
 
 
 class IterableSource(FeedSource):
-    """Iterates over feeds: in `take`, or in a task of the session, if they may wait or are
-    prefetched.
+    """Iterates over feeds: in `take`, or in a task of the session, if the feeds may wait or block,
+    or are prefetched.
 
-    The task begins with the first element. It ends with the feeds, in a drain before the next
-    element, at a stop or with the session, and closes the iterator. Feeds that are `Stateful` are
-    then set back to the last element that was used, so that their state counts no other. The
-    elements of others stay, for another loop over the same feeds.
+    The task starts when a loop waits for an element. It ends with the feeds, in a drain before the
+    next element, at a stop, or with the session, and closes the iterator. Feeds that are `Stateful`
+    are then set back to the last element that was used, so that their state counts no other
+    elements. For feeds without a state, the unused elements stay here, for another loop over them.
     """
 
     def __init__(self, session: SessionFeeds, feeds: AsyncIterable[Any] | Iterable[Any]) -> None:
@@ -575,13 +641,20 @@ class IterableSource(FeedSource):
             self.stateful: Stateful | None = self.feeds
         self._is_async = isinstance(feeds, AsyncIterable)
         self._iterator: Any = None
+        """The iterator of the feeds. None before the first read, and after the feeds were set back
+        or their iterator was closed: the next read then makes another one.
+        """
         self._reader: asyncio.Task[None] | None = None
+        """The task that reads the feeds, if there is one."""
         self._asking = 0
         """How many loops wait for the next element."""
 
     def set_options(self, ahead: int, *, thread: bool) -> None:
-        """Read on as the latest loop over the feeds asks for: `ahead` elements more than all loops
-        have asked for, and in a thread or not.
+        """Set how the feeds are read from now on. The latest loop over the feeds decides.
+
+        Args:
+            ahead: how many elements to read that no loop has asked for yet (`prefetch`).
+            thread: whether a thread reads them.
         """
         self._ahead = ahead
         self._thread = thread
@@ -590,7 +663,7 @@ class IterableSource(FeedSource):
 
     @property
     def _can_begin(self) -> bool:
-        """Whether nothing reads the feeds, and no recovery is about to restore them."""
+        """Whether reading may begin: nothing reads the feeds, and no recovery may restore them."""
         if self._reader is not None:
             return False
         return self.stateful is None or self._session.session is not None
@@ -612,6 +685,7 @@ class IterableSource(FeedSource):
         else:
             self._read_sync(element)
         if element.use == "being read":
+            # `_read_sync` has found the end of the feeds.
             self.has_ended = True
             raise StopAsyncIteration
         return element
@@ -623,6 +697,7 @@ class IterableSource(FeedSource):
             while not self.has_ended and self.first_unused() is None:
                 if self._can_begin:
                     if not self._needs_task:
+                        # `take` can read it.
                         return
                     self._reader = self._coordinator.start_soon(self._read, name="feeds")
                 with active("wait", "next feed", self._awaited_reader):
@@ -634,22 +709,23 @@ class IterableSource(FeedSource):
         return None if self._reader is None else awaited_tasks(self._reader)
 
     def _set_back(self) -> None:
-        """Set feeds with a state, which are not read now, back before the elements that no loop
-        has taken.
+        """Set feeds with a state back, so that they give the last elements again, which no loop has
+        taken. Forget these elements.
 
-        An element stays if a loop has taken a later one, which the feeds would give again.
+        This does nothing while a task reads the feeds. An element stays if a loop has taken a later
+        one: the feeds would give the later one again, too.
         """
         if self.stateful is None or self._reader is not None:
             return
-        taken = [element.place for element in self._session.taken_of(self)]
-        last_place = max([self._last_used, *taken])
-        first = None
+        taken_places = [element.place for element in self._session.taken_of(self)]
+        last_place = max([self._last_used, *taken_places])
+        first_forgotten = None
         while self.elements and self.elements[-1].place > last_place:
-            first = self.elements.pop()
-        if first is not None:
+            first_forgotten = self.elements.pop()
+        if first_forgotten is not None:
             self.has_ended = False
             self._iterator = None
-            self.stateful.load_state_dict(first.before)
+            self.stateful.load_state_dict(first_forgotten.before)
 
     async def stop_reading(self) -> None:
         if self.stateful is None:
@@ -659,28 +735,34 @@ class IterableSource(FeedSource):
             reader.cancel()
             await wait_done([reader], self._coordinator.owner.grace_secs)
             if reader.done():
-                self._reader = None  # also if it was cancelled before it began
+                # `_read` does this, but not if it was cancelled before it began.
+                self._reader = None
         self._iterator = None
 
     # -- the task
 
     async def _read(self) -> None:
+        """Read the feeds until their end, a stop, a drain or an error. Then set them back."""
         try:
-            # A stop ends it, but no failure from which the session recovers.
+            # As a lasting wait: no failure from which the session recovers ends the reading.
             await self._coordinator.wait_until_ended("next feed", self._read_all(), lasts=True)
         except StopRequestedError:
-            pass  # the loop that asks for elements gets it as well
+            # The loop that waits for an element gets this error as well, and ends by it.
+            pass
         finally:
             self._reader = None
             last = self.elements[-1] if self.elements else None
+            # After a stop no loop takes the last element, so its error would be lost.
             if last is not None and last.error is not None and self._coordinator.should_stop():
                 self.elements.pop()
                 self.log_after_stop(last.error)
             self._set_back()
 
     async def _read_all(self) -> None:
-        """Read the elements in one task: what a generator has around its `yield`, such as a time
-        limit, belongs to a task.
+        """Read all elements, and close the iterator, in the current task.
+
+        It has to be a single task: a block around the `yield` of a generator, such as a time limit,
+        belongs to the task that has entered it.
         """
         try:
             while await self._read_next():
@@ -689,12 +771,19 @@ class IterableSource(FeedSource):
             await self._close_iterator()
         self.has_ended: bool = True
         self.changes.wake()
-        # A stop sets the feeds back to these elements, or logs their error.
+        # The task continues until loops have taken all elements: if a stop comes before that, the
+        # end of `_read` sets the feeds back, or logs the error of the last element.
         while self.first_unused() is not None:
             await self.changes.wait()
 
     async def _read_next(self) -> bool:
-        """Read the next element when there is room for it. Return whether there was one."""
+        """Wait until there is room for an element, and read it.
+
+        Returns:
+            Whether to continue. This is False at the end of the feeds, after their error, and in a
+            drain.
+        """
+        # There is room for the elements to prefetch, and for one element if a loop waits for it.
         while len(self.unused) >= max(self._ahead, bool(self._asking)):
             await self.changes.wait()
         if self.is_draining:
@@ -716,8 +805,10 @@ class IterableSource(FeedSource):
         return element.error is None
 
     def _read_sync(self, element: Element) -> None:
-        """Read an element. It stays as it is at the end of the feeds. A thread ends with the
-        element or its error, also after a cancel.
+        """Read the value of an element, or the error of the feeds, into it.
+
+        At the end of the feeds, the element stays "being read". In a thread this runs to its end,
+        even if the task that has started the thread is cancelled.
         """
         try:
             if self._iterator is None:
@@ -730,6 +821,7 @@ class IterableSource(FeedSource):
         element.use = "unused"
 
     async def _read_async(self, element: Element) -> None:
+        """Do the same as `_read_sync`, with an async iterator."""
         try:
             if self._iterator is None:
                 self._iterator = aiter(self.feeds)
@@ -741,7 +833,7 @@ class IterableSource(FeedSource):
         element.use = "unused"
 
     async def _close_iterator(self) -> None:
-        """Close the iterator, if it is a generator."""
+        """Close the iterator if it is a generator, and forget it. Only log an error of that."""
         iterator: Any = self._iterator
         self._iterator = None
         try:
@@ -750,7 +842,7 @@ class IterableSource(FeedSource):
             elif isinstance(iterator, GeneratorType) and not iterator.gi_running:
                 await self._call(iterator.close)
         except Exception as error:
-            # Raised here, it would replace the cancellation that ends the task.
+            # If the error were raised, it would replace the cancellation that ends the task.
             if not is_clean_end(error):
                 logger.exception(
                     "%s: closing the feeds %s failed",
@@ -759,7 +851,7 @@ class IterableSource(FeedSource):
                 )
 
     async def _call(self, fn: Callable[..., object], *args: object) -> None:
-        """Call a function that may block."""
+        """Call a function, in a thread if the loop over the feeds asks for one."""
         if self._thread:
             await to_thread(fn, *args, grace_secs=self._coordinator.owner.grace_secs)
         else:
