@@ -794,7 +794,10 @@ class Coordinator(RequestMethods):
         self.raise_requested_exception()
 
     async def end_tasks(
-        self, stop_grace_secs: float, cancel_grace_secs: float, reason: str
+        self,
+        stop_grace_secs: float,
+        cancel_grace_secs: float,
+        reason: str,
     ) -> None:
         """Wait until all tasks have ended. Cancel the tasks that take too long.
 
@@ -1151,7 +1154,12 @@ class SessionWait(Wait[T]):
     __slots__ = ("_producers", "_unfinished", "ends_at_drain", "lasts")
 
     def __init__(
-        self, what: str, producers: Producers | None, *, ends_at_drain: bool, lasts: bool
+        self,
+        what: str,
+        producers: Producers | None,
+        *,
+        ends_at_drain: bool,
+        lasts: bool,
     ) -> None:
         """Prepare the wait. Without producers (None) it depends on none. With `()` all of them have
         ended already.

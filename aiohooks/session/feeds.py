@@ -130,7 +130,12 @@ class SessionFeeds:
     # -- the sources
 
     def source_for(
-        self, feeds: Feeds | None, producer: Producer | None, prefetch: int, *, thread: bool
+        self,
+        feeds: Feeds | None,
+        producer: Producer | None,
+        prefetch: int,
+        *,
+        thread: bool,
     ) -> FeedSource | None:
         """Check the options of `AsyncMonitoredSession.steps`, and return the source of its loop.
 

@@ -22,7 +22,7 @@ For the session alone:
 
     HookSet     the hooks of one session: checked once, sorted once, called method by method
     Merger      merges the requests of hooks with that of the caller, and splits the values of the
-                run; nothing in it waits
+                run again; it does not wait
 
 `begin`, `end` and `close` are called one hook after the other. `after_create_session`, `before_run`
 and `after_run` of all hooks of one `order` run concurrently.
@@ -130,6 +130,7 @@ class SessionRunContext:
     """
 
     _requested = False
+    """Whether `request_stop` of this object was called."""
     effects_before_run: int = 0
     accepts_effects: bool = True
     committed: bool = False
@@ -165,7 +166,8 @@ class SessionRunContext:
         Hooks with a higher `order` see the metrics that hooks with a lower order added, and
         `after_run` sees what `before_run` added.
         """
-        # Atomic: a hook in a thread (`BlockingHook`) may ask for them at the same time as another.
+        # `setdefault` is atomic. A hook in a thread (`BlockingHook`) may ask for the metrics at the
+        # same time as another hook, and both must get the same dict.
         metrics: dict[str, Any] = vars(self).setdefault("_metrics", {})
         return metrics
 
@@ -300,21 +302,26 @@ LIFECYCLE = Interface(
 )
 """The methods of a session's hooks."""
 _users: weakref.WeakValueDictionary[tuple[int, int], HookSet] = weakref.WeakValueDictionary()
-"""The hooks of the open session that uses a hook, by the process and the id of the hook. A hook
-need not be hashable, and its session keeps it alive.
+"""The open session that uses a hook, as its `HookSet`: by the process and the id of the hook. The
+keys are ids because a hook need not be hashable. They stay valid, as the session keeps its hooks.
 """
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
+"""The types of fetches that are not nested."""
 _REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
+"""The types that a hook may return from `before_run`."""
 _MOST_MERGES = 1024
-# Half the price of calling the class: a NamedTuple's own `__new__` is written in Python.
+# Hot path: this makes a NamedTuple in half the time of a call of its class, whose own `__new__` is
+# written in Python.
 _new_tuple = cast("Any", tuple).__new__
 Answers = Sequence[Sequence[SessionRunValues]]
 """The values of the hooks of each order group of `after_run`."""
 
 
 class HookSet:
-    """All hooks of one session. A method that no hook overrides has no order group, so it costs
-    nothing.
+    """All hooks of one session.
+
+    An order group has the hooks of the same `order` that override a method: they are called
+    together. A method that no hook overrides has no order group, so it costs nothing.
     """
 
     def __init__(
@@ -334,7 +341,8 @@ class HookSet:
             registered = registered_hook(registration_of(hook), self.registered, numbers)
             LIFECYCLE.check(registered)
             self.registered.append(registered)
-        # The keys for `_users`. A forked child may use the same objects in a session of its own.
+        # The keys for `_users`. They contain the process, as a forked child may use the same
+        # objects in a session of its own.
         self._by_key = {(os.getpid(), id(entry.hook)): entry for entry in self.registered}
         self.background: BackgroundCalls = BackgroundCalls(
             self._grace_secs, self._enter_background, coordinator.observers, _step_of
@@ -345,17 +353,17 @@ class HookSet:
         )
         self.begun: list[RegisteredHook] = []
         """The hooks whose `begin` was started and whose `close` was not."""
-        # Methods that are called one after another, for each hook. `begin` and `close` follow the
-        # list, as a hook may use what an earlier one has opened.
         order = operator.attrgetter("registration.order")
         savers = [*filter(_ends_last, self.registered)]
         others = [*itertools.filterfalse(_ends_last, self.registered)]
+        # These methods are called for one hook after another. `begin` follows the list, and `close`
+        # its reverse, because a hook may use what an earlier hook has opened.
         self._begin = self._calls("begin", self.registered)
         self._end = self._calls("end", [*sorted(others, key=order), *sorted(savers, key=order)])
         # Unlike the other methods, `close` always has a time limit.
         self._close = self._calls("close", self.registered, limit=self._grace_secs)
-        # Methods that are called together, for each order. Hooks that save the session come last,
-        # so that they save what all other hooks have kept.
+        # These methods are called for all hooks of an order together. In `after_run` and `end`,
+        # hooks that save the session come last, so that they save the new states of all others.
         self._after_create_session = self._groups("after_create_session", self.registered)
         self.before_run: tuple[OrderGroup, ...] = self._groups("before_run", self.registered)
         self.after_run: tuple[OrderGroup, ...] = (
@@ -367,7 +375,9 @@ class HookSet:
         self.merger: Merger = Merger(graph, self.before_run, self.after_run)
 
     def _enter_background(self) -> None:
-        """Make the context of a background call that of a call in a run."""
+        """Prepare the context of a background call: as in a run, it has the default graph, and is
+        part of the raw session.
+        """
         make_default(self._graph)
         self._coordinator.enter_raw_session()
 
@@ -394,11 +404,17 @@ class HookSet:
 
     @cached_property
     def stateful(self) -> dict[str, Stateful]:
-        """Return the hooks that are kept in checkpoints, by their unique names: hooks that only
-        keep time are numbered.
+        """The hooks whose states checkpoints contain, by unique names.
+
+        The name of a hook is its `name` or its class. Hooks that only keep time may share a name,
+        and get a number.
+
+        Raises:
+            InvalidHookError: two other hooks have the same name.
         """
         by_name: dict[str, Stateful] = {}
         hooks = [registered.hook for registered in self.registered]
+        # The hooks that may be numbered come last, so that no other hook finds its name in use.
         for hook in sorted(filter(is_stateful, hooks), key=is_numbered):
             name = first_name = hook.name or type(hook).__name__
             numbers = itertools.count(2)
@@ -413,28 +429,31 @@ class HookSet:
         return by_name
 
     async def drain_stateful(self) -> None:
-        """Wait for the background calls of the hooks that are kept in checkpoints."""
+        """Wait for the background calls of the hooks whose states checkpoints contain."""
         if self.has_background:
             await self.background.drain(
                 registered for registered in self.registered if is_stateful(registered.hook)
             )
 
     async def begin(self) -> None:
-        """Call `begin` of the hooks one by one. Each counts as begun from the moment it is
-        started.
+        """Call `begin` of the hooks one by one.
+
+        A hook counts as begun before its call, so that `close` of it is called if that fails.
         """
         for registered in self.registered:
             self.begun.append(registered)
             await self._call_one(self._begin, registered)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Call `after_create_session` of the hooks, one order after another."""
         if self._after_create_session:
             step = session.global_step.latest.step
             await self._call(self._after_create_session, session, coord, step=step)
 
     async def end(self, session: Session, errors: list[BaseException]) -> None:
-        """Wait for the background calls, then call `end` of the hooks one by one, also after one
-        that fails. Append their errors.
+        """Wait for the background calls, then call `end` of all hooks one by one.
+
+        If a call fails, its error is appended to `errors`, and the next hook is called.
         """
         if self.has_background:
             errors += await self.background.end(self._grace_secs)
@@ -447,20 +466,22 @@ class HookSet:
                 errors.append(error)
 
     async def close(self, exc: BaseException | None, errors: list[BaseException]) -> None:
-        """Call `close` of the begun hooks, once and in reverse order, also after one that fails.
-        Append their errors.
+        """Call `close` of all begun hooks, once and in reverse order.
+
+        If a call fails, its error is appended to `errors`, and the next hook is called.
         """
         try:
             if self.has_background:
                 errors += await self.background.end(self._grace_secs)
-        finally:  # a cancellation is raised when the hooks are closed
+        finally:
+            # A cancellation of the wait above is raised only when all hooks are closed.
             while self.begun:
                 registered = self.begun.pop()
                 try:
                     await self._call_one(self._close, registered, exc)
                 except asyncio.CancelledError as error:
-                    # The closing itself was cancelled: at the end of the grace period, or by a
-                    # third party. The others continue.
+                    # The task that closes the session was cancelled: at the end of the grace
+                    # period, or by other code. The other hooks are closed all the same.
                     cancelled = HookCancelledError(
                         f"{registered.name}.close was cancelled before it was done"
                     )
@@ -470,12 +491,17 @@ class HookSet:
                     errors.append(error)
 
     async def _call_one(
-        self, calls: Mapping[RegisteredHook, OrderGroup], registered: RegisteredHook, *args: Any
+        self,
+        calls: Mapping[RegisteredHook, OrderGroup],
+        registered: RegisteredHook,
+        *args: Any,
     ) -> None:
+        """Call a method of one hook, if the hook overrides it and so is in `calls`."""
         if registered in calls:
             await self._call((calls[registered],), *args)
 
     async def _call(self, groups: tuple[OrderGroup, ...], *args: Any, **options: Any) -> None:
+        """Call a method of hooks outside of a run, with waits of its own."""
         waits = RunWaits(current_scope.get(), current_clock().now, self._coordinator.owner)
         observers = self._coordinator.observers
         await call_groups(groups, args, waits=waits, observers=observers, **options)
@@ -483,7 +509,7 @@ class HookSet:
     def _calls(
         self, method: str, hooks: Iterable[RegisteredHook], limit: float | None = None
     ) -> dict[RegisteredHook, OrderGroup]:
-        """Return the call of a method of each hook that overrides it, to be made by itself."""
+        """Return for each hook that overrides a method an order group of this hook alone."""
         make_call = partial(hook_call, timeout=limit)
         return {
             registered: OrderGroup(method, [registered], self._grace_secs, make_call)
@@ -496,7 +522,10 @@ class HookSet:
         hooks: Iterable[RegisteredHook],
         make_call: MakeCall = hook_call,
     ) -> tuple[OrderGroup, ...]:
-        """Return the order groups of a method for the hooks that override it."""
+        """Return the order groups of a method, with the hooks that override it.
+
+        `make_call` returns the call of a hook: by default a call of its method.
+        """
         return order_groups(method, _overriding(hooks, method), self._grace_secs, make_call)
 
     def __repr__(self) -> str:
@@ -519,7 +548,10 @@ def _step_of(context: SessionRunContext, _: object) -> int:
 
 
 def _checked_hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[object]:
-    """Raise unless each of `hooks` is a `SessionRunHook`. Return them."""
+    """Yield the hooks, and raise at the first that is not a `SessionRunHook`.
+
+    A class passes, because the registration has a better message for it.
+    """
     check_hooks(hooks)
     for given in hooks:
         hook = given.hook if isinstance(given, HookRegistration) else given
@@ -536,46 +568,67 @@ def _checked_hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterab
 
 
 class Merger:
-    """Merges what the caller and the hooks ask for into one request, and takes its values apart.
+    """Merges the requests of the caller and the hooks into one, and splits the values of its run.
 
-    A merged run has a list of parts as its result: that of the caller, and that of each hook with
-    `before_run`, which is None if the hook fetches nothing.
+    The graph computes each distinct node once. From the values of the nodes, a function builds the
+    parts of the result: part 0 is that of the caller, and each hook with `before_run` has one part,
+    in the order of the calls. The part of a hook that fetches nothing is None.
     """
 
     def __init__(
-        self, graph: Graph, before_run: Sequence[OrderGroup], after_run: Sequence[OrderGroup]
+        self,
+        graph: Graph,
+        before_run: Sequence[OrderGroup],
+        after_run: Sequence[OrderGroup],
     ) -> None:
-        """Take the graph, and the groups of hooks that ask and of hooks that get values."""
+        """Take the graph, the hooks that make requests, and the hooks that get values, by order."""
         self._graph = graph
         self._names = [call.name for group in before_run for call in group.calls]
-        asking = [hook for group in before_run for hook in group.hooks]
-        part_of = {hook: part for part, hook in enumerate(asking, start=1)}
-        # A hook without `before_run` gets the last answer, which has no results.
+        """The name of each call of `before_run`, for messages."""
+        requesting = [hook for group in before_run for hook in group.hooks]
+        part_of = {hook: part for part, hook in enumerate(requesting, start=1)}
+        # `_answers` appends values without results to those of the parts. A hook without
+        # `before_run` has no part, and gets these, at -1.
         self._takes: list[Take] = [
             taking([part_of.get(hook, -1) for hook in group.hooks]) for group in after_run
         ]
-        self._no_parts = (None,) * (len(asking) + 1)
+        """Functions, one for each order group of `after_run`. Each takes the values of the hooks of
+        its group out of the list of all values.
+        """
+        self._no_parts = (None,) * (len(requesting) + 1)
         self._no_answers = self._answers(self._no_parts, RunRequest(None, None))
         self._merges: dict[tuple[Any, ...], tuple[tuple[Node, ...], Build]] = {}
-        """The nodes to fetch and the function that builds the parts, where no fetches are nested:
-        by the fetches of the caller and each hook, and by the fetches of the caller and what each
-        hook has returned, which is quicker to look up.
+        """A cache of merges without nested fetches: the nodes to fetch, and the function that
+        builds the parts. The same merge may have two keys: the fetches of the caller and each hook;
+        and the fetches of the caller with the requests of the hooks, which is quicker to look up.
         """
 
     def merge(self, request: RunRequest, requests: Sequence[SessionRunArgs | None]) -> RunRequest:
-        """Return the request of the caller, merged with what each hook has returned."""
+        """Return the request of the caller, merged with the request of each hook.
+
+        `requests` has a request or None for each call of `before_run`. Without any request of a
+        hook, the result has no `build`: its values are those of the caller.
+
+        Raises:
+            InvalidHookError: a hook has returned something else.
+            FeedConflictError: a node is fed twice.
+            FetchError: a name is not in the graph.
+        """
         if not _has_request(requests):
             if request.options is None:
                 return request
-            # The hooks of each attempt get a `run_metadata` of their own.
+            # The hooks of each attempt get a `run_metadata` of their own, which a new request has.
             return RunRequest(request.fetches, request.feed_dict, request.options)
+        # Hot path: look up the merge of the same requests. The types are checked first, because a
+        # plain tuple is equal to a `SessionRunArgs`, but is rejected below.
         key = (request.fetches, *requests)
-        # A plain tuple would be equal to a request, and is rejected below.
         if _REQUEST_OR_NOTHING.issuperset(map(type, requests)):
             try:
                 nodes, build = self._merges[key]
             except (KeyError, TypeError):
-                pass  # it is new, or has feeds, options or nested fetches
+                # The merge is new; or a request has feeds, options or nested fetches, so that it is
+                # not kept or cannot be hashed.
+                pass
             else:
                 return RunRequest(nodes, request.feed_dict, request.options, build)
         fetches = [request.fetches]
@@ -589,7 +642,7 @@ class Merger:
                 raise InvalidHookError(
                     f"{name} returned {added!r}; return SessionRunArgs(fetches, feed_dict) or None"
                 )
-            # In half the time of its attributes.
+            # To unpack the tuple takes half the time of its three attributes.
             added_fetches, feed_dict, options = added
             fetches.append(added_fetches)
             if feed_dict is not None:
@@ -611,9 +664,9 @@ class Merger:
     ) -> tuple[tuple[Node, ...], Build]:
         """Return the distinct nodes, and the function that builds the parts from their values.
 
-        Without nested fetches, keep both by the fetches, and by `key` if it is given.
+        Without nested fetches, they are kept by the fetches, and also by `key` if it is given.
         """
-        # Nested fetches may be equal and yet have another shape.
+        # Nested fetches are not kept: they may be equal, and the results have different shapes.
         if not _LEAF_OR_NOTHING.issuperset(map(type, fetches)):
             return self._new_merge(fetches)
         merged = self._merges.get(fetches)
@@ -625,13 +678,15 @@ class Merger:
         return merged
 
     def _keep_merge(self, key: tuple[Any, ...], merged: tuple[tuple[Node, ...], Build]) -> None:
+        """Add a merge to the cache, which is emptied when it is full."""
         if len(self._merges) >= _MOST_MERGES:
             self._merges.clear()
         self._merges[key] = merged
 
     def _new_merge(self, fetches: tuple[Any, ...]) -> tuple[tuple[Node, ...], Build]:
-        """Return the distinct nodes, and the function that builds the parts, as `_merge_fetches`
-        does.
+        """Make the distinct nodes, and the function that builds the parts from their values.
+
+        `fetches` has those of the caller, then those of each hook.
         """
         leaves = Leaves(self._graph)
         builds = [leaves.build(fetches[0])]
@@ -643,14 +698,20 @@ class Merger:
                 raise
         build: Build = partial(_build_parts, builds)
         if LEAF_TYPES.issuperset(map(type, fetches)):
-            # This takes a quarter of the time of `_build_parts`. There are at least two fetches, of
-            # the caller and a hook, so `itemgetter` returns a tuple.
+            # Each part is one value, so this builds the parts in a quarter of the time. There are
+            # at least two parts, for which `itemgetter` returns a tuple.
             build = operator.itemgetter(*map(leaves.place, fetches))
         return leaves.nodes, build
 
     def split(self, request: RunRequest, values: Any) -> tuple[Any, Answers]:
-        """Return the caller's result of a request that `merge` has returned, and the values of
-        each hook of `after_run`.
+        """Split the values of a run.
+
+        Args:
+            request: the request that `merge` has returned.
+            values: the parts, if the request has `build`, otherwise the values of the caller.
+
+        Returns:
+            The result for the caller, and the values for the hooks of `after_run`.
         """
         if request.build is not None:
             return values[0], self._answers(values, request)
@@ -659,10 +720,11 @@ class Merger:
         return values, self._no_answers
 
     def _answers(self, parts: Sequence[Any], request: RunRequest) -> Answers:
-        """Return the values of each hook of `after_run`, by order group."""
+        """Return the values of each hook of `after_run`, by order group, given all parts."""
         options = request.options
         metadata = request.run_metadata
         answers = [_new_tuple(SessionRunValues, (part, options, metadata)) for part in parts]
+        # The last values are for hooks without a part.
         answers.append(_new_tuple(SessionRunValues, (None, options, metadata)))
         return [take(answers) for take in self._takes]
 
@@ -677,7 +739,9 @@ def _build_parts(builds: Sequence[Build], values: Sequence[Any]) -> list[Any]:
 
 
 def _has_request(requests: Sequence[SessionRunArgs | None]) -> bool:
-    # Not `requests.count(None)`: that compares, and arrays do so in their own way.
+    """Return whether any hook has made a request."""
+    # Not `requests.count(None)`, which compares with `==`: if a hook has returned an array by
+    # mistake, that compares each of its elements.
     for added in requests:  # noqa: SIM110 - a generator takes longer, in each run
         if added is not None:
             return True
@@ -687,7 +751,16 @@ def _has_request(requests: Sequence[SessionRunArgs | None]) -> bool:
 def _merge_feeds(
     graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | None]]
 ) -> dict[Node, Any]:
-    """Merge the feeds of the hooks and the caller, given with their names."""
+    """Merge the feeds of several owners into a new dict by node.
+
+    Args:
+        graph: the graph.
+        requests: the name of each owner, for messages, and its feeds by node or name.
+
+    Raises:
+        FeedConflictError: several owners feed the same node.
+        FetchError: a name is not in the graph.
+    """
     merged: dict[Node, Any] = {}
     owners: dict[Node, list[str]] = {}
     for owner, feed_dict in requests:
@@ -728,12 +801,13 @@ def _merge_options(requests: Sequence[tuple[str, Mapping[str, Any] | None]]) -> 
             if key in merged:
                 merged[key] = _merged_option(merged[key], value)
             else:
-                # A list of the owner must not be extended.
+                # Copy it, so that no list of an owner is shared with the merged options.
                 merged[key] = copy.copy(value)
     return merged
 
 
 def _merged_option(old: Any, new: Any) -> Any:
+    """Merge two values of one option by the rules of `_merge_options`."""
     if isinstance(old, bool) and isinstance(new, bool):
         return old or new
     if isinstance(old, (int, float)) and isinstance(new, (int, float)):

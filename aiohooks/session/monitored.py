@@ -208,7 +208,8 @@ class AsyncMonitoredSession(RequestMethods):
         """
         lifecycle = self._lifecycle
         turns = lifecycle.turns
-        # Not only `wait_for_turn`: most runs begin here without waiting.
+        # Hot path: most runs can begin now. `wait_for_turn` would check the same, but it is
+        # another coroutine in each run.
         if turns.taken or self.requests.pause_reason or turns.now() > turns.loop_turn_due:
             scope = await lifecycle.wait_for_turn()
         else:
@@ -222,8 +223,10 @@ class AsyncMonitoredSession(RequestMethods):
                 except BaseException as error:
                     is_complete = await lifecycle.handle_failure(scope, error)
                 if is_complete:
+                    # The attempt has failed after its commit, and the recovery has kept the commit.
                     result = scope.result
-                    # Tasks that were started in the run have its scope.
+                    # Tasks that were started in the run keep its scope, which must not keep the
+                    # result in memory.
                     scope.result = None
                     return result
                 attempt += 1
@@ -232,8 +235,17 @@ class AsyncMonitoredSession(RequestMethods):
             turns.end_run(scope)
 
     async def _run_once(self, scope: RunScope, request: RunRequest, attempt: int) -> Any:
-        """Make one attempt of a run, which the run's `waits` can end: hooks and operations that may
-        wait are concurrent.
+        """Make one attempt of a run: `before_run`, the operations, `after_run`.
+
+        Hooks and operations that may wait run concurrently. The end of `run_waits` ends them all.
+
+        Args:
+            scope: the scope of the attempt.
+            request: the fetches, feeds and options of the caller.
+            attempt: the number of the attempt, from 1.
+
+        Returns:
+            The values of the caller's fetches.
         """
         lifecycle = self._lifecycle
         hooks = lifecycle.hooks
@@ -260,12 +272,12 @@ class AsyncMonitoredSession(RequestMethods):
             attempt=attempt,
             effect_recorder=lifecycle.effects,
         )
-        # Of all hooks, concurrently.
+        # Each hook of `before_run` has a request here, or None if it asks for nothing.
         requests = await call_groups(hooks.before_run, (context,), step=step, waits=waits)
         merged = hooks.merger.merge(request, requests)
         if context.effects:
             context.effects_before_run = len(context.effects)
-        # All or nothing: it commits at its end.
+        # This commits at its end: it changes all variables and the step, or fails and changes none.
         values = await lifecycle.run_raw(waits, merged)
         scope.committed = context.committed = True
         result, answers = hooks.merger.split(merged, values)
@@ -279,6 +291,7 @@ class AsyncMonitoredSession(RequestMethods):
                 waits=waits,
             )
         except BaseException:
+            # If the recovery from this keeps the commit, `run` returns the result.
             scope.result = result
             raise
         if lifecycle.recoveries:
@@ -498,7 +511,9 @@ class AsyncMonitoredSession(RequestMethods):
 
 
 def enable_why_if_asked() -> None:
-    """Let this process be asked why it waits, if its environment asks for that."""
+    """Let other programs ask this process why it waits, if its environment variable
+    `AIOHOOKS_WHY` is set.
+    """
     if os.environ.get(WHY_VARIABLE, "") not in ("", "0"):
         from aiohooks.session.why import enable_why  # seldom needed
 
@@ -539,14 +554,19 @@ class StepContext:
         scope: RunScope,
         attempt: int,
     ) -> None:
-        """Made by the monitored session for an attempt of the step. `run_once` makes one run with
-        hooks and does not recover.
+        """Make the context of one attempt of the step function.
+
+        `run_once` makes one run with all hooks around it, and does not recover. All these runs are
+        parts of the same attempt: they share `scope` and the number `attempt`.
         """
         self._lifecycle = lifecycle
         self._run_once = run_once
         self._scope = scope
         self._attempt = attempt
         self._turns = asyncio.Lock()
+        """Lets the runs of concurrent calls begin one after another. The step function itself has
+        the turn of the session.
+        """
 
     @property
     def session(self) -> Session:
@@ -570,7 +590,7 @@ class StepContext:
         lifecycle = self._lifecycle
         requests = lifecycle.requests
         turns = lifecycle.turns
-        # Not only `give_loop_turn`: that would cost a run a call.
+        # Hot path: `give_loop_turn` would check the same, and cost each run a call.
         if requests.pause_reason or turns.now() > turns.loop_turn_due:
             await lifecycle.give_loop_turn()
         if requests.stopped:
@@ -583,6 +603,7 @@ class StepContext:
                 self._scope.end_attempt(error)
                 raise
             finally:
+                # After an error this does nothing more: the attempt has ended already.
                 self._scope.end_attempt()
 
     def request_stop(self, reason: str | None = None) -> NoReturn:
@@ -615,11 +636,14 @@ class Steps(Generic[T_co]):
         graph = lifecycle.graph
         inputs = () if graph.step_operation is None else graph.step_operation.inputs
         placeholders = [name for name in inputs if isinstance(graph.nodes[name], Placeholder)]
+        # The only parameter of a step function, which gets the element. Otherwise None: the
+        # element is a mapping of feeds.
         self._parameter = placeholders[0] if len(placeholders) == 1 else None
         self._has_begun = False
 
     def __aiter__(self) -> Steps[T_co]:
-        # Only its `async for` refers to it: a loop that is left by `break` is gone.
+        # Each `async for` gets a copy, to which only that loop refers. So a loop that is left by
+        # `break` disappears from `feeds.loops`, and a drain does not wait for its end.
         loop = copy.copy(self)
         loop._has_begun = False
         return loop
@@ -635,10 +659,11 @@ class Steps(Generic[T_co]):
                 element = await self._next_element()
                 return await self._run_with(element)
             except FeedsWentBack:
-                # A recovery has set the feeds back, so that this element comes again later.
+                # A recovery by another task has restored the feeds, which give this element again.
                 continue
             except (StopAsyncIteration, StopRequestedError):
-                # A later loop over the same feeds begins with the elements that are not used.
+                # A later loop over the same feeds begins with the elements that are not used, so
+                # their source must outlive this loop.
                 feeds.keep_sources()
                 feeds.end_loop(self)
                 raise StopAsyncIteration from None
@@ -647,17 +672,21 @@ class Steps(Generic[T_co]):
                 raise
 
     async def _next_element(self) -> Element | None:
-        """Wait for the next element of the feeds, and take it: None for a loop that is not fed.
+        """Wait for the next element of the feeds, and take it.
+
+        A loop without feeds gets None immediately.
 
         Raises:
-            StopAsyncIteration: the loop has ended: by a stop, a drain or the end of the feeds.
+            StopAsyncIteration: the loop has ended by a stop, a drain or the end of the feeds.
+            StopRequestedError: the same, if this was waiting.
         """
         lifecycle = self._lifecycle
         requests = lifecycle.requests
         turns = lifecycle.turns
-        # Not only `give_loop_turn` and `should_stop`: each would cost a step a call.
+        # Hot path: these are the checks of `give_loop_turn` and `should_stop`, without the calls.
         if requests.pause_reason or turns.now() > turns.loop_turn_due:
-            # Before the element is taken, which a stop would lose.
+            # The loop turn comes before an element is taken: a stop during it would otherwise lose
+            # the element.
             await lifecycle.give_loop_turn()
         if requests.stopped or lifecycle.phase != "open" or lifecycle.gave_up is not None:
             raise StopAsyncIteration
@@ -667,27 +696,31 @@ class Steps(Generic[T_co]):
                 raise StopAsyncIteration
             return None
         element = source.take(self._producers)
-        while element is None:  # another loop may be faster
+        while element is None:
+            # After the wait, another loop may have been faster, and have taken the element.
             await self._wait_for_feed(source)
             element = source.take(self._producers)
         return element
 
     async def _run_with(self, element: Element | None) -> T_co:
-        """Make a run with an element. If that is not committed, another run gets the element."""
+        """Make a run with an element, and return the fetched values.
+
+        If the run fails before its commit, the element goes back to its source, for another run.
+        """
         lifecycle = self._lifecycle
-        fed: Any = None
+        feed_dict: Any = None
         if element is not None:
-            fed = element.value
+            feed_dict = element.value
             if self._parameter is not None:
-                fed = {self._parameter: fed}
+                feed_dict = {self._parameter: element.value}
         earlier_scope = lifecycle.run_waits.scope
         try:
-            values: T_co = await self._run(self._fetches, fed)
+            values: T_co = await self._run(self._fetches, feed_dict)
         except BaseException as error:
             if element is not None:
                 element.source.settle(element, is_used=self._is_committed(earlier_scope))
             if isinstance(error, StopAsyncIteration):
-                # The loop ends as if the feeds had ended.
+                # The step function or a hook has ended the loop, as the end of the feeds does.
                 what = f"a run ended with {safe_repr(error)}"
                 lifecycle.requests.record_end(what)
                 logger.info("%s: %s, and with it the loop", lifecycle.requests.label, what)
@@ -704,9 +737,10 @@ class Steps(Generic[T_co]):
         return [] if self._source is None else self._source.unused
 
     def _is_committed(self, earlier_scope: RunScope | None) -> bool:
-        """Return whether the run of this task that has raised is committed.
+        """Return whether the run of this task that has just raised an error is committed.
 
-        If it never began, the latest run is still that of `earlier_scope`, or of another task.
+        `earlier_scope` was the latest scope before the call of `run`. If the run did not begin, the
+        latest scope is still this one, or that of a run of another task.
         """
         scope = self._lifecycle.run_waits.scope
         if scope is None or scope is earlier_scope or scope.runner != id(current_task()):
@@ -714,19 +748,25 @@ class Steps(Generic[T_co]):
         return scope.committed
 
     async def _wait_for_feed(self, source: FeedSource) -> None:
-        """Wait for the next feed. A recovery may run during the wait, as cancelling it would end a
-        generator of feeds.
+        """Wait until the source may have an element.
+
+        The wait is lasting: a recovery during it does not end it, because to cancel a generator of
+        feeds would end the generator. If a drain ends the wait for a queue, this returns normally,
+        and `take` gives the elements that are left.
         """
         lifecycle = self._lifecycle
         coordinator = lifecycle.coordinator
         requests = lifecycle.requests
         note_own_end_in_drain()
-        # Nothing reads feeds during a recovery, nor after one that was cancelled.
+        # Without a raw session nothing reads feeds, and a failure or a cancelled recovery may have
+        # left none.
         await lifecycle.recover_if_needed()
         producers = self._producers
         is_draining = requests.drain_reason is not None
         if is_draining and source.ends_at_drain:
-            producers = producers or ()  # whoever they are, the feeds end with the queue
+            # In a drain the feeds end when the queue is empty. If no producers are named, wait as
+            # if all had ended: for a few iterations of the event loop.
+            producers = producers or ()
         try:
             with active("feed", "next feed", observers=coordinator.observers):
                 await coordinator.wait_until_ended(
@@ -737,5 +777,7 @@ class Steps(Generic[T_co]):
                     lasts=True,
                 )
         except StopRequestedError:
+            # Swallow the error only if a drain has ended this wait: `take` then gives the elements
+            # that are left in the queue.
             if is_draining or requests.stopped or requests.drain_reason is None:
                 raise
