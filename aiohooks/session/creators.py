@@ -1,5 +1,10 @@
-"""The sources of a monitored session, and the creators of its raw sessions; restoring them from
-checkpoints; the policy and the history of a recovery, which creates another one.
+"""How the raw sessions of a monitored session are created, and when a recovery creates another one.
+
+restore_session, restore_hooks              restore a raw session from a checkpoint
+Scaffold                                    how a raw session is initialized
+ChiefSessionCreator, WorkerSessionCreator   create raw sessions
+creator_of                                  the creator for the first argument of a session
+RecoveryPolicy, RecoveryHistory             after which errors, and how often, to recover
 """
 
 from __future__ import annotations
@@ -48,17 +53,21 @@ if TYPE_CHECKING:
 
 
 async def restore_session(session: Session, restored: Restored) -> None:
-    """Restore the variables, the tracked objects and the global step. `restore_hooks` follows
-    later.
+    """Restore the variables, the tracked objects and the global step of a new raw session.
 
-    The step begins a new epoch, even at the step that the store has: what the session before had
-    received, such as the items of a version gate, is lost.
+    The hooks follow later, by `restore_hooks`: they are restored before `after_create_session`.
+
+    The step begins a new epoch, even if the store has the same step already: data that the session
+    had received before, such as the items of a version gate, are lost.
 
     Args:
-        session: the session.
+        session: the raw session.
         restored: the checkpoint that was read.
+
+    Raises:
+        CheckpointMismatchError: the checkpoint is from another graph, or other tracked objects.
     """
-    # All checks come first: a checkpoint that does not fit changes nothing.
+    # All checks come first, so that a checkpoint that does not fit changes nothing.
     what = f"checkpoint {restored.checkpoint.path}"
     values = values_of(session.variables).by_name
     own = {variable.name: values[variable.name] for variable in session.graph.variables}
@@ -70,7 +79,7 @@ async def restore_session(session: Session, restored: Restored) -> None:
     for name in sorted(own):
         shape = getattr(own[name], "shape", None)
         saved_shape = getattr(variables[name], "shape", None)
-        # A step written for the other shape would fail later, or broadcast.
+        # With a saved value of another shape, a step would fail later, or silently broadcast.
         if shape is not None and shape != saved_shape:
             raise CheckpointMismatchError(
                 f"{what} has variable {name!r} with shape {saved_shape}; here it has shape"
@@ -82,13 +91,15 @@ async def restore_session(session: Session, restored: Restored) -> None:
     session.committed_step = step
     for name, tracked_object in session.tracked.items():
         _load_state(tracked_object, tracked[name], what, f"tracked object {name!r}")
-    # Without the values, which would stay in memory as long as the session.
+    # Keep only the part that `restore_hooks` needs: the restored values would stay in memory as
+    # long as the session.
     session.restored = dataclasses.replace(restored, state={"hooks": hooks})
 
 
 def restore_hooks(session: Session, restored: Restored) -> None:
-    """Load the saved states of the hooks. A hook without a saved state keeps its own, and this is
-    logged.
+    """Load the saved states of the hooks.
+
+    Log each hook that has no saved state, and so keeps its own, and each state that has no hook.
     """
     what = f"checkpoint {restored.checkpoint.path}"
     states = _saved_part(restored, "hooks")
@@ -99,7 +110,8 @@ def restore_hooks(session: Session, restored: Restored) -> None:
         else:
             level = logging.INFO if is_numbered(hook) else logging.WARNING
             logger.log(level, "%s has no state of the hook %s, which starts anew", what, name)
-    # A session that is saved forgets these states with its next checkpoint.
+    # If the session is saved, its next checkpoint does not have the states without a hook: they are
+    # lost, which is worth a warning.
     is_saved = session.saver is not None and not session.saver.read_only
     level = logging.WARNING if is_saved else logging.INFO
     for name in sorted(states.keys() - hooks.keys()):
@@ -107,7 +119,7 @@ def restore_hooks(session: Session, restored: Restored) -> None:
 
 
 def warn_if_not_saved(session: Session, graph: Graph) -> None:
-    """Log that a session with a checkpoint directory trains, and no hook saves it."""
+    """Warn if a session restores from a checkpoint directory and trains, but no hook saves it."""
     if session.saved or not graph.trains:
         return
     saver = session.saver
@@ -121,6 +133,7 @@ def warn_if_not_saved(session: Session, graph: Graph) -> None:
 
 
 def _load_state(stateful: Stateful, state: Any, checkpoint_name: str, name: str) -> None:
+    """Load a saved state into an object. An error gets a note with the names."""
     try:
         stateful.load_state_dict(state)
     except Exception as error:
@@ -129,7 +142,7 @@ def _load_state(stateful: Stateful, state: Any, checkpoint_name: str, name: str)
 
 
 def _saved_part(restored: Restored, name: str) -> dict[str, Any]:
-    """Return a part of a saved state."""
+    """Return a part of a checkpoint: "variables", "tracked" or "hooks", each by name."""
     part: Any = restored.state.get(name)
     if not isinstance(part, dict):
         raise CheckpointMismatchError(
@@ -140,7 +153,14 @@ def _saved_part(restored: Restored, name: str) -> dict[str, Any]:
 
 
 def _check_names(what: str, kind: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise unless a checkpoint has just the wanted names of a `kind`."""
+    """Raise unless a checkpoint has exactly the wanted names.
+
+    Args:
+        what: the checkpoint, for messages.
+        kind: the kind of the named things, for messages.
+        saved: the things in the checkpoint, by name.
+        wanted: the things to restore, by name.
+    """
     missing = [name for name in wanted if name not in saved]
     if missing:
         similar = "; ".join(f"{name!r}: {did_you_mean(name, saved)}" for name in missing)
@@ -219,6 +239,10 @@ class Scaffold:
 
 
 async def _check_ready(ready_fn: SessionFn | None, session: Session, message: str) -> None:
+    """Raise `NotReadyError` if a `ready` function of the scaffold reports that parts are missing.
+
+    The error begins with `message`.
+    """
     if ready_fn is None:
         return
     missing = await ready_fn(session)
@@ -234,7 +258,9 @@ async def _check_ready(ready_fn: SessionFn | None, session: Session, message: st
 
 
 class _Creator(InitRequired):
-    """The parts that all sessions of a creator have."""
+    """The common part of both creators: their raw sessions share the graph, the scaffold, the step
+    store and the variables.
+    """
 
     def __init__(
         self,
@@ -243,7 +269,7 @@ class _Creator(InitRequired):
         global_step: StepStore | None,
         variables: Variables | None,
     ) -> None:
-        """Check the arguments of a creator. Parts that are None are made."""
+        """Check the arguments, and make new parts for those that are None."""
         check_instance(scaffold, Scaffold, "scaffold", optional=True)
         check_instance(global_step, StepStore, "global_step", optional=True)
         check_instance(variables, Variables, "variables", optional=True)
@@ -255,8 +281,11 @@ class _Creator(InitRequired):
     async def _new_session(
         self, what: str, initialize: Callable[[Session], Awaitable[None]] | None = None
     ) -> Session:
-        """Make a session, let it be initialized, and check that it is ready after `what`. Close it
-        again if that fails.
+        """Make a raw session, initialize it, and check that it is ready. If that fails, close it.
+
+        Args:
+            what: the initialization, for the message of a session that is not ready after it.
+            initialize: initializes or restores the variables, if this creator does so.
         """
         session = Session(self.graph, global_step=self.global_step, variables=self._variables)
         try:
@@ -285,9 +314,9 @@ class ChiefSessionCreator(_Creator):
     and step. Each restore begins a new epoch of the step, and so does the first session of a chief
     that replaces another chief.
 
-    With a step store for several processes, it leads the run (`StepStore.lead`) while the monitored
-    session is open, and notifies the workers when everything is initialized. A second chief waits
-    until the first has ended.
+    With a step store for several processes, the creator is the chief of the run while the monitored
+    session is open: it leads the run (`StepStore.lead`), and notifies the workers when everything
+    is initialized. A second chief waits until the first has ended, and then leads in a new term.
     """
 
     def __init__(
@@ -318,16 +347,22 @@ class ChiefSessionCreator(_Creator):
         if saver is not None and not isinstance(saver, checkpoint.Saver):
             saver = checkpoint.Saver(saver)
         self._saver = saver
+        # A saver that was made here is closed here.
         self._owns_saver = saver is not checkpoint_dir
+        # The latest session that was created, to know its step in a recovery.
         self._latest: Session | None = None
+        # A store that is `inline` is in the memory of this process: no other process uses it.
         self._needs_lead = lead and not self.global_step.inline
         self._lead = contextlib.AsyncExitStack()
-        # While this process leads.
+        # The term in which this process leads the run, while it does.
         self._term: Term | None = None
 
     async def create_session(self) -> Session:
-        """Create a session: the checkpoint or `init_fn`, `ready_for_local_init_fn`,
-        `local_init_fn`, `ready_fn`, in this order.
+        """Create a session.
+
+        It is restored from a checkpoint, or initialized by `init_fn`. The functions
+        `ready_for_local_init_fn`, `local_init_fn` and `ready_fn` of the scaffold follow, in this
+        order. The first call also takes the lead of the run, if this creator leads it.
 
         Raises:
             NotReadyError: `ready_fn` of the scaffold reports that something is missing.
@@ -341,17 +376,23 @@ class ChiefSessionCreator(_Creator):
         values = values_of(self._variables)
         if self._needs_lead and self._term is None:
             self._term = await self._lead.enter_async_context(self.global_step.lead())
+        # If the engine of the store has lost the steps of the run, allow writes again.
         has_lost_steps = self.global_step.acknowledge_loss() is not None
-        seen = await self.global_step.value()  # so that the latest position is known
-        # Whether these variables have never been initialized, in any session of this process.
+        # Ask the engine for the position, so that `global_step.latest` is up to date, too.
+        position = await self.global_step.value()
+        # If no session has initialized the variables yet, claim them: this one has to.
         is_first = await values.claim()
         initialize = functools.partial(
-            self._initialize, is_first=is_first, has_lost_steps=has_lost_steps, seen_step=seen.step
+            self._initialize,
+            is_first=is_first,
+            has_lost_steps=has_lost_steps,
+            store_step=position.step,
         )
         try:
             session = await self._new_session("initialization", initialize)
         except BaseException:
             if is_first:
+                # Let another session claim the variables.
                 values.discard()
             raise
         if is_first:
@@ -362,7 +403,12 @@ class ChiefSessionCreator(_Creator):
         return session
 
     async def _initialize(
-        self, session: Session, *, is_first: bool, has_lost_steps: bool, seen_step: int
+        self,
+        session: Session,
+        *,
+        is_first: bool,
+        has_lost_steps: bool,
+        store_step: int,
     ) -> None:
         """Restore a new session from the newest checkpoint, or else give it its step and variables.
 
@@ -370,24 +416,26 @@ class ChiefSessionCreator(_Creator):
             session: the new session.
             is_first: whether its variables have never been initialized.
             has_lost_steps: whether the store has lost steps since the latest session.
-            seen_step: the step of the store.
+            store_step: the step of the store.
         """
         session.tracked = self._scaffold.tracked or {}
         session.saver = self._saver
         latest = self._latest
-        # Otherwise another creator has initialized the variables, and they are newer.
+        # In a first session of this creator that is not the first of the variables, another creator
+        # has initialized these: they are newer than the checkpoint, so it is not restored.
         if self._saver is not None and (is_first or latest is not None):
             restored = await self._saver.restore()
             if restored is not None:
                 await restore_session(session, restored)
                 return
-        if has_lost_steps and latest is not None and seen_step < latest.committed_step:
+        if has_lost_steps and latest is not None and store_step < latest.committed_step:
             # The variables in memory still have the steps that the store has lost.
             await self.global_step.reset(latest.committed_step)
             session.committed_step = latest.committed_step
         elif is_first and self._term is not None and self._term.number > 1:
-            # As in `restore_session`: what the earlier chief had received is lost.
-            await self.global_step.reset(seen_step)
+            # This chief replaces another one. As in `restore_session`, data that the other chief
+            # had received are lost, so the step begins a new epoch.
+            await self.global_step.reset(store_step)
         if is_first and self._scaffold.init_fn is not None:
             await self._scaffold.init_fn(session)
 
@@ -397,8 +445,10 @@ class ChiefSessionCreator(_Creator):
         The monitored session calls this at its end. A `Saver` that you have given stays open: only
         its pending copies to the mirror are awaited, at most `grace_secs`.
         """
-        self._term = None  # the term of a chief ends with its lead
-        # Leaving the block gives up the lead, after the last write to the checkpoint directory.
+        # The term of a chief ends with its lead.
+        self._term = None
+        # The end of this block gives up the lead. It comes after the last write to the checkpoint
+        # directory, so that no other chief writes there meanwhile.
         async with self._lead:
             if self._saver is None:
                 return
@@ -408,7 +458,7 @@ class ChiefSessionCreator(_Creator):
                 await self._saver.flush_mirror(grace_secs)
 
     def fail_waiters(self, error: BaseException) -> None:
-        """End the waits of the workers for the variables.
+        """End the waits of workers for the variables, if no session can initialize these any more.
 
         The monitored session calls this when it ends with `error`.
         """
@@ -416,11 +466,11 @@ class ChiefSessionCreator(_Creator):
 
 
 class WorkerSessionCreator(_Creator):
-    """Creates sessions that wait until a chief has initialized the shared variables.
+    """Creates sessions for workers, when a chief has initialized the variables.
 
-    A worker in another process than the chief has its own variables and a step store for several
-    processes: it waits until the chief has initialized the run, and starts with the initial values
-    of the graph.
+    A worker in the process of the chief shares its variables. A worker in another process has its
+    own variables, and a step store for several processes: it waits until the chief has initialized
+    the run, and starts with the initial values of the graph.
     """
 
     def __init__(
@@ -432,9 +482,14 @@ class WorkerSessionCreator(_Creator):
         variables: Variables | None = None,
         max_wait_secs: float | None = 1800.0,
     ) -> None:
-        """Create no session yet. `max_wait_secs` limits the wait (None: no limit).
+        """Create no session yet.
 
-        `graph`, `scaffold`, `global_step` and `variables` are those of `ChiefSessionCreator`.
+        Args:
+            graph: the graph of the sessions, or a coroutine function that is the step.
+            scaffold: how to initialize them. A worker does not call its `init_fn`.
+            global_step: the store of the global step.
+            variables: the variables of the chief, if they are in this process.
+            max_wait_secs: how long to wait for the chief. None sets no limit.
 
         Raises:
             InvalidArgumentError: there are neither shared variables nor a store for several
@@ -453,7 +508,8 @@ class WorkerSessionCreator(_Creator):
     async def create_session(self) -> Session:
         """Wait until the variables are ready, and create a session.
 
-        If the chief has finished already, the session has `Session.finished`, and ends immediately.
+        If a chief in another process has finished already, the monitored session stops immediately:
+        `Session.finished` has the reason.
 
         Raises:
             SessionNotReadyError: they were not ready within `max_wait_secs`.
@@ -477,7 +533,8 @@ class WorkerSessionCreator(_Creator):
                 await self.global_step.wait_initialised(self._max_wait_secs)
             except PublisherFinishedError as error:
                 finished = error
-        await self.global_step.value()  # so that the latest position is known
+        # Ask the engine for the position, so that `global_step.latest` is up to date.
+        await self.global_step.value()
         session = await self._new_session("the chief's initialization")
         session.finished = finished
         return session
@@ -500,13 +557,16 @@ def creator_of(
             )
         return cast("SessionCreator", source)
     graph = graph_of(source, "a Graph, a SessionCreator,")
-    return ChiefSessionCreator(
-        graph, global_step=global_step, variables=variables, lead=False
-    )  # as every process creates one
+    # It does not lead the run: every process of the run may create such a session.
+    return ChiefSessionCreator(graph, global_step=global_step, variables=variables, lead=False)
 
 
 def graph_of(source: object, wanted: str = "a Graph") -> Graph:
-    """Return the graph of a source: itself, or that of a coroutine function."""
+    """Return the graph of a source: itself, or the graph of a coroutine function.
+
+    Raises:
+        InvalidArgumentError: it is neither. `wanted` says for the message what to give.
+    """
     if isinstance(source, Graph):
         return source
     if callable(source) and not isinstance(source, type):
@@ -586,11 +646,17 @@ class RecoveryHistory:
         self._policy = policy
         self._failures: list[str] = []
         self._failed_step = 0
-        """The last step of those that have failed."""
+        """The highest step whose run has failed. Progress is to complete it, or a later one."""
 
     def failed(self, description: str, step: int | None) -> str | None:
-        """Record a failure of the run of `step` (None: of a creation). Return why to give up, or
-        None to continue.
+        """Record a failure, and decide whether to give up.
+
+        Args:
+            description: the error.
+            step: the step of the run that failed, or None if the creation of a session failed.
+
+        Returns:
+            The reason to give up, or None to continue.
         """
         where = "creating a session"
         if step is not None:
@@ -602,7 +668,7 @@ class RecoveryHistory:
         return None
 
     def completed(self, step: int) -> None:
-        """Record a completed run of `step`."""
+        """Record a completed run of `step`. If it is progress, forget the failures."""
         if step >= self._failed_step:
             self._failures.clear()
             self._failed_step = 0
@@ -613,11 +679,13 @@ class RecoveryHistory:
 
     @property
     def failures(self) -> list[str]:
-        """The last failures without progress, oldest first."""
+        """The last 20 failures without progress, oldest first."""
         return self._failures[-20:]
 
     def notes(self, why: str) -> list[str]:
-        """Return the history, for the error that is raised."""
+        """Return the history as notes for the error with which recovery gives up. `why` is the
+        reason.
+        """
         return [
             f"recovery gave up: {why}; what failed, oldest first:",
             *(f"  {line}" for line in self.failures),
