@@ -91,22 +91,26 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
                 result: T = runner.run(coro)
             except (KeyboardInterrupt, SystemExit) as error:
                 end = error
-                # Raised in a callback while main ends, it leaves callbacks that stop the loop,
-                # which waits for the other tasks next. `stop` would leave one, too. After one in
-                # its last iteration uvloop cannot be used at all.
+                # A callback has raised it, perhaps while `main` was ending. Then the loop still has
+                # callbacks that stop it, and would stop in the runner's wait for the other tasks.
+                # Let these callbacks run now, until `sys.exit` leaves the loop. `loop.stop` would
+                # leave another such callback, and a loop of uvloop that is stopped in its last
+                # iteration cannot be used at all.
                 loop.call_soon(sys.exit)
                 with contextlib.suppress(SystemExit, RuntimeError):
                     loop.run_forever()
                 raise
     except BaseException as error:
-        # The loop could not be closed.
         if end is not None and isinstance(error, RuntimeError):
+            # After that end, the runner could not close the loop. The end counts.
             error = end
         number = None if loop is None else stopped_by(loop)
+        # Of the errors after a signal, these two are its effects, and become the exit code.
         if number is None or not isinstance(error, (KeyboardInterrupt, StopRequestedError)):
             _shorten_traceback(error)
             raise error
         if isinstance(error, KeyboardInterrupt):
+            # This is the effect of SIGINT, even if another signal stopped the session before.
             number = signal.SIGINT
         _exit_by_signal(number)
     number = stopped_by(loop)
@@ -116,9 +120,11 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
 
 
 def _shorten_traceback(error: BaseException) -> None:
-    """Leave out the frames of the event loop, which has called the program.
+    """Let the traceback of an error begin at the program, without the frames of the event loop that
+    has called it.
 
-    Of an error of aiohooks, also leave out the frames below the program: its message is complete.
+    The traceback of an error of aiohooks also ends at the program: its message says enough, so the
+    frames of the library are left out. In Python's development mode nothing is left out.
     """
     entries: list[TracebackType] = []
     entry = error.__traceback__
@@ -135,8 +141,8 @@ def _shorten_traceback(error: BaseException) -> None:
 
 
 class _OpenRunner:
-    """A runner in a block, whose end logs what it waits for, and does not wait for tasks that were
-    left behind.
+    """A block with an `asyncio.Runner`. Its end logs what it waits for, and does not wait for tasks
+    that a session or a group has left behind.
     """
 
     def __enter__(self) -> asyncio.Runner:
@@ -146,40 +152,46 @@ class _OpenRunner:
         return self._runner
 
     def __exit__(self, *_: object) -> None:
-        # The end of the runner runs the loop, and with it this callback.
+        # To wait for tasks, the end of the runner runs the loop, which then calls this.
         self._loop.call_soon(self._watch_end)
         try:
             self._runner.close()
         except RuntimeError:
+            # `_check` has stopped the loop, which makes the runner raise this.
             if not self._has_stopped_loop:
                 raise
 
     def _watch_end(self) -> None:
-        """Log a long wait from now on, and check its tasks after the grace period."""
+        """Log the runner's wait if it takes long, and check its tasks after the grace period."""
         wait_log(lambda: f"the end of aiohooks.run: {self._descriptions()}").begin(self)
         current_clock().call_later(DEFAULT_GRACE_SECS, self._check)
 
     def _descriptions(self) -> str:
+        """Return what the end of the runner waits for."""
         activities = [
             activity_of(f"task {task.get_name()!r}", task) for task in asyncio.all_tasks(self._loop)
         ]
         return "; ".join(map(str, activities)) or "threads of the executor, or async generators"
 
     def _check(self) -> None:
-        """End the wait of the runner if only tasks that were left behind remain."""
+        """End the wait of the runner if only tasks that were left behind remain. Otherwise check
+        again in a second.
+        """
         remaining = asyncio.all_tasks(self._loop)
         if not remaining or not remaining.issubset(LEFT_BEHIND):
             current_clock().call_later(1.0, self._check)
             return
-        # The end of the runner has no other way to end without a task. It raises a RuntimeError.
+        # There is no other way to let the runner end without these tasks. The runner then raises a
+        # RuntimeError, which `__exit__` catches.
         self._has_stopped_loop = True
         self._loop.stop()
         logger.warning("aiohooks.run ends without %s", self._descriptions())
 
 
 def _exit_by_signal(number: signal.Signals) -> NoReturn:
+    """Raise `SystemExit` with the exit code of a program that a signal has ended."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # The program has ended: another Ctrl-C must not show a traceback of the interpreter's
+        # The program has ended. Another Ctrl-C must end the interpreter without a traceback of its
         # shutdown.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise SystemExit(128 + number)

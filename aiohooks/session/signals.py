@@ -30,8 +30,10 @@ from aiohooks.session.coordinator import Coordinator, Requests
 
 
 class Escalation(enum.IntEnum):
-    """The effect of a signal in a session. Each signal, and the end of a time limit, is one step
-    further. Sessions that a task has entered inside each other are cancelled together.
+    """How far the signals have brought a session to its end.
+
+    Each signal, and the end of each time limit, brings it one step further. If a task has entered
+    several sessions inside each other, they are cancelled together.
     """
 
     DRAIN = 1
@@ -75,36 +77,40 @@ class SignalPolicy:
 
 
 def may_handle(number: Signals) -> bool:
-    """Return whether nothing but sessions handles the signal, in this thread: it would end the
-    program otherwise.
+    """Return whether a session that is opened in this thread may handle the signal.
+
+    It may in the main thread, if the signal has no handler, or only that of other sessions.
     """
     handler = signal.getsignal(number)
-    free = handler is signal.SIG_DFL or isinstance(getattr(handler, "__self__", None), LoopSignals)
-    return free and threading.current_thread() is threading.main_thread()
+    is_of_sessions = isinstance(getattr(handler, "__self__", None), LoopSignals)
+    is_free = handler is signal.SIG_DFL or is_of_sessions
+    return is_free and threading.current_thread() is threading.main_thread()
 
 
 class StopOnSignal:
     """Drains or stops one session when a signal arrives."""
 
     def __init__(self, policy: SignalPolicy, coordinator: Coordinator) -> None:
-        """Take the coordinator of the session that it stops."""
+        """Take the policy and the coordinator of the session."""
         self.policy: SignalPolicy = policy
         self.requests: Requests = coordinator.requests
         self.task: asyncio.Task[Any]
-        """The task that entered the session. The second signal cancels it."""
+        """The task that entered the session. A cancellation by signals cancels it."""
         self.number: Signals | None = None
-        """The signal that is the reason of the stop or the drain, if it is one."""
+        """The signal that is the reason of the stop or the drain, if a signal is."""
+        # The effect of the latest signal. The signal handler sets it, between any two instructions.
         self.escalation: Escalation | None = None
         self.is_cancelled: bool = False
         self.timers: list[TimerHandle] = []
         self.coordinator: Coordinator = coordinator
         self._begun: Escalation | None = None
-        """The escalation that the loop has begun. It follows `escalation`, which the signal handler
-        sets between any two instructions.
-        """
+        """The escalation that the event loop has begun: it follows `escalation`."""
 
     def install(self) -> Callable[[], None]:
-        """Install the signal handlers, and return the function that removes them."""
+        """Install the signal handlers, and return the function that removes them.
+
+        Outside of the main thread, only log that this is not possible.
+        """
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
                 "%s: handle_signals has no effect outside the main thread, which alone gets"
@@ -128,11 +134,15 @@ class StopOnSignal:
         return Escalation.DRAIN
 
     def advance(self, number: Signals) -> None:
-        """Record the next step that the signal leads to. This is safe in a signal handler."""
+        """Record the next escalation, and its drain or stop. This is safe in a signal handler.
+
+        The loop calls `begin` for it afterwards.
+        """
         requests = self.requests
         escalation = self.next_escalation
         if escalation is Escalation.EXIT:
-            # Other sessions have not come so far.
+            # The process exits only when all its sessions have come so far. This one waits for the
+            # others.
             return
         self.escalation = escalation
         reason = f"{number.name} received"
@@ -146,12 +156,13 @@ class StopOnSignal:
             self.number = number
 
     def begin(self, number: Signals, handlers: LoopSignals) -> None:
-        """Begin in the loop what `advance` has recorded.
+        """Begin, in the event loop, the escalation that `advance` has recorded.
 
-        `handlers` are notified when the time for it is over, by timers that end with the session.
+        Timers call `handlers.end_period` when the time for it is over. They end with the session.
         """
         if self._begun is self.escalation:
-            return  # opening the session, after the signal and before this call, has begun it
+            # A session that was opened between the signal and this call has already begun it.
+            return
         self._begun = self.escalation
         policy = self.policy
         end_period = functools.partial(handlers.end_period, self, number, self.escalation)
@@ -173,11 +184,17 @@ class StopOnSignal:
 
 
 class LoopSignals:
-    """The signal handlers of one loop, shared by its sessions: each signal is for all of them."""
+    """The signal handlers of one loop, shared by its sessions. Each signal is for all of them.
+
+    `_handle` is the handler itself: it runs between any two instructions of the main thread, so it
+    only records the signal. The loop then calls `_begin`.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        # The handler may interrupt any context. Its callbacks are called in this one.
         self._context = contextvars.copy_context()
+        # The handlers that were replaced, by signal.
         self._previous: dict[Signals, Any] = {}
         self._sessions: list[StopOnSignal] = []
         self._received: list[Signals] = []
@@ -185,9 +202,10 @@ class LoopSignals:
         self._has_cancelled = False
         """Whether a signal has cancelled any session."""
         self._has_asked_previous = False
-        """Whether the previous handler of the signal was asked what ends beside the sessions."""
+        """Whether `_ask_previous_handler` was called: it acts once."""
         self._exit_error: BaseException | None = None
-        """The error that ends the program when the sessions are closed, if anything does."""
+        """The error that ends the program when the sessions are closed. None lets it continue."""
+        # The signal for which the loop has got a handler that does nothing, if it needed one.
         self._wakeup_signal: signal.Signals | None = _let_signals_wake(loop)
         self._wakeup_fd: int = _wakeup_fd()
         """The file descriptor that wakes the loop. Other code may set another one later."""
@@ -195,11 +213,12 @@ class LoopSignals:
         call_after_fork(self)
 
     def add_session(self, session: StopOnSignal) -> None:
+        """Handle the signals of a session that is being opened."""
         for number in session.policy.signals:
             if number not in self._previous:
                 self._install(number, session.requests.label)
         self._sessions.append(session)
-        # A session that is opened later gets the signals that it has missed.
+        # A session that is opened after a signal of the loop gets the same effect.
         for number in self._received:
             session.advance(number)
             session.begin(number, self)
@@ -207,8 +226,9 @@ class LoopSignals:
             self._loop.call_soon(self._cancel_sessions)
 
     def remove_session(self, session: StopOnSignal) -> None:
+        """Stop handling signals for a session that has closed, and restore unneeded handlers."""
         if session.escalation is Escalation.CANCEL:
-            # The callback of the signal may not have run yet.
+            # The signal handler has recorded this, but the loop may not have called `_begin` yet.
             self._cancel_sessions()
         self._sessions.remove(session)
         for timer in session.timers:
@@ -221,34 +241,39 @@ class LoopSignals:
             self._leave_loop()
 
     def _leave_loop(self) -> None:
-        """Leave the loop behind its last session. If a signal is to end the program as well, that
-        happens when the current task has ended.
+        """Leave the loop after its last session.
+
+        If the signal that has cancelled the sessions also ends the program, let the program end
+        when the current task has ended.
         """
         self._stop_waking()
         del _handlers_of_loops[self._loop]
         if self._has_cancelled:
             self._ask_previous_handler()
         if self._exit_error is not None:
-            # Raised from a callback, it makes the runner cancel the remaining tasks and wait for
-            # them. If this is the main task, the runner's own callback must have run: it would end
-            # that wait.
+            # A callback raises the error, so that the runner cancels the remaining tasks and waits
+            # for them. It is called after the other callbacks of this task. If that is the main
+            # task, one of them is the runner's own, which would end the runner's wait.
             current_task().add_done_callback(functools.partial(_exit, self._exit_error))
 
     def _stop_waking(self) -> None:
-        """Remove the handler of `_let_signals_wake`. A file descriptor that other code has set in
-        the meantime stays: the loop would unset it with its last handler.
-        """
+        """Remove the handler of `_let_signals_wake`, if there is one."""
         if self._wakeup_signal is None:
             return
         descriptor = _wakeup_fd()
         self._loop.remove_signal_handler(self._wakeup_signal)
+        # With its last handler, the loop unsets the descriptor, even one that other code has set.
         if descriptor != self._wakeup_fd:
             signal.set_wakeup_fd(descriptor)
 
     def _install(self, number: Signals, label: str) -> None:
+        """Install the handler of a signal, and keep the previous one.
+
+        An ignored signal stays ignored. If it cannot be handled, log that.
+        """
         previous: Any = signal.getsignal(number)
         if previous is signal.SIG_IGN:
-            # The parent process wants it ignored, as `nohup` and the `&` of a script do.
+            # The parent process has set it to be ignored, as `nohup` and the `&` of a script do.
             return
         try:
             if previous is None:
@@ -262,24 +287,28 @@ class LoopSignals:
         self._previous[number] = previous
 
     def _restore(self, numbers: Iterable[Signals]) -> None:
+        """Restore the previous handlers of signals."""
         for number in tuple(numbers):
             previous = self._previous.pop(number)
-            # A handler that was installed in the meantime stays.
+            # If other code has installed a handler in the meantime, that stays.
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, previous)
 
     def _handle(self, number: int, frame: object) -> None:
-        # Runs between any two instructions of the main thread, so it does no more than record the
-        # stop, which a step that computes is then the last to miss, and wake the loop.
+        # This runs between any two instructions of the main thread, so it only records the stop and
+        # wakes the loop. As the stop is recorded immediately, a step that computes without waiting
+        # is the last step.
         received = Signals(number)
         try:
             if self._sessions:
                 self._advance(received)
             else:
-                # The last session has just been removed: it is for the previous handler.
+                # The last session has just been removed, so the signal is for the previous handler,
+                # which is restored by the time of this callback.
                 self._call_soon(signal.raise_signal, received)
         except RuntimeError:
-            # The loop was closed, and its sessions never were.
+            # The loop was closed, although sessions were open. Let the signal have the effect that
+            # it had before.
             self._restore(self._previous)
             _handlers_of_loops.pop(self._loop, None)
             signal.raise_signal(number)
@@ -288,10 +317,9 @@ class LoopSignals:
         self._loop.call_soon_threadsafe(callback, *args, context=self._context)
 
     def _advance(self, received: Signals) -> None:
-        """Move every session to its next escalation, or kill the process.
+        """Record the next escalation of every session, which the event loop then begins.
 
-        The process is killed if the next escalation of all sessions is the exit. Otherwise, the
-        escalations are recorded in the signal handler, and the event loop begins them.
+        If it is the exit for all sessions, kill the process instead.
         """
         if all(session.next_escalation is Escalation.EXIT for session in self._sessions):
             _kill_process(received)
@@ -301,6 +329,7 @@ class LoopSignals:
         self._call_soon(self._begin, received)
 
     def _begin(self, received: Signals) -> None:
+        """Begin, in the event loop, what the signal handler has recorded."""
         for session in self._sessions:
             session.begin(received, self)
         self._cancel_sessions()
@@ -308,8 +337,10 @@ class LoopSignals:
     def end_period(
         self, session: StopOnSignal, number: Signals, escalation: Escalation | None
     ) -> None:
-        """Let a session advance when its time for `escalation` is over, if no signal has done
-        that.
+        """Bring a session one step further when its time for `escalation` is over.
+
+        `number` is the signal that has begun the escalation. If another signal has brought the
+        session further meanwhile, do nothing.
         """
         if session.escalation is not escalation:
             return
@@ -321,6 +352,7 @@ class LoopSignals:
         logger.warning(what, secs, number.name, option, following.name.lower(), status)
         session.advance(number)
         if following is Escalation.CANCEL:
+            # The cancellation is that of the task, so it is for all sessions that it has entered.
             for other in self._sessions:
                 if other.task is session.task:
                     other.escalation = following
@@ -328,8 +360,11 @@ class LoopSignals:
         self._cancel_sessions()
 
     def _cancel_sessions(self) -> None:
-        """Cancel the tasks all of whose sessions have come so far."""
-        not_due = {
+        """Cancel each task whose sessions have all reached the escalation CANCEL, once.
+
+        If that is so for all tasks, let the previous handler of the signal act, too.
+        """
+        tasks_not_due = {
             session.task
             for session in self._sessions
             if session.escalation is not Escalation.CANCEL
@@ -337,11 +372,12 @@ class LoopSignals:
         due = [
             session
             for session in self._sessions
-            if session.task not in not_due and not session.is_cancelled
+            if session.task not in tasks_not_due and not session.is_cancelled
         ]
         if not due:
             return
-        # The previous handler may cancel tasks, too.
+        # The previous handler may cancel some of the tasks. By these counts they are not cancelled
+        # twice.
         cancelling = {session.task: session.task.cancelling() for session in due}
         for session in due:
             session.is_cancelled = True
@@ -349,32 +385,40 @@ class LoopSignals:
         self._has_cancelled = True
         number = self._received[-1]
         _last_signals[self._loop] = number
-        if not not_due:
+        if not tasks_not_due:
             self._ask_previous_handler()
         for task, count in cancelling.items():
             if task.cancelling() == count:
                 task.cancel(f"{number.name} received")
         if self._exit_error is not None and all(task.done() for task in cancelling):
-            # No session is left whose end would exit.
+            # These tasks have ended without closing their sessions. So `_leave_loop` is not called,
+            # which would let the program end.
             raise self._exit_error
 
     def _ask_previous_handler(self) -> None:
-        """Let the previous handler of the signal decide, once, what ends beside the sessions."""
+        """Find out whether the signal also ends the program, by its previous handler. Do it once.
+
+        A handler of Python is called. `_exit_error` becomes the error that ends the program, if the
+        handler raises one, or if there was no handler.
+        """
         if self._has_asked_previous:
             return
         self._has_asked_previous = True
         number = self._received[-1]
         previous: Any = self._previous.get(number, signal.getsignal(number))
         if getattr(previous, "__self__", None) is self._loop:
-            # The loop has got the signal already. uvloop's handler would repeat it.
+            # It is the loop's own handler. The loop has got the signal already, by its file
+            # descriptor, and uvloop's handler would repeat the signal.
             return
         module = getattr(previous, "__module__", None)
-        # The handler of `why` only prints: without it the signal would end the process as well.
+        # The handler of `why` only prints a report. It stands for no handler, and without one the
+        # signal ends the process.
         if previous == signal.SIG_DFL or module == "aiohooks.session.why":
             self._exit_error = SystemExit(128 + number)
         elif callable(previous) and previous is not signal.default_int_handler:
             try:
-                # That of asyncio.run cancels the main task and later raises KeyboardInterrupt.
+                # The handler of `asyncio.run` cancels the main task the first time, and raises
+                # KeyboardInterrupt the next time.
                 previous(number, None)
             except (KeyboardInterrupt, SystemExit) as error:
                 self._exit_error = error
@@ -401,23 +445,29 @@ _IGNORED_SIGNALS = [
 
 
 def _let_signals_wake(loop: asyncio.AbstractEventLoop) -> signal.Signals | None:
-    """Let signals wake the loop that arrive right before it waits for events, or in another thread.
+    """Make sure that a signal wakes the loop, even if it arrives right before the loop waits for
+    events, or in another thread.
 
-    asyncio's loop has a file descriptor for signals as long as it handles any of them itself. If it
-    has none, give it a handler that does nothing, of a signal that a process ignores by default and
-    for which the program has no handler. Return this signal.
+    asyncio's loop has a file descriptor for this only while it handles some signal itself. If it
+    handles none, give it a handler that does nothing, for a signal that processes ignore by default
+    and that the program does not handle.
+
+    Returns:
+        The signal with the new handler, or None if there is none.
     """
     if _wakeup_fd() != -1:
         return None
     for number in _IGNORED_SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
+            # The handler `int` does nothing: it is called without arguments, and returns 0.
             loop.add_signal_handler(number, int)
             return number
     return None
 
 
 def _wakeup_fd() -> int:
-    """Return the file descriptor to which Python writes signals, or -1."""
+    """Return the file descriptor to which Python writes signals, or -1 if there is none."""
+    # Python returns the descriptor only when another one is set.
     descriptor = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(descriptor)
     return descriptor
@@ -426,21 +476,24 @@ def _wakeup_fd() -> int:
 _last_signals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Signals] = (
     weakref.WeakKeyDictionary()
 )
+"""The last signal that has stopped a session of each loop."""
 
 
 def stopped_by(loop: asyncio.AbstractEventLoop) -> Signals | None:
-    """Return the last signal that stopped a session of this loop."""
+    """Return the last signal that stopped a session of this loop, or None."""
     return _last_signals.get(loop)
 
 
 def _exit(error: BaseException, task: asyncio.Task[Any]) -> None:
-    """End the program with `error`, as this task has ended, unless its own error ends it."""
+    """End the program with `error`, unless the error of the task, which has ended, ends it."""
     if task.cancelled() or not isinstance(task.exception(), (KeyboardInterrupt, SystemExit)):
         raise error
 
 
 def _kill_process(number: Signals) -> None:
+    """End this process immediately, as the signal does by default."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
-    # The first process of a container is not ended by its own signals.
+    # The signal does not end the first process of a container: that is protected from its own
+    # signals.
     os._exit(128 + number)

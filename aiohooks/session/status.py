@@ -1,5 +1,5 @@
-"""The reports of a session: its status, which has its current activities as a value and as text,
-and the events by which its hooks meet without knowing one another.
+"""The reports of a session: `SessionStatus`, which has its current activities as a value and as
+text, and `SessionEvents`, which hooks emit and subscribe to without knowing one another.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 WHY_VARIABLE = "AIOHOOKS_WHY"
 """The environment variable that lets the processes of a program be asked why they wait."""
 RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
-"""The event loops of `run`, each with its thread, for that question."""
+"""The event loops of `aiohooks.run`, each with its thread. The answer to that question has them."""
 AnySession: TypeAlias = Any
-"""A `Lifecycle`, which imports this module."""
+"""A `Lifecycle`. The type cannot be imported, because its module imports this one."""
 _PHASE_ACTIVITIES = {"opening": "creating the session", "open": "the session's block"}
 
 
@@ -47,14 +47,14 @@ class EffectStatus(NamedTuple):
 
 
 class EffectRecorder(Protocol):
-    """What records the effects of a session, an `EffectsHook`."""
+    """The part of an `EffectsHook` that a session uses."""
 
     def record(self, attempt: Any, kind: str, payload: Any, recorder: str | None, /) -> None:
-        """Record an effect of an attempt, a `SessionRunContext`."""
+        """Record an effect. `attempt` is the `SessionRunContext` of the attempt that has it."""
         ...
 
     def status(self) -> tuple[EffectStatus, ...]:
-        """Return the counts of each kind."""
+        """Return how many effects of each kind are not delivered yet."""
         ...
 
 
@@ -156,7 +156,7 @@ def for_secs(secs: float | None) -> str:
 
 
 def status_of(session: AnySession) -> SessionStatus:
-    """Return the current activities of a session; waits for nothing."""
+    """Return the status of a session, without waiting."""
     requests = session.requests
     turns = session.turns
     store = session.store
@@ -185,8 +185,9 @@ def status_of(session: AnySession) -> SessionStatus:
 
 
 def _activities(session: AnySession) -> list[Activity]:
-    """Return the most specific current activities: calls and operations, or else the run, block or
-    the session itself.
+    """Return what a session is doing, as specifically as it is known.
+
+    These are calls of hooks and operations, or else the run, or else the block or the phase.
     """
     calls = _call_activities(session)
     if calls or session.entered_by is None:
@@ -202,7 +203,9 @@ def _activities(session: AnySession) -> list[Activity]:
 
 
 def _call_activities(session: AnySession) -> list[Activity]:
-    """Return the activities of the calls for which the latest wait of the session waits."""
+    """Return the calls of hooks and operations for which the session waits: those of its latest
+    wait in the registry of activity.
+    """
     waits = [entry for entry in entries() if entry.owner is session]
     if not waits:
         return []
@@ -214,7 +217,7 @@ def _call_activities(session: AnySession) -> list[Activity]:
 
 
 def background_activities(tasks: Iterable[asyncio.Task[object]]) -> list[Activity]:
-    """Return what background tasks do."""
+    """Return the activities of background tasks."""
     return [activity_of(f"background task {task.get_name()!r}", task) for task in tasks]
 
 
@@ -225,7 +228,15 @@ def activity_of(
     hook: Hook | None = None,
     kind: str = "",
 ) -> Activity:
-    """Return the work of a task, and its wait."""
+    """Return the activity `what` of a task, with the target and the line of its wait.
+
+    Args:
+        what: the name of the activity.
+        task: the task.
+        secs: how long the activity has lasted, or None if that is not known.
+        hook: the hook that is called, if one is.
+        kind: the kind of the activity, which is used if the wait has none.
+    """
     wait = task_wait(task)
     return Activity(what, secs, wait.awaits, wait.where, hook, task, wait.kind or kind)
 
@@ -256,7 +267,7 @@ def summary_of(session: AnySession) -> str:
 
 
 def _since(session: AnySession, began: float | None) -> float | None:
-    """Return the seconds since then, if that is known."""
+    """Return the seconds since `began`, a time of the session's clock, or None without a time."""
     return None if began is None else max(0.0, session.run_waits.now() - began)
 
 
@@ -295,7 +306,7 @@ class SessionEvents:
         that saves adds one in `begin`.
         """
         self.save_requests: int = 0
-        """How often `request_save` was called."""
+        """How often `request_save` was called. A hook that saves compares it with the last time."""
 
     def request_save(self) -> None:
         """Ask the hooks that save this session to save after the current run, or at the end."""
@@ -303,12 +314,12 @@ class SessionEvents:
 
 
 opening_events: ContextVar[SessionEvents | None] = ContextVar("aiohooks_events", default=None)
-"""The events of the session whose hooks begin."""
+"""The events of the session that is calling `begin` of its hooks, in the context of these calls."""
 
 
 def session_events() -> SessionEvents:
     """Return the events of the session that calls `begin` of this hook.
 
-    Elsewhere, such as in a test that calls `begin` itself, return new events.
+    If no session does, as in a test that calls `begin` itself, return new events.
     """
     return opening_events.get() or SessionEvents()

@@ -1,13 +1,13 @@
 """Why a process waits: asked by its own code, by a signal, or by `aiohooks why PID` from
 outside.
 
-A process that is asked answers in a thread of its own, over a Unix socket in a directory that only
-its user can use: also while its event loop is blocked. No signal is sent to it. Nothing here runs
-before it is asked.
+A process is asked over a Unix socket, in a directory that only its user can use, and answers in a
+thread of its own, so even while its event loop is blocked. No signal is sent to it, and until it is
+asked, the thread only waits.
 
     why_session       the wait-for graph of a session's loop
-    enable_why        lets this process be asked
-    process_text      its answer
+    enable_why        lets other programs ask this process
+    process_text      the answer of this process
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ from aiohooks.session.lifecycle import OPEN_SESSIONS, Lifecycle
 from aiohooks.session.status import RUN_LOOPS, WHY_VARIABLE
 
 _SEND_SECS = 2.0
+"""How long to wait for a program that has asked, and does not read the answer."""
 _PAUSE_SECS = 1.0
+"""The pause after a question that could not be accepted."""
 _SIGNALS = [signal.Signals[name] for name in ("SIGUSR1", "SIGQUIT") if hasattr(signal, name)]
 
 
 def why_session(session: Lifecycle) -> WaitGraph:
-    """Return the wait-for graph of the loop of a session.
-
-    From another thread, it is that of this moment.
-    """
+    """Return the wait-for graph of the event loop of a session. Any thread may ask."""
     loop = session.requests.loop
     return _graph({} if loop is None else {loop: session.thread})
 
@@ -54,8 +53,8 @@ def _graph(
     """Return the wait-for graph of loops, each with its thread, and of their sessions.
 
     Args:
-        loops: the loops.
-        interrupted: the frame that a signal has interrupted, if a signal handler asks.
+        loops: the loops, each with its thread.
+        interrupted: if a signal handler asks, the frame that its signal has interrupted.
     """
     sessions = [
         session.awaited() for session in list(OPEN_SESSIONS) if session.requests.loop in loops
@@ -66,8 +65,8 @@ def _graph(
 def process_text(interrupted: types.FrameType | None = None) -> str:
     """Return the wait-for graph of all known loops: the answer of this process.
 
-    It may be called between any two instructions of the main thread: only reentrant locks are
-    taken, and nothing is raised.
+    A signal handler may call this between any two instructions of the main thread. So it takes only
+    reentrant locks, and raises nothing: an error becomes the answer.
     """
     try:
         return str(_graph(_known_loops(), interrupted))
@@ -76,7 +75,7 @@ def process_text(interrupted: types.FrameType | None = None) -> str:
 
 
 def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
-    """Return the loops of `run` and of open sessions, each with its thread."""
+    """Return the open event loops of `aiohooks.run` and of open sessions, each with its thread."""
     loops = dict(RUN_LOOPS)
     for session in list(OPEN_SESSIONS):
         if session.requests.loop is not None:
@@ -88,10 +87,10 @@ def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
 
 
 def enable_why() -> None:
-    """Let this process be asked why it waits, by `aiohooks why` of the same user, and by signals
-    that have no handler yet.
+    """Let `aiohooks why` of the same user ask this process why it waits, and so let signals that
+    have no handler yet.
 
-    What is wrong is logged.
+    This does nothing if the process can be asked already. It only logs what does not work.
     """
     global _server
     if _server is not None:
@@ -104,13 +103,14 @@ def enable_why() -> None:
         )
         return
     if threading.current_thread() is not threading.main_thread():
+        # Only the main thread can set signal handlers.
         return
     for number in _SIGNALS:
         handler = signal.getsignal(number)
         if handler == signal.SIG_DFL:
             signal.signal(number, _print_why)
         elif handler not in (signal.SIG_IGN, _print_why):
-            # The `&` of a script has SIGQUIT ignored: that is no handler.
+            # An ignored signal is not worth a warning: a script with `&` lets SIGQUIT be ignored.
             logger.warning(
                 "%s does not print why this process waits: it has a handler already, %r",
                 number.name,
@@ -119,6 +119,7 @@ def enable_why() -> None:
 
 
 def _print_why(number: int, frame: types.FrameType | None) -> None:
+    """Write why this process waits to standard error. A signal handler."""
     text = f"why process {os.getpid()} waits:\n{process_text(frame)}\n"
     with contextlib.suppress(OSError):
         os.write(2, text.encode(errors="backslashreplace"))
@@ -134,7 +135,7 @@ class _Server:
             OSError: the socket cannot be made.
         """
         self._path = why_folder(make=True) / f"{os.getpid()}.sock"
-        # A process that was killed and had the same ID has left its socket.
+        # An earlier process with the same ID that was killed may have left its socket.
         self._path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX)
         try:
@@ -150,11 +151,13 @@ class _Server:
         self._thread.start()
 
     def _serve(self) -> None:
+        """Answer one question after another, until `stop`. Called in the thread."""
         while True:
             try:
                 connection, _ = self._socket.accept()
             except OSError as error:
-                # `stop` has closed the socket, or the process has too many open files.
+                # Either `stop` has closed the socket; or the process has too many open files, and
+                # the thread tries again after a pause.
                 if not self._stopped.is_set():
                     logger.warning(
                         "a question why this process waits could not be accepted: %s", error
@@ -162,23 +165,28 @@ class _Server:
                 if self._stopped.wait(_PAUSE_SECS):
                     return
                 continue
-            with connection, contextlib.suppress(OSError):  # whoever has asked has gone
+            # An OSError means that the program that has asked does not read the answer any more.
+            with connection, contextlib.suppress(OSError):
                 connection.settimeout(_SEND_SECS)
-                connection.sendall(b" ")  # the answer has begun: Python's threads run
+                # To make the graph may take long. The space shows immediately that this thread
+                # runs, so that no C code keeps Python's threads from running.
+                connection.sendall(b" ")
                 connection.sendall(process_text().encode())
 
     def stop(self) -> None:
-        """Close the socket, and remove it."""
+        """Stop the thread, close the socket and remove its file."""
         self._stopped.set()
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            # This ends the `accept` in which the thread waits.
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._thread.join(_SEND_SECS)
         self._path.unlink(missing_ok=True)
 
     def after_fork(self) -> None:
-        """Leave the socket to the parent. A child that is to answer enables it again, with its
-        first session.
+        """Leave the socket to the parent of a forked child.
+
+        If the child should answer, too, its first session calls `enable_why` again.
         """
         global _server
         self._socket.close()
@@ -192,8 +200,11 @@ _server: _Server | None = None
 def why_folder(*, make: bool = False) -> Path:
     """Return the directory of the sockets of this user's processes.
 
+    Args:
+        make: whether to make the directory if it does not exist.
+
     Raises:
-        InvalidArgumentError: it is not this user's alone.
+        InvalidArgumentError: other users can use the directory, or the system has no such sockets.
     """
     if not hasattr(socket, "AF_UNIX"):
         raise InvalidArgumentError("this system has no Unix sockets; session.why() works here")
@@ -202,9 +213,10 @@ def why_folder(*, make: bool = False) -> Path:
     if make:
         folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
-        found = folder.lstat()
-        is_private = stat.S_ISDIR(found.st_mode) and found.st_mode & 0o077 == 0
-        if not is_private or found.st_uid != os.getuid():
+        # `lstat` does not follow a symbolic link, which another user may have made.
+        status = folder.lstat()
+        is_private = stat.S_ISDIR(status.st_mode) and status.st_mode & 0o077 == 0
+        if not is_private or status.st_uid != os.getuid():
             raise InvalidArgumentError(
                 f"{folder} can be used by others than this user; remove it, or make its mode 0700"
             )
