@@ -1,6 +1,10 @@
 """Makes the wait-for graph of the tasks and threads that exist now. It records nothing beforehand.
 
-For reports, as in `_why.tasks`: no decision depends on the findings.
+The graph is only for reports, as in `_why.tasks`: no decision of the library depends on it.
+
+A node stands for an object that waits or is waited for. Its key is the object, or a text, and its
+id is made of the key, so that the same object is one node. An edge is a wait of one node for
+another.
 """
 
 from __future__ import annotations
@@ -48,9 +52,9 @@ from aiohooks.errors import printable
 
 _Future: Any = asyncio.Future
 _first_seen: WeakKeyDictionary[Task, tuple[ref[Any], float]] = WeakKeyDictionary()
-"""The future that each task awaits, and when that was found first.
+"""The future that each task awaits, and when a graph had this wait first.
 
-asyncio does not record when a wait began.
+asyncio does not record when a wait began, so the time since then is shown instead.
 """
 
 
@@ -61,12 +65,12 @@ def wait_graph(
 ) -> WaitGraph:
     """Return the wait-for graph of all tasks of these loops, and of sessions.
 
-    Of a loop of another thread it has the function that runs at this moment.
+    If a loop is running a function now, in another thread, the graph has that as well.
 
     Args:
         loops: the event loops, each with its thread.
         sessions: the descriptions of sessions.
-        interrupted: the frame that a signal has interrupted, if a signal handler asks.
+        interrupted: if a signal handler asks, the frame that its signal has interrupted.
     """
     builder = _Builder(loops, interrupted)
     return builder.build([*sessions, *builder.tasks])
@@ -80,19 +84,24 @@ class _Builder:
         loops: Mapping[asyncio.AbstractEventLoop, int],
         interrupted: Frame | None,
     ) -> None:
+        """Look at all threads, tasks and entries of the registry, as they are now."""
         self.tasks = [*itertools.chain.from_iterable(map(asyncio.all_tasks, loops))]
         self._stacks = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
         self._running: dict[Task | None, Frames] = {}
-        """What loops run, by the task; under None, code that belongs to no task."""
+        """The frames that loops are running, by their task, or by None for code of no task."""
         for loop, thread in loops.items():
-            # In this thread, this code itself runs.
+            # In the current thread, these are the frames of this code itself. A signal handler
+            # gives the frames that its signal has interrupted.
             is_own = thread == threading.get_ident()
             frames = loop_frames(interrupted if is_own else self._stacks.get(thread))
             if frames:
                 self._running[asyncio.current_task(loop)] = frames
+        # The fields of each node by its id, and the need of each edge by the ids of its nodes.
         self._nodes: dict[str, dict[str, Any]] = {}
         self._edges: dict[tuple[str, str], Needs] = {}
-        self._keys: list[object] = []  # kept, so that their ids stay unique
+        # The keys are kept alive, so that no other object gets the same id.
+        self._keys: list[object] = []
+        # Tasks that have a node, and whose own waits are not added yet.
         self._new_tasks: list[Task] = []
         self._entries: defaultdict[Task | None, list[Entry]] = defaultdict(list)
         for entry in entries():
@@ -103,7 +112,7 @@ class _Builder:
         self._add(things)
         if None in self._running:
             self._add_running(self._running[None])
-        # To expand a task may add further tasks.
+        # The waits of a task may lead to further new tasks.
         while self._new_tasks:
             self._expand_task(self._new_tasks.pop())
         nodes = [WaitNode(node_id, **fields) for node_id, fields in self._nodes.items()]
@@ -119,9 +128,16 @@ class _Builder:
         name: str,
         **fields: Any,
     ) -> tuple[str, bool]:
-        """Return the id of the node with a key, and whether it is new.
+        """Add a node, unless there is one with the same key.
 
-        The key is a text, or the object that the node stands for.
+        Args:
+            key: the object that the node stands for, or a text.
+            kind: its kind, as in `WaitNode`.
+            name: its name.
+            fields: other fields of `WaitNode`.
+
+        Returns:
+            The id of the node, and whether it is new.
         """
         node = _node_id(key)
         is_new = node not in self._nodes
@@ -136,14 +152,15 @@ class _Builder:
         awaited: Sequence[str],
         needs: Needs = "all",
     ) -> None:
-        # Any of one node is this node.
+        """Add an edge from the waiter to each awaited node, unless there is one already."""
+        # The waiter that needs any of a single node needs this node.
         if needs == "any" and len(awaited) == 1:
             needs = "all"
         for node in awaited:
             self._edges.setdefault((waiter, node), needs)
 
     def _place(self, node: str, frames: Frames) -> None:
-        """Note the line at which a node waits."""
+        """Note the function and the line at which a node waits, if they are not known yet."""
         frame = written_frame(frames)
         if frame is not None:
             code = frame.f_code
@@ -154,7 +171,11 @@ class _Builder:
     # -- things that are waited for
 
     def _add(self, things: Iterable[Any]) -> list[str]:
-        """Return the nodes of objects that are waited for."""
+        """Add the nodes of objects that are waited for, and return their ids.
+
+        A future has no node of its own: the things that set it stand for it. Tasks that have ended,
+        and objects of other types, are left out.
+        """
         nodes: list[str] = []
         for thing in things:
             if isinstance(thing, Awaited):
@@ -170,9 +191,11 @@ class _Builder:
         return nodes
 
     def _add_awaited(self, awaited: Awaited) -> str:
+        """Add the node of a described thing, and the edges to the things that it waits for."""
         name = printable(awaited.name)
         if is_task(awaited.key) and not awaited.key.done():
-            # The call stands for its task.
+            # It is a call that runs in a task of its own. One node has both, with the name of the
+            # call.
             node = self._add_task(awaited.key)
             self._nodes[node].update(
                 kind=awaited.kind,
@@ -195,12 +218,14 @@ class _Builder:
             if awaited.kind != "session":
                 self._connect(node, targets, awaited.needs)
             elif awaited.needs == "any":
-                # It waits for its next run, which another task may make as well: no deadlock. A
-                # task that makes a run waits for the session.
+                # Between runs, the session waits for its next run, which any task may make. So the
+                # edge stays "any", even to a single task, and is no part of a deadlock. During a
+                # run the task that makes it waits for the session: `_add_entries` adds this edge.
                 self._edges.update(((node, target), "any") for target in targets)
         return node
 
     def _add_task(self, task: Task) -> str:
+        """Add the node of a task. `build` adds its waits later."""
         kind = "task"
         if _is_internal(task):
             kind = HIDDEN
@@ -211,6 +236,7 @@ class _Builder:
         return node
 
     def _add_thread(self, thread: threading.Thread) -> str:
+        """Add the node of a thread, and its wait."""
         name = f"thread {thread.name!r}"
         node, is_new = self._add_node(thread, "thread", name)
         if is_new:
@@ -220,7 +246,7 @@ class _Builder:
         return node
 
     def _add_running(self, frames: Frames) -> str:
-        """Add the function that blocks an event loop."""
+        """Add the node of the code that an event loop is running, by the frames of that code."""
         node, _ = self._add_node(
             frames,
             "call",
@@ -236,13 +262,17 @@ class _Builder:
     # -- chains of awaits
 
     def _expand_task(self, task: Task) -> None:
-        """Add the wait of a task: its entries in the registry, then the end of its awaits."""
+        """Add the wait of a task.
+
+        It is a path over the task's entries in the registry, from the outermost to the innermost.
+        At its end is the code that the loop is running, or the end of the task's chain of awaits.
+        """
         node = _node_id(task)
         links = links_of(task)
         frames = frames_of_links(links)
         running = self._running.get(task)
         if running is not None:
-            # The function that runs has the line.
+            # The node of the code that runs shows the line, so the task does not.
             frames = ()
         self._place(node, frames)
         innermost = self._add_entries(node, task, frames)
@@ -262,9 +292,9 @@ class _Builder:
         task: Task,
         future: Any,
     ) -> None:
-        """Note for how long a task has awaited a future, if it was found to do so before."""
-        awaited, since = _first_seen.get(task, (None, 0.0))
-        if awaited is None or awaited() is not future:
+        """Note for how long a task has awaited a future, if an earlier graph had the same wait."""
+        seen_future, since = _first_seen.get(task, (None, 0.0))
+        if seen_future is None or seen_future() is not future:
             _first_seen[task] = (ref(future), monotonic())
         else:
             self._nodes[node].setdefault("secs", monotonic() - since)
@@ -275,17 +305,23 @@ class _Builder:
         task: Task,
         frames: Frames,
     ) -> str | None:
-        """Add the entries of a task in the registry, each as awaited by the one around it.
+        """Add the entries of a task in the registry: each is awaited by the entry around it.
 
-        Return the innermost node, whose own wait is to be found in the frames, or None if the
-        entries say all.
+        Args:
+            node: the node of the task.
+            task: the task.
+            frames: the frames of its chain of awaits.
+
+        Returns:
+            The node of the innermost entry, whose own wait the frames show, or None if the entries
+            show the whole wait.
         """
         waits: list[Awaited] = []
         for entry in self._entries[task]:
             awaited = entry.awaited()
             if awaited is not None:
                 waits.append(awaited)
-        # A task that makes a run waits for its session, and the session for the rest.
+        # If the task makes a run, it waits for its session, and the session for the other entries.
         waits.sort(key=lambda wait: wait.kind != "session")
         for awaited in waits:
             if awaited.kind == "calls":
@@ -296,7 +332,7 @@ class _Builder:
             if awaited.ends:
                 return None
             if awaited.kind == "session":
-                # The session stands for the task.
+                # In the text, the session stands for the task that makes its run.
                 self._place(target, frames)
                 fields = self._nodes[node]
                 if fields["kind"] == "task":
@@ -310,7 +346,11 @@ class _Builder:
         frames: Frames,
         end: object,
     ) -> None:
-        """Add the end of a chain of awaits: tasks, the setter of its future, or a function."""
+        """Add the targets at the end of a chain of awaits, and the edges from `node` to them.
+
+        These are the tasks that a function of a library waits for together; or else the things that
+        set the future `end`; or else the function of a library that was called.
+        """
         group, needs = group_of(frames)
         targets = self._add(group) or self._add([end])
         if not targets:
@@ -320,15 +360,20 @@ class _Builder:
 
     @functools.cached_property
     def _holders(self) -> Holders:
+        """The tasks that are in `with` blocks. To find them takes long, and is seldom needed."""
         return holders_among(self.tasks)
 
 
 def _node_id(key: object) -> str:
+    """Return the id of the node with a key: a text itself, or the id of an object."""
     return key if isinstance(key, str) else str(id(key))
 
 
 def _is_internal(task: Task) -> bool:
-    """Return whether a task runs a private function of this library, or a thread for it."""
+    """Return whether a task belongs to this library.
+
+    It does if it runs a private function of the library, or waits for a thread of it.
+    """
     if task.get_name().startswith("thread of "):
         return True
     code: types.CodeType | None = getattr(task.get_coro(), "cr_code", None)

@@ -13,7 +13,7 @@ from aiohooks._core.clock import secs_text
 from aiohooks.errors import printable
 
 HIDDEN = "internal task"
-"""The kind of the tasks that the text leaves out."""
+"""The kind of the tasks that the text of the graph leaves out."""
 _MAX_TEXTS = 30
 _MAX_LENGTH = 1_000
 _LINK = "\n    <- "
@@ -47,7 +47,7 @@ class WaitNode:
             text += f" ({self.detail})"
         if self.where is not None:
             text += ", "
-            # A hook's call has the name of its method.
+            # The name of a hook's call contains that of its method, which need not be repeated.
             if self.function not in self.name.split():
                 text += f"{self.function} at "
             text += self.where.removeprefix(os.getcwd() + os.sep)
@@ -59,7 +59,8 @@ class WaitNode:
 class WaitEdge(NamedTuple):
     """A wait: the ids of the `waiter` and of the node that is `awaited`.
 
-    The waiter `needs` "all" such nodes, "any" of them, or "perhaps" this one.
+    The waiter `needs` "all" nodes that it awaits, "any" of them, or "perhaps" this one: then it is
+    not known which node the waiter needs.
     """
 
     waiter: str
@@ -84,18 +85,22 @@ class WaitGraph:
 
     @property
     def deadlocks(self) -> tuple[Chain, ...]:
-        """The cycles in which each node needs the next one: they do not end by themselves."""
+        """The cycles in which each node needs the next one, so that they do not end by themselves.
+
+        A node is in one cycle at most, even if there are several through it.
+        """
         targets_of = self._targets(edge for edge in self.edges if edge.needs == "all")
         cycles: list[Chain] = []
         while len(cycles) < _MAX_TEXTS:
             cycle = _cycle_in(targets_of)
             if not cycle:
                 break
-            # It begins at a task, if it has one: `nodes` has tasks before what they wait for.
+            # Let the cycle begin at its first node in `nodes`, which usually is a task: these come
+            # before the things that they wait for.
             first = min(cycle, key=self.nodes.index)
             place = cycle.index(first)
             cycles.append((*cycle[place:], *cycle[:place]))
-            # The other cycles are found without the nodes of this one.
+            # Without these nodes, the next search finds another cycle.
             for node in cycle:
                 del targets_of[node]
         return tuple(cycles)
@@ -109,7 +114,8 @@ class WaitGraph:
         awaited_ids = {edge.awaited for edge in self.edges}
 
         def rank(node: WaitNode) -> tuple[bool, bool, bool]:
-            # Of the awaited nodes only those begin paths that no other path comes to: of cycles.
+            # Sessions come first. Awaited nodes come last, when other paths have reached most of
+            # them: the rest are nodes of cycles, and begin paths of their own.
             return (
                 node.kind != "session",
                 node.id in awaited_ids,
@@ -118,7 +124,8 @@ class WaitGraph:
 
         chains: list[Chain] = []
         followed: set[WaitNode] = set()
-        # The paths to continue. The last one is continued first.
+        # The paths to continue. They are a stack: the last one is continued first, hence the
+        # reversed orders.
         pending: list[Chain] = [(node,) for node in reversed(sorted(targets_of, key=rank))]
         while pending:
             path = pending.pop()
@@ -128,6 +135,8 @@ class WaitGraph:
             if is_new and targets_of[node]:
                 pending += [(*path, target) for target in reversed(targets_of[node])]
             elif is_new or len(path) > 1:
+                # The path ends at a node without targets, or at a node of an earlier path. It is
+                # left out if it is only such a node of an earlier path.
                 chains.append(path)
         return chains
 
@@ -142,9 +151,10 @@ class WaitGraph:
     def __str__(self) -> str:
         """Return the deadlocks and the other chains of waits as text.
 
-        Tasks of the library, and chains that begin at one, are left out.
+        Tasks of the library are left out, and so are chains that begin at one.
         """
         texts: dict[str, None] = {}
+        # The ids of the nodes of edges of which it is not known whether they are waits.
         unsure = {edge[:2] for edge in self.edges if edge.needs == "perhaps"}
         deadlocked: set[WaitNode] = set()
         for cycle in self.deadlocks:
@@ -155,6 +165,7 @@ class WaitGraph:
         for chain in self.chains():
             if chain[0].kind != HIDDEN and chain[0] not in deadlocked:
                 text = _LINK.join(_node_texts(chain, deadlocked, unsure))
+                # The first link is in words, as a legend for the others.
                 texts[text.replace("<-", "waits for", 1)] = None
         lines = [*texts][:_MAX_TEXTS]
         if len(texts) > _MAX_TEXTS:
@@ -163,14 +174,15 @@ class WaitGraph:
 
 
 def _cycle_in(targets_of: dict[WaitNode, list[WaitNode]]) -> Chain:
-    """Return nodes of which each waits for the next one, and the last one for the first.
+    """Return a cycle: nodes of which each waits for the next one, and the last one for the first.
 
-    There are none without such a cycle.
+    Without a cycle, return no nodes.
     """
     try:
         graphlib.TopologicalSorter(targets_of).prepare()
     except graphlib.CycleError as error:
-        # Each node of its list waits for the one before it, and the last node is the first one.
+        # In the list of the error, each node waits for the node before it, and the first node is
+        # repeated at the end.
         cycle: list[WaitNode] = error.args[1]
         return tuple(reversed(cycle[1:]))
     return ()
@@ -181,20 +193,27 @@ def _node_texts(
     deadlocked: set[WaitNode],
     unsure: set[tuple[str, str]],
 ) -> Iterator[str]:
-    """Yield the texts of the nodes of a chain, which ends where it reaches a deadlock."""
-    waiter = ""
+    """Yield the texts of the nodes of a chain, up to the first node of a deadlock.
+
+    Args:
+        chain: the nodes.
+        deadlocked: the nodes of all deadlocks. Their own text has the rest of the chain.
+        unsure: the ids of the nodes of "perhaps" edges.
+    """
+    waiter_id = ""
     for node in chain:
         text = str(node)
         if node in deadlocked:
             text = f"{node.name}, in the deadlock"
-        if (waiter, node.id) in unsure:
+        if (waiter_id, node.id) in unsure:
             text = f"perhaps {text}"
         if node.kind != HIDDEN:
             yield text
         if node in deadlocked:
             return
-        waiter = node.id
+        waiter_id = node.id
 
 
+# `aiohooks.session` exports these classes, and imports them when they are first used.
 for _public in (WaitEdge, WaitGraph, WaitNode):
-    _public.__module__ = "aiohooks.session"  # which imports them when they are first used
+    _public.__module__ = "aiohooks.session"

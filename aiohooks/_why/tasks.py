@@ -2,12 +2,11 @@
 
 `BlockedLoopWatch` reports what blocks the event loop.
 
-This is for reports: no call is ended and no cancel is attributed because of it. There are two
-exceptions, in `session/coordinator.py`, as asyncio does not tell which tasks wait for a queue.
-The end of a session does not give its whole grace period to tasks that wait for queues, and a drain
-lets producers put what they wait to put, before it cancels them.
+This module is for reports: the library ends no call, and attributes no cancel, because of it. There
+is one exception, `_queue_wait` in `session/coordinator.py`, as asyncio does not show which tasks
+wait for a queue: the end of a session does not give its whole grace period to such tasks.
 
-`asyncio.Task.get_stack` shows only the outermost coroutine. Here the innermost one counts.
+`asyncio.Task.get_stack` shows only the outermost coroutine. These functions find the innermost.
 """
 
 from __future__ import annotations
@@ -29,13 +28,17 @@ from aiohooks._core.activity import Awaited, entries
 
 PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 """The folder of this library."""
-_INSTALLED = f"-packages{os.sep}"  # "site-", or "dist-" of a Linux distribution
+# Packages are installed in "site-packages", or in "dist-packages" of a Linux distribution.
+_INSTALLED = f"-packages{os.sep}"
+# The beginnings of file names. Code that Python has generated has a name such as "<string>".
 _LIBRARIES = (PACKAGE, os.path.dirname(anyio.__file__) + os.sep, "<")
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _MAX_FRAMES = 100
-# The functions behind which a loop's callbacks begin. uvloop has no frames, and asyncio's runner
-# calls it. If asyncio renames its private one, a report has a few frames more.
+# The function of asyncio that calls a loop's callbacks. uvloop has no frames of its own, so behind
+# it the caller of the loop is found. If asyncio renames its private function, a report has a few
+# frames more.
 _LOOP_FUNCTIONS = ("BaseEventLoop._run_once", "Runner.run")
+# The types of the next link of a chain, for a link that has no attribute for it.
 _LINK_TYPES: tuple[Any, ...] = (
     types.CoroutineType,
     types.AsyncGeneratorType,
@@ -48,10 +51,12 @@ Task = asyncio.Task[Any]
 
 
 class TaskWait(NamedTuple):
-    """The chain of awaits of a task, and the name of its target.
+    """The wait of a task.
 
-    The frames begin with the outermost. Not everything has a name. `kind` is that of an entry of
-    the registry of activity.
+    Attributes:
+        frames: the frames of its chain of awaits, the outermost first.
+        awaits: the name of the target at the end, or None if that has no name.
+        kind: the kind of the wait in the registry of activity, or None if it is not there.
     """
 
     frames: Frames
@@ -67,7 +72,8 @@ class TaskWait(NamedTuple):
 def task_wait(task: Task) -> TaskWait:
     """Return where a task of this loop waits.
 
-    For the running task, only the outermost function is known.
+    If the task waits for calls in tasks of the library, the chain continues with the first of
+    these. For the running task, only the outermost function is known.
     """
     frames: Frames = ()
     while True:
@@ -75,21 +81,25 @@ def task_wait(task: Task) -> TaskWait:
         frames += frames_of_links(links)
         wait = _entered_wait(task)
         if wait is None:
+            # The registry has no wait of this task. If it awaits another task, that has a name.
             awaits = None
             if links and is_task(links[-1][1]):
                 awaits = describe_awaitable(links[-1][1])
             return TaskWait(frames, awaits, None)
         if wait.kind != "calls":
             return TaskWait(frames, wait.name, wait.kind)
-        inner = _first_task(wait)
-        # Tasks that wait for one another have no end.
-        if inner is None or len(frames) > _MAX_FRAMES:
+        called_task = _first_task(wait)
+        # The limit is for tasks that wait for one another: their chain has no end.
+        if called_task is None or len(frames) > _MAX_FRAMES:
             return TaskWait(frames, None, None)
-        task = inner
+        task = called_task
 
 
 def _entered_wait(task: Task) -> Awaited | None:
-    """Return the outermost wait of a task in the registry inside of which there is no other."""
+    """Return the outermost wait of a task in the registry that is its whole wait, or None.
+
+    Nothing inside of such a wait needs to be reported (`Awaited.ends`).
+    """
     for entry in entries():
         if entry.task is task:
             awaited = entry.awaited()
@@ -99,7 +109,7 @@ def _entered_wait(task: Task) -> Awaited | None:
 
 
 def _first_task(calls: Awaited) -> Task | None:
-    """Return the task of the first call that has not ended."""
+    """Return the task of the first call that has not ended, or None."""
     for call in calls.by():
         task = call
         if isinstance(call, Awaited):
@@ -110,7 +120,7 @@ def _first_task(calls: Awaited) -> Task | None:
 
 
 def describe_awaitable(awaitable: object) -> str:
-    """Return the name of an awaitable before it is awaited: of its task, function or class."""
+    """Return the name of an awaitable that is not awaited yet: of its task, function or class."""
     if is_task(awaitable):
         return f"task {awaitable.get_name()!r}"
     qualname: str = getattr(awaitable, "__qualname__", type(awaitable).__qualname__)
@@ -127,14 +137,18 @@ def describe_suspension(task: Task) -> str:
 
 
 def is_task(awaitable: object) -> TypeGuard[Task]:
-    """Return whether an object is a task, also of a class that a task factory of the loop uses."""
+    """Return whether an object is a task.
+
+    A task factory of the loop may make tasks of a class that is not derived from `asyncio.Task`, so
+    this checks for a future with the method `get_coro`.
+    """
     return asyncio.isfuture(awaitable) and hasattr(awaitable, "get_coro")
 
 
 # -- chains of awaits
 
 Link = tuple[Frame | None, Any]
-"""The frame and the awaitable of a link of a chain of awaits."""
+"""A link of a chain of awaits: its frame, or None if it has none, and the awaitable itself."""
 
 
 def links_of(task: Task) -> list[Link]:
@@ -156,7 +170,7 @@ def links_of(task: Task) -> list[Link]:
 
 
 def _follow(link: Any) -> Link:
-    """Return the frame of a link of the chain, and the next link."""
+    """Return the frame of an awaitable in a chain, and the next awaitable. Both may be None."""
     kind = cast("Any", type(link))
     if kind is types.CoroutineType:
         return link.cr_frame, link.cr_await
@@ -167,9 +181,9 @@ def _follow(link: Any) -> Link:
         frame = link.gi_frame
         if link.gi_yieldfrom is not None:
             return frame, link.gi_yieldfrom
-    # Iterators of futures, steps of async generators and the like have no attribute for what they
-    # wrap, and show it to the garbage collector alone. So do generators that resume a coroutine
-    # themselves.
+    # Some objects wrap an awaitable and have no attribute for it: iterators of futures, steps of
+    # async generators, generators that resume a coroutine themselves. Only the garbage collector
+    # shows to which awaitable they refer.
     referents: list[Any] = gc.get_referents(link)
     for link_type in _LINK_TYPES:
         for referent in referents:
@@ -187,9 +201,10 @@ def frames_of_links(links: list[Link]) -> Frames:
 
 
 def user_location(frames: Frames) -> str | None:
-    """Return the line of `written_frame`, and the innermost line of all.
+    """Return the line of the user's code, and the innermost line, if that is another one.
 
-    `frames` begins with the outermost.
+    Args:
+        frames: the frames, the outermost first. Without frames, the result is None.
     """
     if not frames:
         return None
@@ -201,7 +216,7 @@ def user_location(frames: Frames) -> str | None:
 
 
 def written_frame(frames: Frames) -> Frame | None:
-    """Return the innermost frame of the user's own code, or else of an installed package."""
+    """Return the innermost frame of the user's own code, or else of a package, or else None."""
     written = [frame for frame in frames if not is_library(frame)]
     own = [frame for frame in written if is_users(frame)]
     return next(reversed(own or written), None)
@@ -229,7 +244,12 @@ def frames_of(
     innermost: Frame | None,
     callers: Container[str] = (),
 ) -> Frames:
-    """Return the frames of a thread up to those functions, the outermost first."""
+    """Return the frames of a thread, the outermost first.
+
+    Args:
+        innermost: the current frame of the thread. None has no frames.
+        callers: the names of functions whose frames, and those of their callers, are left out.
+    """
     frames: deque[Frame] = deque()
     frame = innermost
     while frame is not None and frame.f_code.co_qualname not in callers:
@@ -289,6 +309,7 @@ class BlockedLoopWatch(threading.Thread):
         """Watch the loop. Called in the thread."""
         while not self._stopped.wait(self._secs) and not self._loop.is_closed():
             if not self._frames():
+                # The loop waits for events. It is not blocked, and is not woken.
                 continue
             self._answered.clear()
             if self._stopped.is_set():
@@ -307,7 +328,7 @@ class BlockedLoopWatch(threading.Thread):
             if frames:
                 self._on_blocked(frames, perf_counter() - asked_at)
             while not self._answered.wait(self._secs) and not self._loop.is_closed():
-                # It is the same block, which has been reported.
+                # This is still the same block, which has been reported.
                 pass
 
     def _frames(self) -> Frames:
