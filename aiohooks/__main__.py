@@ -71,7 +71,7 @@ exit codes:
 
 
 def _parse_count(text: str) -> int:
-    """Return the number of an argument, or raise the error that argparse shows."""
+    """Return the whole number of an argument, or raise the error that argparse shows."""
     with contextlib.suppress(ValueError):
         count = int(text)
         if count >= 0:
@@ -121,6 +121,7 @@ def _add_command(
 
 
 def _add_run_command(commands: Any) -> None:
+    """Add the command `run` with its options, whose names are parameters of `run_function`."""
     add = _add_command(commands, "run", run_function, _RUN)
     add("function", metavar="MODULE:FUNCTION", help="a coroutine function that takes the task")
     add(
@@ -162,7 +163,8 @@ def _add_run_command(commands: Any) -> None:
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of all commands.
 
-    The parsed arguments are the options of a command, and `execute`, its function.
+    The parsed arguments are the options of a command, and `execute`, the function of the command.
+    Without a command there are none.
     """
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -197,19 +199,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(prog)
     options = vars(parser.parse_args(arguments))
     if not options:
+        # No command was given.
         parser.print_help(sys.stderr)
         return 2
     try:
         execute = options.pop("execute")
         code: int = execute(**options)
-        # Raise the error of a closed pipe here. When the interpreter ends, no one can catch it.
+        # If the pipe of the output is closed, this raises the error here. When the interpreter
+        # ends, it would raise the error where no one can catch it.
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader, such as `head`, has ended. Redirect the output, or the interpreter would fail
-        # to write the rest of its buffer when it ends, and print an error.
+        # The reader of the output, such as `head`, has ended. When the interpreter ends, it writes
+        # the rest of its buffer, which would fail and print an error. So redirect the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (AiohooksError, OSError, ImportError) as error:

@@ -36,11 +36,11 @@ from aiohooks.errors import (
 def list_checkpoints(directory: str) -> int:
     """Read the checkpoints in a directory completely and print them, newest first.
 
-    Change nothing.
+    The directory is not changed. Damaged checkpoints that a session has set aside are printed, too,
+    but do not count.
 
     Returns:
-        0 if there is a checkpoint and none is damaged (checkpoints set aside earlier do not count),
-        otherwise 1.
+        The exit code: 0 if there is a checkpoint and none is damaged, otherwise 1.
     """
     from aiohooks.checkpoint import _format
 
@@ -49,7 +49,7 @@ def list_checkpoints(directory: str) -> int:
         print(printable(f"{directory} is not a directory"), file=sys.stderr)
         return 1
     try:
-        # This raises where the system cannot open directories.
+        # This import raises a CheckpointError on a system that cannot open directories.
         from aiohooks.checkpoint._directory import CheckpointDirectory
 
         opened = CheckpointDirectory(path, read_only=True)
@@ -67,6 +67,7 @@ def list_checkpoints(directory: str) -> int:
             for name, value in checkpoint.metrics.items():
                 text += f", {name}={value:.6g}"
         print(f"{checkpoint_path.name}: {printable(text)}")
+        # The name shows whether the checkpoint was set aside.
         if not _format.parse_damaged(checkpoint_path.name):
             damages.append(damage)
     if not damages:
@@ -75,6 +76,7 @@ def list_checkpoints(directory: str) -> int:
 
 
 Main = Callable[..., Coroutine[Any, Any, Any]]
+"""The function that a user starts as a chief and its workers."""
 
 
 def run_function(
@@ -113,17 +115,19 @@ def run_function(
     main = load_function(function)
     module = sys.modules[function.partition(":")[0]]
     program = sys.argv[0]
-    # Of the program that the user runs. Ray, for example, adds its directory to the import path of
-    # its processes, in which the modules of this package would hide others of the same names.
+    # For libraries, the program is the user's module, not this package. Ray, for example, adds the
+    # directory of the program to the import path of its processes. The modules of this package
+    # would hide other modules of the same names there.
     sys.argv[0] = module.__file__ or program
 
     async def launch() -> list[Any]:
-        """Run the tasks in processes, and return their results."""
+        """Check the store, run the tasks in processes, and return their results."""
         if store is not None:
-            # This raises the error of an unavailable store or a damaged run only once. Otherwise
-            # every process would raise it.
+            # Open the store here first. If it is unavailable, or its run is damaged, this raises
+            # the error once. Otherwise every process would raise it.
             async with open_step_store(store, run=run or f"check {os.getpid()}") as opened:
                 if run is None:
+                    # The processes get a new run of another name, so this one is not needed.
                     await opened.forget()
         return await run_processes(main, store=store, run=run, **options)
 
@@ -145,7 +149,7 @@ def run_function(
 
 
 def load_function(target: str) -> Main:
-    """Import a coroutine function by its name, `module:function`.
+    """Import a coroutine function by its name, `module:function`, and return it.
 
     Raises:
         InvalidArgumentError: no coroutine function has this name.
@@ -199,6 +203,7 @@ def _import_module(name: str) -> ModuleType:
 
 # How long a process may take to answer.
 _ANSWER_SECS = 1.5
+# The answer is text of another process, so its lines are cut before they are printed.
 _MAX_LINE_LENGTH = 10_000
 
 
@@ -216,12 +221,17 @@ def print_why(pid: int) -> int:
 
 
 def _ask_process(pid: int) -> tuple[str, str | None]:
-    """Return the answer of a process, and why there is none."""
+    """Ask a process why it waits.
+
+    Returns:
+        The answer and None, or an empty text and the reason why there is no answer.
+    """
     from aiohooks._why.sources import process_state
     from aiohooks.session.why import why_folder
 
     state = process_state(pid)
     if state is not None:
+        # The process is stopped or does not exist, so it cannot answer.
         return "", state
     path = why_folder() / f"{pid}.sock"
     answer = b""
@@ -229,11 +239,12 @@ def _ask_process(pid: int) -> tuple[str, str | None]:
         for part in _receive_answer(path):
             answer += part
     except TimeoutError:
-        # A process sends a space before it makes the graph, to show that its thread runs.
+        # A process sends a space before it makes the graph, so an empty answer means that its
+        # thread does not run.
         reason = "it has too many tasks, or the machine is busy: ask again"
         if not answer:
             reason = "it is in C code that does not let Python's other threads run"
-        # The process may have been stopped after the first check.
+        # If the process was stopped after the first check, that is the reason.
         reason = process_state(pid) or reason
         return "", f"has not answered in {_ANSWER_SECS} s: {reason}{_kernel_wait(pid)}"
     except (FileNotFoundError, ConnectionRefusedError):
@@ -244,24 +255,34 @@ def _ask_process(pid: int) -> tuple[str, str | None]:
         )
     except OSError as error:
         return "", f"cannot be asked by {path}: {error}"
+    # Remove the space. Without any text, the process has closed the connection.
     text = answer.decode().lstrip()
     return text, None if text else "it has ended meanwhile"
 
 
 def _receive_answer(path: Path) -> Iterator[bytes]:
-    """Yield the parts of an answer. Raise `TimeoutError` if it takes longer than `_ANSWER_SECS`."""
+    """Connect to the socket of a process, and yield the parts of its answer.
+
+    Raises:
+        TimeoutError: the whole answer has not come within `_ANSWER_SECS`.
+        OSError: there is no socket, or the process does not accept the connection.
+    """
     deadline = time.monotonic() + _ANSWER_SECS
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_SECS)
         connection.connect(str(path))
         while part := connection.recv(1 << 16):
             yield part
-            # A timeout of 0 would make the socket non-blocking.
+            # The deadline is for the whole answer. When it has passed, a timeout of 0 would make
+            # the socket non-blocking.
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
 
 
 def _kernel_wait(pid: int) -> str:
-    """Return the end of a message: the kernel function in which a process waits, if readable."""
+    """Return the kernel function in which a process waits, as the end of a message.
+
+    Return no text if the process runs, or if this user or system cannot read it.
+    """
     with contextlib.suppress(OSError):
         function = Path(f"/proc/{pid}/wchan").read_text()
         if function not in ("", "0"):
