@@ -1023,6 +1023,8 @@ class Coordinator(RequestMethods):
                 logger.error("%s: %s, after %s", label, what, self._ending, exc_info=error)
             else:
                 self._record_failure(error, what)
+        # A clean end stops the session, unless that is ending already, or the task has finished
+        # because its producers have.
         elif not (self._has_no_caller or self._whole.closed or is_end_of_producers(error)):
             self.requests.request_stop(f"{what}: {safe_repr(error)}")
 
@@ -1045,7 +1047,7 @@ class Coordinator(RequestMethods):
         if first is None or (is_end and not had_ended):
             failure.is_owed = True
             requests.call_in_loop(functools.partial(self._end_waits, error))
-        # The session raises the first failure, so that a later one is added as a note and logged.
+        # The session raises the first failure. A later one becomes a note of it, and is logged.
         # This comes after the waits have ended, because to log an error calls its own methods.
         if first is not None:
             add_note(first, f"then {description}")
@@ -1186,6 +1188,7 @@ class SessionWait(Wait[T]):
             producer.remove_done_callback(self._note_end)
 
     def _note_end(self, producer: Task) -> None:
+        """Note that a producer has ended. The last one ends the wait."""
         self._unfinished.discard(producer)
         if not self._unfinished:
             self._end_after(_MOST_PASSES)

@@ -610,6 +610,7 @@ class QueueSource(FeedSource):
             if not producers:
                 due += self.feeds.qsize()
             self._due = due
+        # An empty queue has no task that waits to put an element.
         if due > 0 and not self.feeds.empty():
             return
         self._coordinator.end_producers(producers or ())
@@ -677,8 +678,10 @@ class IterableSource(FeedSource):
         if self.has_ended:
             raise StopAsyncIteration
         if self._needs_task or self._reader is not None:
+            # A task reads the elements. `wait` starts it.
             return None
         if self.stateful is not None and not self._can_begin:
+            # A recovery may restore the feeds. `wait` waits for it.
             return None
         coordinator = self._coordinator
         if self.is_draining:
@@ -711,6 +714,7 @@ class IterableSource(FeedSource):
             self._asking -= 1
 
     def _awaited_reader(self) -> Awaited | None:
+        """Return the task that reads, for reports of the wait for it."""
         return None if self._reader is None else awaited_tasks(self._reader)
 
     def _set_back(self) -> None:

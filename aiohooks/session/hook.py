@@ -534,6 +534,7 @@ class HookSet:
 
 
 def _overriding(hooks: Iterable[RegisteredHook], method: str) -> list[RegisteredHook]:
+    """Return the hooks that override a method of `SessionRunHook`."""
     return [registered for registered in hooks if LIFECYCLE.overrides(registered.hook, method)]
 
 
@@ -631,6 +632,7 @@ class Merger:
                 pass
             else:
                 return RunRequest(nodes, request.feed_dict, request.options, build)
+        # Otherwise check the request of each hook, and collect its fetches, feeds and options.
         fetches = [request.fetches]
         feeds: list[tuple[str, Mapping[Any, Any]]] = []
         hook_options: list[tuple[str, Mapping[str, Any]]] = []
@@ -649,6 +651,8 @@ class Merger:
                 feeds.append((name, feed_dict))
             if options is not None:
                 hook_options.append((name, options))
+        # Then merge each of the three. Feeds and options differ from run to run, so a merge with
+        # them is not kept by the requests.
         is_plain = not feeds and not hook_options
         nodes, build = self._merge_fetches(tuple(fetches), key if is_plain else None)
         feed_dict = request.feed_dict

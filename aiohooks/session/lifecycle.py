@@ -202,11 +202,13 @@ class Lifecycle(TasksOwner):
         """
 
     def _enter_phase(self, phase: str) -> None:
+        """Begin a phase. From the opening to the end, reports of activity show the session."""
         self.phase = phase
         self.phase_began_at = current_clock().now()
         if phase == "closed":
             self._end_log.cancel()
             OPEN_SESSIONS.pop(self, None)
+            # Remove the entry that `enter` has made in the registry of activity.
             ENTRIES.pop(id(self), None)
         elif phase == "opening":
             OPEN_SESSIONS[self] = None
@@ -480,13 +482,16 @@ class Lifecycle(TasksOwner):
                 notes, when the policy gives up.
         """
         coordinator = self.coordinator
+        # This comes before `end_attempt`, which removes the attempt from its scope.
         commit = self._commit_to_keep(scope)
         scope.end_attempt(error)
+        # The error by which other code has ended the run, if it has. The next attempt, or the
+        # recovery, must not be ended by it again.
         cause = self.run_waits.cause
         self.run_waits.cause = None
         try:
-            is_cancel = isinstance(error, (asyncio.CancelledError, FeedsWentBack))
-            if is_cancel or (error is cause and not coordinator.failures_in(error)):
+            is_interruption = isinstance(error, (asyncio.CancelledError, FeedsWentBack))
+            if is_interruption or (error is cause and not coordinator.failures_in(error)):
                 # The run has not failed. It was ended from outside: by its caller, a signal, the
                 # end of the session, or a recovery that has restored its feeds.
                 raise_unchanged(error)
@@ -500,16 +505,16 @@ class Lifecycle(TasksOwner):
                 self.requests.request_stop(str(error))
             raise_unchanged(error)
         finally:
-            # The traceback of the raised error refers to this frame. Without references back there
-            # is no cycle, which only the garbage collector would free.
+            # The traceback of the raised error refers to this frame. A reference back would be a
+            # cycle, which only the garbage collector frees.
             del error, cause
 
     def _commit_to_keep(self, scope: RunScope) -> Position | None:
         """Return the position of the commit of a failed attempt, if its run must not be repeated.
 
         An attempt may fail after its commit, in `after_run` for example. If its element is from
-        tracked feeds, another attempt would use the element twice, so that a recovery keeps the
-        commit. In any other case, this returns None.
+        tracked feeds, another attempt would use the element twice, so a recovery keeps the commit.
+        In any other case, this returns None.
         """
         session = self.session
         if session is None or scope.attempt is None:
@@ -573,7 +578,7 @@ class Lifecycle(TasksOwner):
             self._recover_for_lasting_waits()
             raise
         finally:
-            # The traceback of the raised error refers to this frame: without a cycle, as above.
+            # As in `handle_failure`: no cycle of the error and this frame.
             del error
         self.recovering_from = None
         if commit is None or not self._has_commit(commit):
@@ -623,13 +628,14 @@ class Lifecycle(TasksOwner):
                     await self._create_session_in_run()
                     return
                 except BaseException as next_error:
+                    # If the failure of a new task has ended the creation, it must not end the next.
                     self.run_waits.cause = None
                     if not coordinator.is_recoverable(next_error):
                         raise
                     error = next_error
                     step = None
         finally:
-            # The traceback of the raised error refers to this frame: without a cycle, as above.
+            # As in `handle_failure`: no cycle of the error and this frame.
             del error
 
     def _begin_recovery(self, error: BaseException, description: str, step: int | None) -> bool:
@@ -666,6 +672,7 @@ class Lifecycle(TasksOwner):
         is_stopped = self.requests.stopped
         hurries = is_stopped and not self._has_hurried
         if secs > 0 and not hurries:
+            # After a stop, `wait_for_stop` would return immediately.
             pause = sleep(secs) if is_stopped else self.coordinator.wait_for_stop(secs)
             with active("recovery", "pause", functools.partial(self._awaited_pause, secs)):
                 await Wait[Any]("a recovery", waits=self.run_waits).result_of(pause)
@@ -884,6 +891,7 @@ class Lifecycle(TasksOwner):
         logger.warning(what, self.requests.label, self.grace_secs)
 
     def _interrupt_run(self) -> None:
+        """End the run in progress because of the end of the session."""
         self.end_run(SessionClosedError("the session was closed during this run"))
 
     def _take_task_failures(self, errors: EndErrors) -> None:

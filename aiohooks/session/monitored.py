@@ -254,11 +254,14 @@ class AsyncMonitoredSession(RequestMethods):
             check_mapping(request.options, "options")
         session = lifecycle.session
         if session is None or lifecycle.raw_coordinator.failures:
+            # This raises the failure of a background task, or creates a raw session.
             session = await lifecycle.session_for_run()
         if lifecycle.feeds.in_use:
+            # While the run waited for its turn, another task may have recovered.
             lifecycle.feeds.raise_if_element_went_back()
         step = session.global_step.latest.step + 1
         if not hooks.in_runs:
+            # Hot path: no hook takes part, so the run of the raw session is the whole attempt.
             result = await lifecycle.run_raw(waits, request)
             scope.committed = True
             if lifecycle.recoveries:
@@ -280,13 +283,13 @@ class AsyncMonitoredSession(RequestMethods):
         # This commits at its end: it changes all variables and the step, or fails and changes none.
         values = await lifecycle.run_raw(waits, merged)
         scope.committed = context.committed = True
-        result, answers = hooks.merger.split(merged, values)
+        result, hook_values = hooks.merger.split(merged, values)
         context.global_step = session.committed_step
         try:
             await call_groups(
                 hooks.after_run,
                 (context,),
-                second_args=iter(answers),
+                second_args=iter(hook_values),
                 step=context.global_step,
                 waits=waits,
             )

@@ -295,9 +295,11 @@ class LoopSignals:
                 signal.signal(number, previous)
 
     def _handle(self, number: int, frame: object) -> None:
-        # This runs between any two instructions of the main thread, so it only records the stop and
-        # wakes the loop. As the stop is recorded immediately, a step that computes without waiting
-        # is the last step.
+        """Record a signal in all sessions, and wake the loop. This is the signal handler.
+
+        It runs between any two instructions of the main thread, so it does no more than that. As
+        the stop is recorded immediately, a step that computes without waiting is the last step.
+        """
         received = Signals(number)
         try:
             if self._sessions:
@@ -314,6 +316,7 @@ class LoopSignals:
             signal.raise_signal(number)
 
     def _call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call a callback in the loop, which this wakes. A closed loop raises `RuntimeError`."""
         self._loop.call_soon_threadsafe(callback, *args, context=self._context)
 
     def _advance(self, received: Signals) -> None:
