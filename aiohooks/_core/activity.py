@@ -470,7 +470,8 @@ def begin_run(session: RunOwner | None, publisher: object) -> RunScope:
     The scope stays in the context after the run, and is inactive then.
     """
     outer = current_scope.get()
-    # Hot path: this is `current_run()`, which is called only if the run in the context has ended.
+    # Hot path: usually the run in the context is active, or there is none. Only for a run that has
+    # ended, `current_run` searches the run around it.
     if outer is not None and not outer.active:
         outer = current_run()
     scope = RunScope(session, publisher, outer)

@@ -477,15 +477,15 @@ class Calls(abc.ABC):
         """Cancel the calls, and let `wait` raise `cause` when they have ended.
 
         The first cause counts: this does nothing if there is a cause, or if the calls are being
-        cancelled. If one of these calls calls this, they are cancelled in the next iteration of the
-        event loop.
+        cancelled. If a task of these calls ends them itself, they are cancelled in the next
+        iteration of the event loop.
         """
         ending = self._get_ending()
         if ending.cause is not None or self.cancelling:
             return
         ending.cause = cause
         if running_loop() is self._loop and asyncio.current_task() in self._tasks.values():
-            # The call that calls this may return first: a cancel would discard its result.
+            # Let the current task return first: a cancel would discard its result.
             self._loop.call_soon(self._cancel_calls)
         else:
             self._cancel_calls()

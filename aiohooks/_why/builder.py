@@ -46,7 +46,7 @@ from aiohooks._why.tasks import (
     is_task,
     links_of,
     loop_frames,
-    written_frame,
+    user_code_frame,
 )
 from aiohooks.errors import printable
 
@@ -161,7 +161,7 @@ class _Builder:
 
     def _place(self, node: str, frames: Frames) -> None:
         """Note the function and the line at which a node waits, if they are not known yet."""
-        frame = written_frame(frames)
+        frame = user_code_frame(frames)
         if frame is not None:
             code = frame.f_code
             fields = self._nodes[node]

@@ -201,7 +201,9 @@ def frames_of_links(links: list[Link]) -> Frames:
 
 
 def user_location(frames: Frames) -> str | None:
-    """Return the line of the user's code, and the innermost line, if that is another one.
+    """Return the line at which the user's code waits, and the innermost line if it differs.
+
+    An example is "main (app.py:12), in sleep (asyncio/tasks.py:649)".
 
     Args:
         frames: the frames, the outermost first. Without frames, the result is None.
@@ -209,13 +211,13 @@ def user_location(frames: Frames) -> str | None:
     if not frames:
         return None
     innermost = location(frames[-1])
-    written = written_frame(frames)
-    if written in (None, frames[-1]):
+    user_frame = user_code_frame(frames)
+    if user_frame in (None, frames[-1]):
         return innermost
-    return f"{location(written)}, in {innermost}"
+    return f"{location(user_frame)}, in {innermost}"
 
 
-def written_frame(frames: Frames) -> Frame | None:
+def user_code_frame(frames: Frames) -> Frame | None:
     """Return the innermost frame of the user's own code, or else of a package, or else None."""
     written = [frame for frame in frames if not is_library(frame)]
     own = [frame for frame in written if is_users(frame)]

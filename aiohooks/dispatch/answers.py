@@ -185,7 +185,10 @@ class SortedHooks:
         args: Args,
         keywords: Keywords,
     ) -> Any:
-        """Call the hooks that do not wrap. If they have no result, call the class's own method."""
+        """Call the hooks that do not wrap. If they have no result, call the class's own method.
+
+        For most methods, the result None means that the hooks have no result.
+        """
         point = self._point
         if not self._groups:
             return await self._call_own(instance, args, keywords)
@@ -200,13 +203,16 @@ class SortedHooks:
         else:
             results = await call_groups(self._groups, *hook_arguments)
             result = combined(point, results)
-        # None may be the result of the call: if the method returns nothing, if the class's own
-        # method does nothing, or if a hook decides whether to call the next one.
-        accepts_none = point.how == "none" or point.does_nothing or point.calls_next
-        # In a chain or a merge, None means that no hook has a result.
-        if result is None and (point.how in ("chain", "merge") or not accepts_none):
-            return await self._call_own(instance, args, keywords)
-        return result
+        if result is not None:
+            return result
+        # In a chain or a merge, None always means that no hook has a result.
+        may_be_none = point.how not in ("chain", "merge")
+        # In the other ways, it is the result if the method returns nothing, if the class's own
+        # method would do nothing, or if a hook has decided not to call the next one.
+        is_result = point.how == "none" or point.does_nothing or point.calls_next
+        if may_be_none and is_result:
+            return None
+        return await self._call_own(instance, args, keywords)
 
     async def _call_one_by_one(self, arguments: Arguments) -> Any:
         """Call the hooks one after another, and return the result that counts.

@@ -372,12 +372,12 @@ class HookGroup(InitRequired, Generic[K]):
         """
         self._composite.check_loop()
         earlier_ends: list[asyncio.Future[None]] = self._composite.ends_of_calls()
-        # All exits share one context (`OwnContext`), which is for consecutive calls. So a removed
-        # hook is exited after the hooks that were removed before.
+        # All exits run in one context, and so one after another: wait for the tasks of the hooks
+        # that were removed before, too.
         earlier_ends += self._exit_tasks
 
         async def exit_removed() -> None:
-            await wait_done(earlier_ends, None)
+            await wait_done(earlier_ends, secs=None)
             await self._composite.background.drain([registered])
             self._entered.remove(registered)
             await self._exit(registered, None)

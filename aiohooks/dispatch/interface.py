@@ -281,8 +281,9 @@ class Interface:
             kinds.append(PLAIN)
         if point.is_async:
             kinds.append(COROUTINE)
-            # If an argument calls the next hook, an async generator does not fit: its `yield` calls
-            # the other hooks, and nothing would call the argument.
+            # An async generator calls the other hooks by its `yield`. It does not fit a method with
+            # an argument for that purpose, which the generator would never call. Only a group makes
+            # such calls: a session calls its hooks itself.
             calls_next = point.how == "wrap" or (point.nexts and point.does_nothing)
             if self._in_group and not calls_next:
                 kinds.append(ASYNC_GENERATOR)

@@ -497,27 +497,30 @@ class Point:
 
     def _choose_argument(
         self,
-        way: Combination,
+        combination: Combination,
         annotations: _Annotations,
     ) -> str:
-        """Set `parameters.chosen` to the argument that a way is about, if it is about one.
+        """Set `parameters.chosen` to the argument that the combination needs, if it needs one.
 
-        Return why the method cannot have the way, or an empty text if it can.
+        A chain needs the argument that each result replaces, and "wrap" the argument that calls the
+        next hook. Return why the method cannot have the combination, or an empty text if it can.
         """
-        does = _ARGUMENT_OF.get(way.way)
-        if does is None:
-            # The way is about no argument.
+        way = combination.way
+        role = _ARGUMENT_OF.get(way)  # of the argument, for the message
+        if role is None:
+            # Results are combined without the arguments.
             return ""
-        if way.way == "wrap" and not self.is_async:
+        if way == "wrap" and not self.is_async:
             return "only a coroutine method can, with an argument that calls the next hook"
         arguments = annotations.arguments
-        if way.argument is not None and way.argument not in arguments:
-            return f"it has no argument {way.argument!r}; {did_you_mean(way.argument, arguments)}"
-        candidates = annotations.candidates(way)
+        named = combination.argument
+        if named is not None and named not in arguments:
+            return f"it has no argument {named!r}; {did_you_mean(named, arguments)}"
+        candidates = annotations.candidates(combination)
         if len(candidates) != 1:
             return (
-                f"it is not clear which argument {does}; annotate it, or name it with"
-                f" ah.{way.way}(argument=...): {', '.join(arguments) or 'it has none'}"
+                f"it is not clear which argument {role}; annotate it, or name it with"
+                f" ah.{way}(argument=...): {', '.join(arguments) or 'it has none'}"
             )
         (argument,) = candidates
         self.parameters.chosen = self.parameters.keys[argument]

@@ -379,7 +379,12 @@ class Coordinator(RequestMethods):
     """
 
     def __init__(self) -> None:
-        """Start without tasks, not stopped."""
+        """Start without tasks, not stopped.
+
+        A session has a coordinator of the whole session, and one for each of its raw sessions, a
+        copy that `for_raw_session` makes. Some attributes are its own, some are shared by all
+        copies, and some are only kept up to date in the coordinator of the whole session.
+        """
         self.joined: bool = False
         """Whether a `join` has completed."""
         self._ending: str | None = None
@@ -389,13 +394,13 @@ class Coordinator(RequestMethods):
         self._whole: Coordinator = self
         """The coordinator of the whole session, whose tasks live through recoveries."""
         self._raw: Coordinator = self
-        """Only set in `_whole`: the coordinator of the raw session, or `_whole` itself while there
-        is no raw session.
+        """The coordinator of the raw session, or `_whole` itself while there is no raw session. It
+        is only kept up to date in `_whole`.
         """
-        # The coordinators of a session and of its raw sessions share the objects from here on:
-        # `for_raw_session` copies the references.
+
+        # Shared: the copies refer to the same objects.
         self.owner: TasksOwner = TasksOwner()
-        """The session that these tasks belong to: for the library."""
+        """The session that these tasks belong to."""
         self.requests: Requests = Requests()
         self.failures: list[Failure] = []
         """The failures so far, in the order of their occurrence."""
@@ -409,9 +414,10 @@ class Coordinator(RequestMethods):
         """
         self._cancelled: WeakSet[Task] = WeakSet()
         """The tasks that a coordinator of this session has cancelled."""
-        # The attributes from here on count in `_whole` alone: a change does not reach the copies.
+
+        # Only kept up to date in `_whole`: a change does not reach the copies.
         self.closed: bool = False
-        """Whether its session is ending: for the library."""
+        """Whether its session is ending."""
         self._producers: WeakSet[Task] = WeakSet()
         """The tasks that waits in `until` have named as their producers."""
 
@@ -1046,23 +1052,25 @@ class Coordinator(RequestMethods):
             requests.record_stop(description)
         if first is None or (is_end and not had_ended):
             failure.is_owed = True
-            requests.call_in_loop(functools.partial(self._end_waits, error))
+            requests.call_in_loop(functools.partial(self._end_waits_and_run, error))
         # The session raises the first failure. A later one becomes a note of it, and is logged.
         # This comes after the waits have ended, because to log an error calls its own methods.
         if first is not None:
             add_note(first, f"then {description}")
             logger.error("%s: %s after another failure", requests.label, what, exc_info=error)
 
-    def _end_waits(self, failure: BaseException) -> None:
-        """End the waits and the run because of a failure.
+    def _end_waits_and_run(self, failure: BaseException) -> None:
+        """End the waits and the run in progress because of a failure.
 
         If the session recovers from it, a lasting wait continues, and starts the recovery.
         """
         requests = self.requests
+        # The tasks in `wait_for_stop` and the like check again what they wait for.
         requests.wake_waiters()
         recovers = self.is_recoverable(failure)
         for wait in tuple(requests.waits):
             if recovers and wait.lasts:
+                # Further calls do nothing while a recovery is in progress.
                 self.owner.start_recovery()
             else:
                 wait.end(failure)

@@ -330,7 +330,10 @@ class HookSet:
         hooks: Iterable[SessionRunHook | HookRegistration],
         graph: Graph,
     ) -> None:
-        """Check the hooks and sort their methods. `coordinator` is that of the whole session."""
+        """Check the hooks, and make the calls of their methods.
+
+        `coordinator` is that of the whole session.
+        """
         self._coordinator = coordinator
         self._graph = graph
         self._grace_secs = coordinator.owner.grace_secs
@@ -341,8 +344,8 @@ class HookSet:
             registered = registered_hook(registration_of(hook), self.registered, numbers)
             LIFECYCLE.check(registered)
             self.registered.append(registered)
-        # The keys for `_users`. They contain the process, as a forked child may use the same
-        # objects in a session of its own.
+        # By their keys in `_users`, which has the hooks of all open sessions. The keys contain the
+        # process, as a forked child may use the same objects in a session of its own.
         self._by_key = {(os.getpid(), id(entry.hook)): entry for entry in self.registered}
         self.background: BackgroundCalls = BackgroundCalls(
             self._grace_secs, self._enter_background, coordinator.observers, _step_of
@@ -353,7 +356,16 @@ class HookSet:
         )
         self.begun: list[RegisteredHook] = []
         """The hooks whose `begin` was started and whose `close` was not."""
+        self._make_calls()
+        self.in_runs: bool = bool(self.before_run or self.after_run)
+        """Whether a hook takes part in runs."""
+        self.merger: Merger = Merger(graph, self.before_run, self.after_run)
+
+    def _make_calls(self) -> None:
+        """Make the calls of each method, in its order of the hooks."""
         order = operator.attrgetter("registration.order")
+        # In `after_run` and `end`, hooks that save the session come last, so that they save the new
+        # states of all others.
         savers = [*filter(_ends_last, self.registered)]
         others = [*itertools.filterfalse(_ends_last, self.registered)]
         # These methods are called for one hook after another. `begin` follows the list, and `close`
@@ -362,17 +374,13 @@ class HookSet:
         self._end = self._calls("end", [*sorted(others, key=order), *sorted(savers, key=order)])
         # Unlike the other methods, `close` always has a time limit.
         self._close = self._calls("close", self.registered, limit=self._grace_secs)
-        # These methods are called for all hooks of an order together. In `after_run` and `end`,
-        # hooks that save the session come last, so that they save the new states of all others.
+        # These methods are called for all hooks of an order together.
         self._after_create_session = self._groups("after_create_session", self.registered)
         self.before_run: tuple[OrderGroup, ...] = self._groups("before_run", self.registered)
         self.after_run: tuple[OrderGroup, ...] = (
             *self._groups("after_run", others, self.background.make_call),
             *self._groups("after_run", savers, self.background.make_call),
         )
-        self.in_runs: bool = bool(self.before_run or self.after_run)
-        """Whether a hook takes part in runs."""
-        self.merger: Merger = Merger(graph, self.before_run, self.after_run)
 
     def _enter_background(self) -> None:
         """Prepare the context of a background call: as in a run, it has the default graph, and is

@@ -410,10 +410,12 @@ class Lifecycle(TasksOwner):
         has left none.
         """
         errors = self.raw_coordinator.errors
+        # The first failure counts: it ends the next run.
         needs_recovery = bool(errors) and self.coordinator.is_recoverable(errors[0])
         if self.session is not None and not needs_recovery:
             return
-        # An attempt that makes no run: it raises the failure, from which `repeat` recovers.
+        # `session_for_run` creates a missing raw session, or raises the failure of the task. From
+        # that failure `repeat` recovers, as from that of a run.
         await self.repeat(lambda _: self.session_for_run())
 
     async def repeat(self, attempt: Callable[[RunScope], Awaitable[T]]) -> T:
@@ -717,9 +719,10 @@ class Lifecycle(TasksOwner):
             logger.warning("%s: closing its raw session failed", label, exc_info=error)
 
     async def _create_session_in_run(self) -> Session:
-        """Create a raw session inside of a run, whose end also ends the creation.
+        """Create a raw session on behalf of a run. If the run is ended, so is the creation.
 
-        A run does so in a recovery, and at its beginning after a recovery that was cancelled.
+        A run needs a new raw session during a recovery. After a recovery that was cancelled, the
+        next run needs it before it begins.
         """
         wait = Wait[Session]("creating a session", waits=self.run_waits)
         try:
@@ -731,8 +734,10 @@ class Lifecycle(TasksOwner):
                 await self._close_raw_session("its creation was cancelled")
             elif not self.coordinator.is_recoverable(error) and not is_clean_end(error):
                 # Again only some hooks may have got it, and another attempt cannot help: let no
-                # run begin. After a clean end it stays open, as `end` of the hooks gets it.
+                # run begin. After a clean end, the raw session stays open for `end` of the hooks.
                 self.gave_up = error
+            # A lasting wait outlives the run that is ended here. It tries again, or fails if the
+            # session has given up.
             self._recover_for_lasting_waits()
             raise
 

@@ -631,6 +631,15 @@ class Steps(Generic[T_co]):
         producers: Producers | None,
         fetches: Any,
     ) -> None:
+        """Prepare the loop.
+
+        Args:
+            run: makes a run with `fetches` and feeds.
+            lifecycle: the parts of the session that the loop uses.
+            source: the feeds of the loop, or None.
+            producers: the tasks that put elements into the queue of the feeds, if they were named.
+            fetches: the values to fetch in each run.
+        """
         self._run = run
         self._lifecycle = lifecycle
         self._source = source
@@ -639,8 +648,8 @@ class Steps(Generic[T_co]):
         graph = lifecycle.graph
         inputs = () if graph.step_operation is None else graph.step_operation.inputs
         placeholders = [name for name in inputs if isinstance(graph.nodes[name], Placeholder)]
-        # The only parameter of a step function, which gets the element. Otherwise None: the
-        # element is a mapping of feeds.
+        # The name of the only placeholder, to which each element is fed. With several placeholders
+        # or none, it is None, and an element is a mapping of feeds.
         self._parameter = placeholders[0] if len(placeholders) == 1 else None
         self._has_begun = False
 
