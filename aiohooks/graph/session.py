@@ -602,10 +602,13 @@ class Session:
         # The variables of checkpoints. A variable that is added to the graph later has no value in
         # this session.
         self._variable_names = tuple(initial)
-        # The memory of the latest copy of states, for the next one.
-        self._snapshot_memory = HostMemory()
         self._values = values_of(self.variables)
         self._values.initialize(initial)
+
+    @functools.cached_property
+    def _snapshot_memory(self) -> HostMemory:
+        """The memory of the latest copy of states, for the next one. Made for the first copy."""
+        return HostMemory()
 
     @property
     def closed(self) -> bool:
