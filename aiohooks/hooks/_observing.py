@@ -1,4 +1,10 @@
-"""The bases of hooks that fetch values in due runs, and of hooks that write them in a thread."""
+"""The bases of hooks that fetch values in due runs, and of hooks that write them in a thread.
+
+due       a run is due when the hook's `Every` selects it: the hook then works with its values
+fetched   the values of a run were requested in `before_run`, when it was expected to be due
+tag       the name of one value in a line, a file or a tracker
+record    the values of one due run by tag, with its step and its time
+"""
 
 from __future__ import annotations
 
@@ -29,10 +35,11 @@ logger = logging.getLogger("aiohooks.hooks")
 class Sampling:
     """Decides which runs of one session are due by an `Every`, optionally including the first run.
 
-    Fetches are chosen before the run, but the step that it commits is known only afterwards. So
-    `should_fetch` assumes that the run advances the step as far as the run before it did, and
-    `mark_if_due` goes by the committed step. After a wrong guess the values are fetched for
-    nothing, or the next run is taken instead.
+    A hook must choose its fetches before the run, but the step that the run commits is known only
+    afterwards. So `should_fetch` assumes that the run advances the step as far as the previous run
+    did, and `mark_if_due` goes by the committed step. If the assumption was wrong, either the
+    values were fetched for nothing, or they were not fetched in a due run. In the second case the
+    timer stays due, so that the next run is used instead.
     """
 
     __slots__ = ("_advance", "_clock", "_committed", "_first", "_is_fetched", "_timer", "_unix")
@@ -53,21 +60,22 @@ class Sampling:
         self._clock: Clock = current_clock()
         # Whether the next run is due because it is the first one.
         self._first = first
-        # The step that the last run has committed, and by how much that run advanced it.
+        # The step that the last run has committed (None before `start`), and by how many steps that
+        # run has advanced it.
         self._committed: int | None = None
         self._advance = 1
-        # Whether values were fetched in the current run.
+        # Whether `should_fetch` has returned true for the current run.
         self._is_fetched = False
-        # The Unix time at which the clock was 0, which `start` notes.
+        # The Unix time at which the session's clock was 0. The first `start` sets it.
         self._unix: float
 
     def start(self, step: int) -> bool:
-        """Count from `step` at the first call, and after a recovery that moved the step back.
-
-        Return whether it was one of these.
+        """Count from `step` in a new session, and after a recovery that moved the step back to it.
+        Return whether it is one of these: a recovery that kept the step changes nothing.
         """
         if self._committed is None:
-            # The timer may have its state from a checkpoint, which `start` would discard.
+            # A checkpoint may have restored the state of the timer. `resume` keeps that state, and
+            # `start` would discard it.
             self._timer.resume(step)
             self._unix = time.time() - self._clock.now()
         elif step < self._committed:
@@ -82,7 +90,8 @@ class Sampling:
         return {**self._timer.state_dict(), "first": self._first, "leap": self._advance}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from this state, except in a recovery, where it counts already."""
+        """Continue from this state. A recovery ignores it, because this object counts already."""
+        # The state has no step if it was saved before the timer was started.
         if "step" in state and self._committed is None:
             self._timer.load_state_dict(state)
             self._first = bool(state["first"])
@@ -95,15 +104,17 @@ class Sampling:
         return self._unix + self._clock.now()
 
     def should_fetch(self, next_step: int) -> bool:
-        """Return whether to fetch in the coming run, which commits `next_step` if it advances the
-        step by one.
+        """Return whether to fetch in the coming run, and note it for `is_due`.
+
+        The session gives the step that the run commits if it advances the step by one.
         """
-        self._is_fetched = self._first or self._timer.due(next_step - 1 + self._advance)
+        expected_step = next_step - 1 + self._advance
+        self._is_fetched = self._first or self._timer.due(expected_step)
         return self._is_fetched
 
     def mark_if_due(self, step: int) -> bool:
-        """Return whether the run that has committed `step` was fetched and is due. If so, mark it
-        as done.
+        """Note the step that a run has committed. If the run is due and its values were fetched,
+        mark it as done and return true.
         """
         self.note_step(step)
         if not self.is_due(step):
@@ -120,14 +131,14 @@ class Sampling:
         self._committed = step
 
     def is_due(self, step: int) -> bool:
-        """Return whether the run that has committed `step` was fetched and is due."""
+        """Return whether the run that has committed `step` is due, and its values were fetched."""
         return self._is_fetched and (self._first or self._timer.due(step))
 
 
 class FetchingHook(ScheduledHook):
     """Base of hooks that fetch values in the runs that are due, and pass them to `_observe`.
 
-    Without an `every`, no run is due.
+    Without an `every`, no run is due, and `_timer` is None.
     """
 
     # Whether the first run of a session is due, whatever its step.
@@ -167,8 +178,11 @@ class FetchingHook(ScheduledHook):
         if self._timer is not None and self._timer.mark_if_due(run_context.global_step):
             self._observe(run_context.global_step, run_values.results)
 
-    def _observe(self, step: int, values: Any) -> None:
-        """Use the fetched values of the run that has committed `step`."""
+    def _observe(self, step: int, result: Any) -> None:
+        """Use the result of the fetches in the run that has committed `step`.
+
+        The result has the shape of the fetches: one value, or a dict of values by tag.
+        """
         raise NotImplementedError
 
 
@@ -199,6 +213,7 @@ def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, A
     elif isinstance(values, Mapping):
         fetches = dict(values)  # pyright: ignore[reportUnknownArgumentType]
     elif isinstance(values, Iterable):
+        # The name of a node is its tag. A name that is given as text is fetch and tag.
         items: list[Any] = list(values)  # pyright: ignore[reportUnknownArgumentType]
         fetches = {item.name if isinstance(item, Node) else item: item for item in items}
     else:
@@ -230,19 +245,23 @@ def checked_numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def scalar(value: Any) -> int | float | None:
-    """Return the number that an object of any library converts to, or None."""
+    """Return the number that an object of any library converts to, or None if there is none."""
+    # `float` would convert text such as "1", which is not a number of a training.
     if isinstance(value, (str, bytes, complex)):
         return None
     number = value
     try:
+        # Arrays and tensors have `item`. It fails unless they have exactly one element.
         if hasattr(value, "item"):
             number = value.item()
         elif not isinstance(value, int):
             number = float(value)
-        float(number)  # fails for an int that is too large
+        # Only for its error: an int may be too large for a float.
+        float(number)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        # torch raises RuntimeError.
+        # A tensor of torch with several elements raises RuntimeError.
         return None
+    # `item` of an array of texts or objects returns something else than a number.
     if isinstance(number, (int, float)):
         return number
     return None
@@ -263,6 +282,7 @@ def text_of(values: Mapping[str, Any]) -> str:
 def describe_value(value: Any) -> str:
     """Return a short text for messages: type and shape of an array, or else the repr."""
     shape = getattr(value, "shape", None)
+    # The shape of an array with a single number and no dimensions is ().
     if shape is not None and shape != ():
         return f"a {type(value).__name__} of shape {tuple(shape)}"
     return safe_repr(value)
@@ -294,7 +314,9 @@ class BackgroundWriter(ThreadQueue[T]):
         self._write(items)
 
     def failed(self, items: list[T], error: BaseException) -> None:
-        """Keep the error of a write, and drop further ones until it is raised."""
+        """Keep the error of a write. While it has not been raised, drop the errors of later writes:
+        a full disk would otherwise collect one for each write.
+        """
         if not self.failures:
             add_note(error, f"raised by the {self.name}")
             super().failed(items, error)
@@ -306,8 +328,9 @@ class BackgroundWriter(ThreadQueue[T]):
 
     async def aclose(self) -> None:
         """Write the queued records and end the thread. Raise the error of a failed write."""
+        # `finish` returns a future. It is done already if the thread was never started, or has
+        # ended.
         if not self.finish().done():
-            # The thread was started, and has not ended yet.
             await to_thread(self.join)
         self.check()
 
@@ -340,7 +363,7 @@ class WritingHook(FetchingHook):
     """
 
     _timer: Sampling
-    # How many records may be unwritten before a run waits.
+    # How many records may be unwritten before a run has to wait.
     _max_queue: ClassVar[int] = 1000
 
     def __init__(
@@ -363,7 +386,11 @@ class WritingHook(FetchingHook):
         raise NotImplementedError
 
     def _checked(self, record: Record) -> Record:
-        """Return the record in its written form. Raise `InvalidArgumentError` if it has none."""
+        """Return the record with its values converted to what the file can hold.
+
+        Raises:
+            InvalidArgumentError: the file cannot hold a value.
+        """
         raise NotImplementedError
 
     async def begin(self) -> None:
@@ -377,22 +404,27 @@ class WritingHook(FetchingHook):
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Open the file at the step at which the session starts, and again after a recovery that
-        moved it back.
+        moved the step back.
         """
         step = session.global_step.latest.step
         if self._timer.start(step):
+            # After a recovery, the queue has records of the steps that are lost. They must be in
+            # the file before the entry that declares them void.
             await self._writer.flush()
             await to_thread(self._file.open_at, step)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise the error of a failed write. Fetch the values if this run is to be written."""
         self._writer.check()
-        # Not `await super().before_run(...)`: the session starts a task for a method that awaits.
+        # Hot path: the session starts a task for a method whose code has an `await`, so this is not
+        # `await super().before_run(...)`.
         return self._args_if_due(run_context)
 
-    @only_if("_has_to_wait")
+    @only_if("_queue_or_defer")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Queue the values if the run is to be written. Wait while the queue is full.
+        """Queue the values if the run is due. Wait while the queue is full.
+
+        The session calls this only if `_queue_or_defer` has returned true.
 
         Raises:
             InvalidArgumentError: the values cannot be written.
@@ -401,12 +433,16 @@ class WritingHook(FetchingHook):
         if record is not None:
             await self._writer.put(record)
 
-    def _has_to_wait(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Queue the values if the run is to be written, without a wait.
-
-        If the queue is full, return True instead: the session then calls `after_run`, in a task.
+    def _queue_or_defer(
+        self,
+        run_context: SessionRunContext,
+        run_values: SessionRunValues,
+    ) -> bool:
+        """Queue the values if the run is due and the queue has room, without a task and a wait.
+        Return true if the record is left to `after_run`, because the queue is full.
         """
         if self._writer.is_full and self._timer.is_due(run_context.global_step):
+            # Nothing is marked yet: `after_run` finds the run due again.
             return True
         record = self._due_record(run_context, run_values)
         if record is not None:
@@ -418,7 +454,7 @@ class WritingHook(FetchingHook):
         run_context: SessionRunContext,
         run_values: SessionRunValues,
     ) -> Record | None:
-        """Return the record of a run, or None if it is not to be written."""
+        """Return the record of a due run, and mark the run as done. Return None for other runs."""
         if not self._timer.mark_if_due(run_context.global_step):
             return None
         values: Mapping[str, Any] = run_values.results

@@ -24,7 +24,7 @@ except ImportError as error:
 
 
 class _RateColumn(ProgressColumn):
-    """Steps per second of the last half minute."""
+    """Steps per second, which rich measures over the last half minute."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -32,8 +32,9 @@ class _RateColumn(ProgressColumn):
 
 
 class ProgressBar:
-    """A bar with description, step, rate, remaining time and values, which a thread of rich
-    draws.
+    """A bar with description, step, rate, remaining time and values.
+
+    On a terminal, a thread of rich draws it.
     """
 
     def __init__(
@@ -53,14 +54,15 @@ class ProgressBar:
             TextColumn("{task.fields[values]}", markup=False),
             console=console,
             auto_refresh=console.is_terminal,
-            # Output that was redirected to a file must not go to the terminal.
+            # rich prints the output of the program above the bar, on the console. If the program's
+            # output goes to a file, it must stay there.
             redirect_stdout=_is_terminal(sys.stdout),
             redirect_stderr=_is_terminal(sys.stderr),
         )
         self._task = self._progress.add_task(description, total=total, completed=step, values="")
 
     def start(self) -> None:
-        """Draw the bar from now on. Output of others appears above it."""
+        """Draw the bar from now on. What the program prints appears above the bar."""
         self._progress.start()
 
     def update(self, step: int, values: str) -> None:
@@ -76,5 +78,6 @@ def _is_terminal(file: IO[str] | None) -> bool:
     """Return whether a file is an open terminal."""
     try:
         return file is not None and file.isatty()
-    except (AttributeError, ValueError):  # not a real file, or a closed one
+    except (AttributeError, ValueError):
+        # An object in place of `sys.stdout` may have no `isatty`, and a closed file raises.
         return False

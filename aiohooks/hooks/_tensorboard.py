@@ -22,10 +22,11 @@ except ImportError as error:
 
 
 class EventFile:
-    """Event files in a directory: a new one after each failed write, because readers stop at a torn
-    record.
+    """Event files in a directory, of which the last one may be open.
 
-    It uses the package's synchronous writer: the other one has a thread that hides errors.
+    A failed write may leave a part of a record in its file, at which readers stop. So the next
+    write begins another file. The class uses the synchronous writer of tensorboardX, because errors
+    of the asynchronous one are lost in its thread.
     """
 
     def __init__(self, folder: str) -> None:
@@ -33,11 +34,11 @@ class EventFile:
         self._writer: Any = None
 
     def open(self) -> Any:
-        """Open a file, if none is open. Create the directory."""
+        """Return the writer of the open file. Create a file, and the directory, if none is open."""
         if self._writer is None:
             os.makedirs(self.folder, exist_ok=True)
-            # The package names files by second and host; two of the same second would overwrite
-            # each other.
+            # tensorboardX names files by second and host. Without the suffix, two files of the same
+            # second would overwrite each other.
             suffix = f".{time.time_ns() % 10**9:09d}.{os.getpid()}"
             self._writer = EventsWriter(os.path.join(self.folder, "events"), suffix)
             self._writer.flush()
@@ -57,6 +58,7 @@ class EventFile:
         self._write_events(map(_event_of, records))
 
     def _write_events(self, events: Iterable[Any]) -> None:
+        """Write and sync events. After an error, the next write opens another file."""
         writer = self.open()
         try:
             for event in events:
@@ -64,7 +66,7 @@ class EventFile:
             writer.flush()
         except BaseException:
             self._writer = None
-            # The error of the write says more.
+            # The error of the write is raised. An error of the close would only repeat it.
             with contextlib.suppress(OSError, ValueError):
                 writer.close()
             raise

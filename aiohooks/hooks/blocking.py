@@ -1,5 +1,10 @@
 """Objects with plain methods as hooks: each call in a worker thread, with a session whose methods
 are plain too.
+
+view          an object in place of the session or coordinator: its methods block in the thread, and
+              the event loop does the work
+thread call   one call of a method of the object, with the waits that its thread makes
+own threads   threads that the object has started itself, which may use the views as well
 """
 
 from __future__ import annotations
@@ -78,15 +83,15 @@ class BlockingHook(SessionRunHook):
                 )
         self._close_method: Callable[..., Any] | None = methods.pop("close", None)
         for name, method in methods.items():
-            # Set on the instance, so that missing methods are not overridden: a session never calls
-            # those.
+            # Methods are set on the instance. A session calls only methods that a hook has
+            # overridden, so methods that the object does not have cost nothing.
             setattr(self, name, functools.partial(self._call, name, method))
         for option in ("order", "timeout", "on_error"):
             if hasattr(obj, option):
                 setattr(self, option, getattr(obj, option))
 
     async def close(self, exc: BaseException | None) -> None:
-        """Call the method of the object, if it has one, then end what its own threads wait for."""
+        """Call `close` of the object, if it has that. Then end the waits of its own threads."""
         try:
             if self._close_method is not None:
                 await self._call("close", self._close_method, exc)
@@ -102,10 +107,13 @@ class BlockingHook(SessionRunHook):
         method: Callable[..., Any],
         *args: Any,
     ) -> Any:
-        # Call a method of the object in a thread, with views of the arguments.
+        """Call a method of the object in a thread, with views in place of the arguments."""
         calls = self._calls
+        # An earlier session that was never closed may have left an object for another event loop.
         if calls is None or not calls.is_of_running_loop():
             calls = self._calls = _LoopCalls()
+        # The first argument of all other methods is a session or a context, of which the object
+        # gets a view. `begin` has no arguments, and `close` gets an exception.
         if name not in ("begin", "close"):
             first, *others = args
             view = PlainView(first, calls)
@@ -113,7 +121,8 @@ class BlockingHook(SessionRunHook):
                 view = PlainView(first, calls, session=PlainView(first.session, calls))
             args = (view, *map(calls.view_of, others))
         if name == "before_run":
-            # `StopIteration` is the end of the input, which a coroutine cannot raise.
+            # A coroutine cannot raise the `StopIteration` of the method. `next_feed` calls the
+            # method, and raises the end of the input as `OutOfRangeError`.
             args = (method, *args)
             method = next_feed
         thread_call = _ThreadCall()
@@ -135,7 +144,7 @@ async def _call_in_thread(
 ) -> Any:
     """Call a function in a worker thread and return its result.
 
-    Values that the function leaves set in its context are set for the caller. A cancel calls
+    Context variables that the function has set are set for the caller as well. A cancellation calls
     `on_cancel` and waits for the thread, which cannot be stopped, for at most `grace_secs`.
     """
     context = contextvars.copy_context()
@@ -150,13 +159,14 @@ async def _call_in_thread(
             what=f"thread of {function!r}",
         )
     finally:
+        # This sets the variables whose values differ from those before the call.
         copy_back([(before, context)])
 
 
 class _ThreadCall:
-    """The waits of one call of a method, or of all threads of the object's own.
+    """The waits of one call of a method, or of all own threads of the object.
 
-    It is used in the event loop. The threads wait for its tasks.
+    Each wait of a thread is a task in the event loop, so the event loop can end it.
     """
 
     def __init__(self) -> None:
@@ -164,7 +174,7 @@ class _ThreadCall:
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def cancel(self) -> None:
-        """End the waits of the thread, now and later."""
+        """End the current waits of the thread. Each later wait ends immediately."""
         self.cancelled = True
         for task in tuple(self.tasks):
             task.cancel()
@@ -174,7 +184,8 @@ _thread_call: contextvars.ContextVar[_ThreadCall | None] = contextvars.ContextVa
     "aiohooks_thread_call",
     default=None,
 )
-"""The call of which the current code is part, or None in a thread of the object's own."""
+"""The call of a method to which the current code belongs, or None in an own thread of the object.
+"""
 
 
 class _LoopCalls:
@@ -186,15 +197,15 @@ class _LoopCalls:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._own = _ThreadCall()
-        """The waits of the object's own threads."""
+        """The waits of all own threads of the object together."""
         self._ended = False
 
     def is_of_running_loop(self) -> bool:
-        """Return whether this is still of use: a session without an end may have left it."""
+        """Return whether the running event loop is the one that makes the calls."""
         return self._loop is asyncio.get_running_loop()
 
     def view_of(self, value: Any) -> Any:
-        """Return what plain code gets for an attribute or an argument."""
+        """Return a view of an object whose methods need the event loop, or another value itself."""
         if isinstance(value, (Session, Coordinator, Variables, StepStore)):
             return PlainView(value, self)
         return value
@@ -215,23 +226,25 @@ class _LoopCalls:
                 " call it in the methods of the object of a BlockingHook, or in a thread, or write"
                 " a SessionRunHook and await the session",
             )
-        waiting = _thread_call.get() or self._own
-        self._check_open(what, waiting)
+        thread_call = _thread_call.get() or self._own
+        # The same check follows in the event loop, where nothing can end between check and call.
+        # This one answers immediately if the event loop is closed or busy.
+        self._check_open(what, thread_call)
 
         async def run() -> Any:
-            self._check_open(what, waiting)
+            self._check_open(what, thread_call)
             task = current_task()
             task.set_name(f"{what} of a BlockingHook")
-            waiting.tasks.add(task)
+            thread_call.tasks.add(task)
             try:
                 answer = fn(*args, **options)
                 if asyncio.iscoroutine(answer):
                     answer = await answer
                 return answer
             finally:
-                waiting.tasks.discard(task)
+                thread_call.tasks.discard(task)
 
-        # The task has a copy of the thread's context.
+        # The task gets a copy of the thread's context, so `fn` has the thread's context variables.
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     async def end(self, grace_secs: float) -> None:
@@ -240,13 +253,15 @@ class _LoopCalls:
         self._own.cancel()
         await wait_done(self._own.tasks, grace_secs)
 
-    def _check_open(self, what: str, waiting: _ThreadCall) -> None:
-        # Raise if the hook was closed, or the call of the thread was cancelled.
+    def _check_open(self, what: str, thread_call: _ThreadCall) -> None:
+        """Raise `SessionClosedError` if the hook was closed, and `CancelledError` of
+        `concurrent.futures` if the call of the thread was cancelled.
+        """
         if self._ended:
             raise SessionClosedError(
                 f"{what} was called after its BlockingHook was closed; end your threads in close()",
             )
-        if waiting.cancelled:
+        if thread_call.cancelled:
             raise concurrent.futures.CancelledError
 
 
@@ -257,7 +272,9 @@ _CALLED_DIRECTLY = (
     "should_drain",
     "stop_on_exception",
 )
-"""Methods that may be called in any thread, also while the event loop is busy."""
+"""Methods that are safe in any thread. They work even while the event loop is busy, so that a stop
+is not delayed.
+"""
 
 
 class PlainView:
@@ -271,11 +288,13 @@ class PlainView:
         calls: _LoopCalls,
         **replaced: Any,
     ) -> None:
+        """Create a view. `replaced` are attributes that differ from those of the target."""
         self._target = target
         self._calls = calls
         self.__dict__.update(replaced)
 
     def __getattr__(self, name: str) -> Any:
+        # Python calls this only for attributes that the view itself does not have.
         value = getattr(self._target, name)
         is_method = inspect.ismethod(value) or is_coroutine_function(value)
         if is_method and name not in _CALLED_DIRECTLY:

@@ -1,4 +1,11 @@
-"""Periodic checkpoints, written in the background."""
+"""Periodic checkpoints, written in the background.
+
+save      takes the state of a step, then writes it as a checkpoint; also what is known of that
+write     the second part of a save: a task, of which there is one at a time
+interim   a checkpoint where the run has stopped although no save was due: the next one replaces it
+extra     an evaluation that only the end of the session has caused
+epoch     counts how often the global step was set back
+"""
 
 from __future__ import annotations
 
@@ -100,8 +107,8 @@ class CheckpointSaverHook(ScheduledHook):
     order: ClassVar[int] = 100
     ends_last: ClassVar[bool] = True
 
-    # Which checkpoints are kept is the saver's; when one is saved, and what a failure does, has
-    # these independent choices.
+    # There are many options because they are independent: each decides one occasion of a save.
+    # Which checkpoints are kept is an option of the saver.
     def __init__(
         self,
         checkpoint_dir: str | os.PathLike[str] | Saver | None = None,
@@ -134,7 +141,7 @@ class CheckpointSaverHook(ScheduledHook):
         self._listeners = tuple(listeners)
         for listener in self._listeners:
             check_instance(listener, CheckpointSaverListener, "a listener")
-        # The saver that this hook made, and closes.
+        # The saver that this hook has made for a directory. The hook closes it, and no other saver.
         self._own_saver: Saver | None = None
         if checkpoint_dir is not None and not isinstance(checkpoint_dir, Saver):
             checkpoint_dir = self._own_saver = Saver(checkpoint_dir)
@@ -147,24 +154,27 @@ class CheckpointSaverHook(ScheduledHook):
         self._reset()
 
     def _reset(self) -> None:
-        # These three are set in `after_create_session`.
+        # `after_create_session` sets these three.
         self._session: Session
         self._coord: Coordinator
         self._saver: Saver
         self._timer: EveryTimer = self._every.timer()
-        # The task of the write in progress, and the failure that the next run raises, or the end.
+        # The task of the write in progress, and the failure that the next run or the end of the
+        # session raises.
         self._write_task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
-        # The last step that all hooks have seen, or None before the session was created. A reset of
-        # the step begins a new epoch of it.
+        # The last step whose `after_run` has reached this hook, so that all hooks have seen it, or
+        # None before the session was created; and the epoch of that step.
         self._seen_step: int | None = None
         self._epoch = 0
-        # The last save, unless it failed, and the steps that this session has saved or restored.
+        # The last save, or None if it failed; and the steps that this session has saved or
+        # restored.
         self._last: _Save | None = None
         self._saved_steps: set[int] = set()
-        # The numbers of the last evaluation, by its step: no later save is of an earlier step.
+        # The numbers of the last evaluation, by its step. Only one step is kept, because each later
+        # save is of this step or of a later one.
         self._evaluated: dict[int, dict[str, float]] = {}
-        # How many calls of `request_save` came before the last save.
+        # How many calls of `request_save` the last save has served. Later calls want another save.
         self._served_requests = 0
         self.latest: Checkpoint | None = None
         """The checkpoint that was written last, or None."""
@@ -187,14 +197,17 @@ class CheckpointSaverHook(ScheduledHook):
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Choose the saver, start the timer, and save if this is the beginning."""
-        await self._wait_for_write()  # started by a session that was lost
+        # A recovery replaces a raw session that was lost, whose write may still be in progress.
+        await self._wait_for_write()
         is_first = self._seen_step is None
         self._session = session
         self._coord = coord
         self._saver = self._saver_for(session)
-        session.saved = True  # otherwise the session warns that nothing is saved
-        # Equal names of hooks, and tracked objects that cannot be saved, are errors now, and not
-        # after hours of training.
+        # Without this flag the session warns that nothing is saved.
+        session.saved = True
+        # The calls of `stateful_hooks` and `check_state` are for their errors: equal names of
+        # hooks, and tracked objects that cannot be saved, are errors now, and not after hours of
+        # training.
         session.stateful_hooks()
         if is_first:
             tracked = {name: session.state_of(value) for name, value in session.tracked.items()}
@@ -215,8 +228,10 @@ class CheckpointSaverHook(ScheduledHook):
             await self._save_beginning()
 
     def _saver_for(self, session: Session) -> Saver:
-        """Return the given saver. The session's own saver comes first in its directory, which it
-        has locked.
+        """Return the saver of a session: the given one, or the one that restores the session.
+
+        If both have the same directory, it must be the session's own saver, which has locked the
+        directory.
         """
         if not hasattr(session, "state_dict"):
             raise InvalidArgumentError(
@@ -251,17 +266,20 @@ class CheckpointSaverHook(ScheduledHook):
                 unused[0].step,
                 step,
             )
-        # An evaluation at the beginning may have ended before there was a saver.
+        # An evaluation at the beginning may have ended before this hook had a saver, so its numbers
+        # are not in the restored checkpoint yet.
         await self._add_metrics(step, self._evaluated.get(step, {}))
         if self._save_on_begin and not self._is_saved():
             await self._save()
             self._raise_failure()
 
-    @only_if("_has_to_save")
+    @only_if("_note_run")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Save if it is due. Raise the error of a failed save."""
-        if not self._has_to_save(run_context, run_values):
+        # Also here, for a subclass that overrides `after_run`: `only_if` does not apply to it.
+        if not self._note_run(run_context, run_values):
             return
+        # There is one write at a time, so wait for the previous one. A long wait is logged.
         if self._write_task is not None:
             write = f"the {self._write_task.get_name()}"
             with wait_log(lambda: write):
@@ -270,14 +288,18 @@ class CheckpointSaverHook(ScheduledHook):
         await self._save()
         self._raise_failure()
 
-    def _has_to_save(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Note the step of this run, and return whether to save after it.
-
-        Raise the error of a failed save.
+    def _note_run(
+        self,
+        run_context: SessionRunContext,
+        run_values: SessionRunValues,
+    ) -> bool:
+        """Note the step of this run, and return whether to save after it: only then the session
+        calls `after_run`, which needs a task. Raise the error of a failed save.
         """
         self._raise_failure()
         self._seen_step = run_context.global_step
-        # A request is for a change that the step and the variables need not show.
+        # A hook requests a save because of a change of its own, which step and variables need not
+        # show. So a request is served even if they are saved.
         if self._is_requested():
             return True
         return self._timer.due(self._seen_step) and not self._is_saved()
@@ -290,10 +312,11 @@ class CheckpointSaverHook(ScheduledHook):
         """Save the last state and wait until it is durable."""
         await self._wait_for_write()
         if self._save_on_end:
-            # Also after a failed save: this one may succeed.
+            # The error of an earlier save is raised only afterwards, because this save may succeed.
             if self._is_requested() or not await self._is_unchanged():
                 await self._save_last()
-            # A hook whose state has changed because of that save requests another one.
+            # That save may have changed the state of a hook, such as the effects that it has
+            # delivered since. Such a hook requests another save.
             if self._is_requested():
                 await self._save_last()
         self._raise_failure()
@@ -321,10 +344,11 @@ class CheckpointSaverHook(ScheduledHook):
     async def _save_after_error(self) -> None:
         """Save the step at which the session has failed, unless it is saved."""
         epoch, step = self._session.global_step.latest
-        # In another epoch, a recovery reset the step and then failed, perhaps with only a part of
-        # the state restored.
+        # If the epoch has changed, a recovery has set the step back, and then failed. Perhaps only
+        # a part of the state was restored, so it must not be saved.
         if epoch != self._epoch or self._is_saved():
             return
+        # The run was committed, and a hook before this one has failed in its `after_run`.
         if step != self._seen_step:
             logger.warning(
                 "step %d is saved, and after_run of this step has not ended for all hooks: their"
@@ -342,18 +366,19 @@ class CheckpointSaverHook(ScheduledHook):
         return self._last
 
     def _is_saved(self) -> bool:
-        """Return whether the last save has the session's step and variables."""
+        """Return whether the last save has the session's step, and variables of its version."""
         last = self._last_of(self._session.global_step.latest.step)
         return last is not None and last.variables_version == self._variables_version()
 
     def _variables_version(self) -> int:
+        """Return the version of the session's variables, which grows with each change."""
         return values_of(self._session.variables).version
 
     async def _is_unchanged(self) -> bool:
         """Return whether the last checkpoint has all of the session's state.
 
-        Tracked objects and hooks change without a step or a version, so their states are compared
-        with the states in the checkpoint.
+        Tracked objects and hooks may change without a step or a version. So their states are
+        compared with the states in the checkpoint, which is read for that.
         """
         session = self._session
         if not self._is_saved():
@@ -361,6 +386,7 @@ class CheckpointSaverHook(ScheduledHook):
         states = _comparable_states(session, session.state_dict())
         if not states:
             return True
+        # If the checkpoint cannot be read, it does not have the state, and is saved again.
         try:
             restored = await self._saver.restore(session.global_step.latest.step)
         except CheckpointError:
@@ -386,8 +412,8 @@ class CheckpointSaverHook(ScheduledHook):
         No other write may be in progress.
         """
         await self._announce()
-        # No await from here until the state is taken: while this hook waits, another session may
-        # change shared variables, and step, state and version would not belong together.
+        # From here until the state is taken, there must be no await: another session could change
+        # shared variables meanwhile, and step, state and version would not belong together.
         save = self._next_save(at_end)
         state = self._session.state_dict()
         self._last = save
@@ -395,9 +421,11 @@ class CheckpointSaverHook(ScheduledHook):
         self._served_requests = self._coord.events.save_requests
         write = self._write(state, save)
         self._write_task = new_task(write, f"save of step {save.step}")
-        del state  # so that only the write refers to it
+        # Only the write refers to the state now, and frees it as soon as it is written.
+        del state
         if self._background:
-            # The write begins: a task that is cancelled before that counts no failure.
+            # Let the write begin. If its task was cancelled before, `_write` would not run, and
+            # could not count the failure.
             await asyncio.sleep(0)
         else:
             await self._wait_for_write()
@@ -408,7 +436,7 @@ class CheckpointSaverHook(ScheduledHook):
         step = session.global_step.latest.step
         for listener in self._listeners:
             await listener.before_save(session, step)
-        # Calls in the background may still change the states of hooks.
+        # Calls in the background may still change the states of hooks, so the save waits for them.
         await session.drain_hooks()
         await self._coord.events.saving.emit(step, self._saver.checkpoint_dir)
 
@@ -420,8 +448,11 @@ class CheckpointSaverHook(ScheduledHook):
         previous = self._last_of(step)
         if previous is not None:
             metrics = {**previous.metrics, **metrics}
-            # A checkpoint that an uninterrupted run has as well is replaced by one of its kind.
+            # The new checkpoint replaces the previous one of this step. If that was due, the new
+            # one is no interim one either, because an uninterrupted run has a checkpoint here.
             is_interim = is_interim and previous.is_interim
+        # The resumed run must be due when an uninterrupted run would be, which makes no interim
+        # save.
         if not is_interim:
             self._timer.mark(step)
         return _Save(
@@ -436,7 +467,7 @@ class CheckpointSaverHook(ScheduledHook):
         state: dict[str, Any],
         save: _Save,
     ) -> None:
-        """Write a state, and call the listeners. The task of the write keeps the error."""
+        """Write a state, and call the listeners. `_end_write` takes the error of this task."""
         metrics = dict(save.metrics)
         if save.is_interim:
             metrics[INTERIM] = 1.0
@@ -447,7 +478,9 @@ class CheckpointSaverHook(ScheduledHook):
             self._note_failed_save(save.step)
             raise
         finally:
-            del state  # else it would be kept until the listeners return
+            # The frame of this method lasts until the listeners return, and must not keep the
+            # state.
+            del state
         self.saved += 1
         await self._coord.events.saved.emit(save.step, self.latest.path)
         for listener in self._listeners:
@@ -464,14 +497,15 @@ class CheckpointSaverHook(ScheduledHook):
         except Exception as error:
             if not is_clean_end(error):
                 raise
-            # The end of a listener's input is not the end of the training.
+            # The error means the end of a listener's input. Raised as it is, it would end the
+            # training as if that had reached its end.
             raise RuntimeError(f"after_save of a listener raised {safe_repr(error)}") from error
         if answer:
             reason = f"a listener requested it after saving step {step}"
             self._coord.request_stop(answer if isinstance(answer, str) else reason)
 
     async def _wait_for_write(self) -> None:
-        """Wait until no write is in progress. Its failure is not raised here."""
+        """Wait until no write is in progress. Keep its failure for `_raise_failure`."""
         while self._write_task is not None and not self._write_task.done():
             await asyncio.wait([self._write_task])
         self._end_write()
@@ -485,6 +519,7 @@ class CheckpointSaverHook(ScheduledHook):
         try:
             error = task.exception()
         except asyncio.CancelledError as cancelled:
+            # The write was cancelled, not the caller of this method.
             error = hook_cancelled_error(f"the {task.get_name()}", cancelled)
         if error is not None:
             self._record_failure(error)
@@ -503,8 +538,8 @@ class CheckpointSaverHook(ScheduledHook):
         """
         last = self._last_of(step)
         if is_extra and last is not None and not last.is_interim:
-            # An uninterrupted run has this checkpoint, too, but makes no evaluation here. So the
-            # numbers of both must stay the same.
+            # An uninterrupted run has this checkpoint, too, but makes no extra evaluation. Its
+            # checkpoint has no such numbers, so this one must not get them.
             return
         self._evaluated = {step: {**self._evaluated.get(step, {}), **metrics}}
         await self._add_metrics(step, metrics)
@@ -521,7 +556,8 @@ class CheckpointSaverHook(ScheduledHook):
         if not metrics or step not in self._saved_steps:
             return
         if self._write_task is not None:
-            # The checkpoint must be complete. A failed write is handled where it was begun.
+            # The checkpoint must be complete before numbers can be added to it. `asyncio.wait` does
+            # not raise the error of the write, which `_end_write` takes.
             await asyncio.wait([self._write_task])
         try:
             await self._saver.add_metrics(step, metrics)
@@ -532,13 +568,15 @@ class CheckpointSaverHook(ScheduledHook):
     # -- failures
 
     def _note_failed_save(self, step: int) -> None:
-        """Count a failure. If it is that of the last save, the state is not saved."""
+        """Count a failed save. Forget it if it is the last one, so that the step is saved again."""
         self.failed += 1
         if self._last_of(step) is not None:
             self._last = None
 
     def _record_failure(self, error: BaseException) -> None:
-        """Keep an error for the next run. A further error becomes a note of it."""
+        """Keep an error for the next run. If another error is kept already, add this one as a note
+        to it, because a run raises one error.
+        """
         if self._failure is None:
             self._failure = error
         else:
@@ -554,8 +592,9 @@ class CheckpointSaverHook(ScheduledHook):
 
 
 def _comparable_states(session: Session, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states of tracked objects and hooks, without hooks that only keep time: their
-    states change between any two moments.
+    """Return the states of tracked objects and hooks by name, to compare two states of a session.
+
+    Hooks whose state is only a time (numbered ones) are left out: it differs in any two states.
     """
     states = {f"tracked {name}": value for name, value in state["tracked"].items()}
     for name, hook in session.stateful_hooks().items():

@@ -6,6 +6,13 @@ the checkpoint is durable  released to the handlers    at the event `saved`; wit
                                                        immediately
 handler(effect) returns    removed from the outbox     until then the delivery is repeated,
                                                        also by the next process
+
+attempt    one try of a run, which fails or is committed; a recovery makes another one
+outbox     the effects of committed attempts that are not delivered yet
+unsaved    the effects in the outbox that wait for a checkpoint
+ready      the effects in the outbox that wait for their handler
+recorder   what the program names as the origin of an effect, by default the effect's kind: the
+           effects of a step are numbered for each recorder, so that a repeated step has equal keys
 """
 
 from __future__ import annotations
@@ -122,30 +129,35 @@ class EffectsHook(SessionRunHook):
         self._reset()
 
     def _reset(self) -> None:
-        # The attempts whose recorded effects are neither in the outbox nor dropped: the current
-        # attempt, and attempts that failed before `after_run` of this hook. Threads record, too.
+        # The attempts whose effects are neither in the outbox nor dropped yet: the current attempt,
+        # and attempts that failed before `after_run` of this hook. The lock guards them, because
+        # other threads may record effects.
         self._attempts: list[SessionRunContext] = []
         self._lock = threading.Lock()
-        # The outbox: effects that wait for a checkpoint, and effects that wait for their handler,
-        # by key, in the order in which they were recorded.
+        # The two parts of the outbox, by key, in the order in which the effects were recorded.
         self._unsaved: dict[str, Effect] = {}
         self._ready: dict[str, Effect] = {}
-        # The step of the latest save, and the keys of the effects in it.
+        # The step of the latest save, and the keys of the effects that its checkpoint contains.
         self._saving_step = 0
         self._saving: set[str] = set()
-        # For the next keys: the latest step with effects, and how many it has of each recorder.
+        # The counters for the next keys: the latest step with effects, and how many effects each
+        # recorder has recorded in that step.
         self._step = 0
         self._numbers: Counter[str] = Counter()
-        # The tasks that deliver, by kind. Each delivery wakes the runs that wait for room.
+        # The tasks that deliver effects, by kind. `_progress` wakes the runs that wait for room in
+        # the outbox, after each delivery.
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._progress = Waiters()
-        # The directory of the checkpoints that the session is restored from, if a hook saves there.
+        # The directory of the checkpoints that the session is restored from. None if no hook saves
+        # there: then no checkpoint has the effects.
         self._checkpoint_dir: Path | None = None
         # Whether the restored checkpoint has a state of this hook.
         self._was_loaded = False
-        # Until when the end of the session waits for deliveries. None before the end.
+        # The clock's time until which the end of the session waits for deliveries, or None before
+        # the end.
         self._drains_until: float | None = None
-        # None before the first raw session and after `close`.
+        # The coordinator of the session, or None before the first raw session and after `close`:
+        # then nothing is delivered.
         self._coord: Coordinator | None = None
 
     # -- the life of a session
@@ -168,8 +180,10 @@ class EffectsHook(SessionRunHook):
         if coord.owner.effects not in (None, self):
             raise InvalidHookError("the session has two EffectsHooks; give one all the handlers")
         saver = session.saver
-        # None is the directory of the creator, in which the session's own saver saves.
-        if saver is not None and {None, saver.checkpoint_dir} & {*coord.events.checkpoint_dirs}:
+        # Hooks that save have listed their directories. None in the list means the directory of the
+        # session's own saver.
+        saving_dirs = coord.events.checkpoint_dirs
+        if saver is not None and (None in saving_dirs or saver.checkpoint_dir in saving_dirs):
             self._checkpoint_dir = saver.checkpoint_dir
         if self._checkpoint_dir is None and not self._is_at_commit:
             raise InvalidArgumentError(
@@ -180,25 +194,33 @@ class EffectsHook(SessionRunHook):
         self._coord = coord
         coord.owner.effects = self
         if session.restored is not None and not self._was_loaded:
-            # The checkpoint is older than this hook, so the recovery undoes all effects.
+            # The checkpoint was saved without this hook, and `load_state_dict` was not called. The
+            # restore undoes all steps with effects, so the outbox must be emptied all the same.
             self.load_state_dict({"step": 0, "counts": {}, "pending": []})
         self._was_loaded = False
+        # No more effects are saved, so the set is empty. The call starts the deliveries of effects
+        # that were restored.
         self._release(set())
 
-    @only_if("_lacks_room")
+    @only_if("_take_effects_of_run")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Wait until fewer than `max_pending` effects wait for their handlers, or until a stop.
 
-        `_lacks_room` has moved the effects of the run to the outbox. A drain does not end the wait,
-        because its runs need room as well.
+        `_take_effects_of_run` has moved the effects of the run to the outbox, and found it full. A
+        drain does not end the wait, because its runs need room as well.
         """
         with wait_log(lambda: "the handlers of effects"), contextlib.suppress(StopRequestedError):
             await until_stop(self._wait_for_deliveries(self._max_pending), current_run())
 
-    def _lacks_room(self, run_context: SessionRunContext, run_values: object) -> bool:
-        """Move the effects of the run to the outbox. Return whether `after_run` must wait for room.
+    def _take_effects_of_run(
+        self,
+        run_context: SessionRunContext,
+        run_values: object,
+    ) -> bool:
+        """Move the effects of the run to the outbox, and return whether that is full.
 
-        The session calls this after each run. It needs no task, unlike `after_run`.
+        The session calls this after each run. If it returns true, the session calls `after_run` in
+        a task, which waits for room.
         """
         run_context.accepts_effects = False
         if not self._attempts:
@@ -222,7 +244,7 @@ class EffectsHook(SessionRunHook):
         self._coord = None
         for task in self._tasks.values():
             task.cancel()
-        # No time limit here, because each delivery has one.
+        # No time limit here (None), because each delivery limits its own cancellation.
         await wait_done(self._tasks.values(), None)
         counts = {status.kind: status.pending for status in self.status() if status.pending}
         if counts:
@@ -246,10 +268,11 @@ class EffectsHook(SessionRunHook):
                 f"kind of an effect is {kind!r}; give the kind of a handler of the EffectsHook:"
                 f" {did_you_mean(str(kind), self._handlers)}",
             )
-        # A session without the extra saves no checkpoints.
+        # Reject a payload that a checkpoint cannot hold. Without the extra for checkpoints the
+        # check cannot be imported, and is not needed, because nothing is saved.
         with contextlib.suppress(ImportError):
             check_state({f"payload of effect {kind!r}": payload})
-        # Not in the block: the event loop waits for the lock, and a copy may take long.
+        # The copy may take long, so it is made without the lock, for which the event loop may wait.
         copied = copy.deepcopy(payload)
         with self._lock:
             if not attempt.accepts_effects:
@@ -266,13 +289,14 @@ class EffectsHook(SessionRunHook):
         """Move the effects of committed attempts to the outbox, and drop the effects of failed
         attempts.
 
-        With `when="commit"`, the effects are delivered. Otherwise a save is requested if many wait.
+        With `when="commit"`, release the effects to their handlers. Otherwise request a save if
+        many effects wait for one.
         """
         with self._lock:
             for attempt in self._attempts:
                 if attempt.committed:
                     self._add(attempt.global_step, attempt.take_effects())
-            # An attempt that may still record has only its present effects in the outbox.
+            # An attempt that may still record effects stays, so that the next call moves those.
             self._attempts = [attempt for attempt in self._attempts if attempt.accepts_effects]
         if self._is_at_commit:
             self._release(self._unsaved.keys())
@@ -281,6 +305,7 @@ class EffectsHook(SessionRunHook):
 
     def _add(self, step: int, recorded: list[tuple[str, Any, str]]) -> None:
         """Add the effects of a step to the outbox, with their keys."""
+        # The numbers in the keys count the effects of one step, and begin again with each step.
         if step != self._step:
             self._numbers.clear()
         self._step = step
@@ -290,25 +315,30 @@ class EffectsHook(SessionRunHook):
             self._unsaved[key] = Effect(kind, payload, key, step)
 
     def _note_saving(self, step: int, checkpoint_dir: Path) -> None:
-        """Note which effects the checkpoint will contain. Called at the event `saving`."""
+        """Note which effects the checkpoint of a save will contain. Called at the event `saving`.
+        Saves in another directory are ignored: the session is not restored from there.
+        """
         if checkpoint_dir == self._checkpoint_dir:
             self._move_to_outbox()
             self._saving_step = step
             self._saving = {*self._ready, *self._unsaved}
 
     async def _note_saved(self, step: int, path: Path) -> None:
-        """Release the effects that the checkpoint contains. At the end, wait for their delivery.
+        """Release the effects that the checkpoint contains. Called at the event `saved`.
 
-        Called at the event `saved`.
+        When the session ends, also wait for their delivery.
         """
-        # Another hook has saved a checkpoint in another directory, or of an earlier step: that
-        # lacks some of the effects.
+        # A checkpoint in another directory is not restored. A checkpoint of an earlier step than
+        # the latest save lacks some of the effects in `_saving`.
         if path.parent != self._checkpoint_dir or step < self._saving_step:
             return
         self._release(self._saving)
+        # The session ends: `end` was called before this save.
         if self._drains_until is not None and self._coord is not None:
+            # `end` has set the time limit, so 0 adds nothing to it.
             await self._drain(0)
-            # A save without the delivered effects: the next process must not deliver them again.
+            # The checkpoint contains effects that are delivered by now. Request a save without
+            # them, so that the next process does not deliver them again.
             if self._saving - self._ready.keys():
                 self._coord.events.request_save()
 
@@ -317,8 +347,8 @@ class EffectsHook(SessionRunHook):
 
         Move the effects of the last run to the outbox first, if `after_run` has not.
         """
-        # It is not called if another hook has failed after the commit; the effects of the run
-        # belong to the state all the same.
+        # If another hook has failed after the commit, `after_run` of this hook was not called. The
+        # effects of the committed run belong to the state all the same.
         self._move_to_outbox()
         return {
             "step": self._step,
@@ -346,7 +376,8 @@ class EffectsHook(SessionRunHook):
             )
         saved = {effect.key: effect for effect in effects}
         if self._coord is not None:
-            # In a recovery, the outbox lacks effects of the checkpoint that were delivered since.
+            # This is a recovery in the same process. Effects of the checkpoint that are no longer
+            # in the outbox were delivered since, so they are not restored.
             outbox = self._ready | self._unsaved
             saved = {key: outbox[key] for key in saved if key in outbox}
         self._ready = saved
@@ -363,11 +394,11 @@ class EffectsHook(SessionRunHook):
         return next((effect for effect in self._ready.values() if effect.kind == kind), None)
 
     def _release(self, saved_keys: Collection[str]) -> None:
-        """Move effects that a checkpoint contains to the ready ones. Start a task for each kind."""
+        """Make unsaved effects with these keys ready, and start a task for each kind of them."""
         for key in [*self._unsaved]:
             if key in saved_keys:
                 self._ready[key] = self._unsaved.pop(key)
-        # After `close`, a write that ends then delivers nothing.
+        # A write may end after `close`. Its effects are left to the next process.
         if self._coord is None:
             return
         for kind in self._handlers:
@@ -377,13 +408,16 @@ class EffectsHook(SessionRunHook):
 
     async def _deliver(self, kind: str, grace_secs: float) -> None:
         """Deliver the effects of a kind one after another, until there are no more."""
+        # The task was started in a run, and lasts longer. It must not count as a part of that run.
         leave_run()
-        # After `begin` of another session, these are not its own tasks any more.
+        # `begin` of another session replaces `self._tasks`. The task must remove itself from the
+        # tasks of its own session.
         tasks = self._tasks
         failures = 0
         try:
             while (effect := self._first_ready(kind)) is not None:
-                # A handler that changes the payload changes neither a repetition nor a checkpoint.
+                # A handler may change its copy of the payload, without a change of the effect that
+                # a repetition delivers or a checkpoint contains.
                 copied = effect._replace(payload=copy.deepcopy(effect.payload))
                 # A cancelled handler gets half of the grace period, because `close` waits for it
                 # and must itself end within the whole period.
@@ -397,8 +431,8 @@ class EffectsHook(SessionRunHook):
                     await sleep(self._backoff.pause_secs(failures))
                     continue
                 failures = 0
-                # A recovery during the delivery may have dropped it. Its step is then repeated,
-                # under the same key.
+                # A recovery during the delivery may have dropped the effect, and restored another
+                # object in its place. The repeated step then records the effect under the same key.
                 if self._ready.get(effect.key) is effect:
                     del self._ready[effect.key]
                     self._progress.wake()
@@ -416,7 +450,9 @@ class EffectsHook(SessionRunHook):
                 await self._progress.wait()
 
     async def _drain(self, secs: float) -> None:
-        """Wait until the handlers have all ready effects, at most `secs` from the first call on."""
+        """Wait until all ready effects are delivered, at most until `secs` after the first call.
+        Only that call sets the time limit, which all waits at the end of the session share.
+        """
         self._move_to_outbox()
         now = current_clock().now()
         if self._drains_until is None:

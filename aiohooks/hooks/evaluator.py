@@ -1,5 +1,10 @@
 """Evaluating during training: while the loop waits, or in the background with the values of the
 step.
+
+due          the schedule selects the step for an evaluation
+unfinished   an evaluation that was queued and has not ended, or has failed
+extra        the evaluation of the last step, which was not due: the end of the session causes it
+place        room in the queue of evaluations, for which a run waits while too many are unfinished
 """
 
 from __future__ import annotations
@@ -86,11 +91,13 @@ class Evaluation:
         """
         graph = self.session.graph
         feeds = canonical_feeds(graph, feed_dict)
+        # Feed the variables, so that the operations compute with the values of that step.
         for variable in graph.variables:
             feeds.setdefault(variable, self.variables[variable.name])
         feeds.setdefault(graph.global_step, self.step)
         leaves = Leaves(graph)
         leaves.build(fetches)
+        # The plan shows what the fetches need to run, before anything is run.
         plan = Plan(graph, feeds)
         plan.fetch(leaves.nodes)
         if plan.changes or plan.steps:
@@ -124,8 +131,8 @@ class EvaluatorHook(SessionRunHook):
     evaluation that was due and unfinished when it was saved is repeated before the first run.
     """
 
-    # When, how, on what, and where the result goes: each is independent of the others, and most
-    # programs give two.
+    # There are many options because they are independent: when to evaluate, how, on which values,
+    # and where the result goes. Most programs give two of them.
     def __init__(
         self,
         eval_fn: EvalFn,
@@ -187,7 +194,8 @@ class EvaluatorHook(SessionRunHook):
         self._timer: EveryTimer = self._every.timer()
         # The last step that was evaluated.
         self._evaluated_step: int | None = None
-        # The step of the extra evaluation at the end, which was not due.
+        # The step of the extra evaluation at the end, which was not due. Nothing is marked for it,
+        # so that a resumed run is due when an uninterrupted one is.
         self._extra_step: int | None = None
         # Whether the restored checkpoint was saved while an evaluation of its step was unfinished.
         self._was_unfinished = False
@@ -207,17 +215,19 @@ class EvaluatorHook(SessionRunHook):
         """Evaluate before the first run, with `at_begin`. After a recovery or a restart, repeat
         unfinished evaluations.
         """
+        # The queue has no coordinator before the first raw session.
         is_first = self._queue.coord is None
         step = session.global_step.latest.step
         self._queue.reopen(session, coord)
         self._timer.resume(step)
-        # After a recovery, the unfinished evaluation itself is still in the queue.
+        # A resumed run repeats the evaluation that was unfinished when it was saved. After a
+        # recovery, that evaluation itself is still in the queue.
         is_repeated = self._was_unfinished and not self._queue.items
         self._was_unfinished = False
         is_beginning = self._at_begin and is_first and self._evaluated_step is None
         if is_repeated or is_beginning or self._timer.due(step):
             self._schedule(session, step)
-        # In the background, the task of the evaluations starts with a run.
+        # Inline, make the evaluations now. In the background, their task starts with the first run.
         if not self._background:
             await self._queue.drain()
 
@@ -229,6 +239,7 @@ class EvaluatorHook(SessionRunHook):
     @only_if("_schedule_if_due")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Evaluate if it is due, or start it in the background. Raise its error."""
+        # Also here, for a subclass that overrides `after_run`: `only_if` does not apply to it.
         if not self._schedule_if_due(run_context, run_values):
             return
         if not self._background:
@@ -248,8 +259,8 @@ class EvaluatorHook(SessionRunHook):
     ) -> bool:
         """Queue the evaluation of this step if it is due. Return whether it is pending.
 
-        The session calls this right after the run. Until the task of `after_run` has started, other
-        sessions may change the values.
+        The session calls this right after the run, and then `after_run` in a task. It is not left
+        to that task, because other sessions may change the values before the task has started.
         """
         step = run_context.global_step
         if self._timer.due(step):
@@ -261,6 +272,7 @@ class EvaluatorHook(SessionRunHook):
         try:
             await self._queue.drain()
         except Exception:
+            # The last step is evaluated even if an earlier evaluation has failed.
             await self._evaluate_last(session)
             raise
         await self._evaluate_last(session)
@@ -274,7 +286,7 @@ class EvaluatorHook(SessionRunHook):
         await self._queue.drain()
 
     async def close(self, exc: BaseException | None) -> None:
-        """Log the evaluations that were not made, and an error that was not raised."""
+        """Log the evaluations that were not made, and the errors that no run has raised."""
         for error in self._queue.take_failures():
             logger.error("an evaluation had failed", exc_info=error)
         if self._queue.items:
@@ -286,8 +298,8 @@ class EvaluatorHook(SessionRunHook):
         self._queue.abandon()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last evaluated step, when it was last due, and whether an evaluation is
-        unfinished, not the results.
+        """Return the last evaluated step, when an evaluation was last due, and whether one is
+        unfinished. The results are not part of the state.
         """
         return {
             "evaluated_step": self._evaluated_step,
@@ -305,8 +317,10 @@ class EvaluatorHook(SessionRunHook):
     async def _finish_earlier(self, step: int, checkpoint_dir: object = None) -> None:
         """Wait for the evaluations of earlier steps. The next run raises an error of one.
 
-        A callback of the event `saving`.
+        Called at the event `saving`: a restored checkpoint has only the values of its own step, so
+        earlier evaluations could not be repeated.
         """
+        # Inline, no evaluation is unfinished during a save.
         if not self._background:
             return
         queue = self._queue
@@ -319,7 +333,7 @@ class EvaluatorHook(SessionRunHook):
         session: Session,
         step: int,
     ) -> None:
-        """Queue the evaluation of this step, with its values."""
+        """Queue the evaluation of this step, with its values. Mark the timer unless it is extra."""
         if step != self._extra_step:
             self._timer.start(step)
         snapshot = None
@@ -330,9 +344,9 @@ class EvaluatorHook(SessionRunHook):
     async def _evaluate(self, evaluation: Evaluation) -> None:
         """Make an evaluation, and keep its result.
 
-        An error that means the end of input becomes an `AiohooksError`, because it is not the end
-        of the training. If something in the function is cancelled, the error is a
-        `HookCancelledError`, because the caller is not.
+        An error that means the end of input becomes an `AiohooksError`, because the input of an
+        evaluation is not that of the training. A cancellation inside the function becomes a
+        `HookCancelledError`, because the caller was not cancelled.
         """
         step = evaluation.step
         what = f"the evaluation at step {step}"
@@ -360,10 +374,12 @@ class EvaluatorHook(SessionRunHook):
     ) -> None:
         """Keep a result, and pass it to the other hooks and to `on_result`."""
         self._evaluated_step = step
+        # A repeated evaluation moves to the end, because the results are in order of their ends.
         self.results.pop(step, None)
         self.results[step] = result
         if len(self.results) > self._max_results:
             del self.results[next(iter(self.results))]
+        # After `close` there is no coordinator. An evaluation that ends then is not an event.
         if self._queue.coord is not None:
             is_extra = step == self._extra_step
             await self._queue.coord.events.evaluated.emit(step, _numbers_of(result), is_extra)
@@ -389,11 +405,16 @@ class _Evaluations(Queue[Evaluation]):
         max_pending: int,
         background: bool,
     ) -> None:
-        # One more than may be unfinished: a run adds its evaluation, and then waits for a place.
+        # The queue has a place more than `max_pending`, because a run adds its evaluation first,
+        # and then waits until the queue is no longer full.
         super().__init__("queue of evaluations", max_pending + 1)
         self.coord: Coordinator | None = None
-        """The coordinator of the session; None before the first and after `close`."""
-        # The evaluations that have failed since the last run began. A recovery repeats them.
+        """The coordinator of the session, which starts the task, or None before the first raw
+        session and after `close`. The hook reads it as well: None means that a raw session is the
+        first one, and that a result is no event any more.
+        """
+        # The evaluations that have failed since the last run began. They are no longer in `items`,
+        # and a recovery repeats them.
         self._failed_items: list[Evaluation] = []
         self._make = make
         self._background = background
@@ -405,15 +426,17 @@ class _Evaluations(Queue[Evaluation]):
         session: Session,
         coord: Coordinator,
     ) -> None:
-        """Use a new session. It makes the evaluations that have failed or have not ended."""
+        """Queue the failed and unfinished evaluations again, for a new raw session."""
         self.coord = coord
+        # The task belonged to the raw session that was lost.
         self._task = None
-        # Later steps are lost, and will be run again.
+        # Evaluations of later steps are dropped: the steps are lost, and will be run again.
         step = session.global_step.latest.step
         unfinished = [*self._failed_items, *self.items]
         repeated = [item for item in unfinished if item.step <= step]
         self.items = deque(replace(item, session=session) for item in repeated)
         self._failed_items = []
+        # The recovery has handled the errors, so no run may raise them.
         self.take_failures()
 
     def abandon(self) -> None:
@@ -422,12 +445,13 @@ class _Evaluations(Queue[Evaluation]):
         self.coord = None
 
     def begin(self, item: Evaluation) -> None:
-        """Do nothing: the task starts in a run, or at the end."""
+        """Do nothing for a queued item: `start` and `drain` begin the work."""
 
     def begin_run(self) -> None:
         """Raise the error of an evaluation. In the background, start the task if it has work."""
         self.check()
-        # A recovery from the errors would have called `reopen` first.
+        # A recovery would have called `reopen` before this run. There was none, so the failed
+        # evaluations are not repeated.
         self._failed_items.clear()
         if self._background:
             self.start()
@@ -437,21 +461,23 @@ class _Evaluations(Queue[Evaluation]):
         is_active = self._task is not None and not self._task.done()
         if self.items and self.coord is not None and not is_active:
             self._task = self.coord.start_soon(self._work, current_run(), name="evaluation")
-            # The callback is also called if the task is cancelled.
+            # Waiters must wake up even if the task is cancelled before it has made an evaluation.
             self._task.add_done_callback(lambda _: self._progress.wake())
 
     async def _work(self, run: RunScope | None) -> None:
-        """Make the evaluations, until one has failed: the task, started by `run`."""
+        """Make the evaluations, until one has failed. `run` is the run that has started this task,
+        or None if it was not started in a run.
+        """
         if run is not None:
-            # Reject monitored runs in here, as inline: they could wait for a run that waits for
-            # this task.
+            # As inline, `eval_fn` must not make monitored runs: such a run could wait for a run
+            # that waits for this task. The session rejects runs in the context of a run.
             begin_run(run.session, None)
         while self.items and not self.failures:
             await self._make_first()
 
     async def _make_first(self) -> None:
-        """Make the oldest evaluation. It stays in the queue until it has ended, also if this task
-        is cancelled.
+        """Make the oldest evaluation, and keep its error. If this task is cancelled, the evaluation
+        stays in the queue, so that it is repeated.
         """
         item = self.items[0]
         error: Exception | None = None
@@ -478,6 +504,7 @@ class _Evaluations(Queue[Evaluation]):
             else:
                 await self._make_first()
             self.check()
+        # The queue is empty shortly before the task has ended.
         if self._task is not None:
             await wait_done([self._task], None)
         self.check()

@@ -1,4 +1,10 @@
-"""When a hook is due: every so many steps or seconds, or at given steps."""
+"""When a hook is due: every so many steps or seconds, or at given steps.
+
+every   the schedule, which is the same for all sessions
+timer   the schedule in one session: it counts steps and seconds from when the hook was last marked
+due     the schedule has been reached since then
+mark    note that the hook has done its work, and count from here
+"""
 
 from __future__ import annotations
 
@@ -31,7 +37,7 @@ class Every:
     at: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        # The instance is frozen.
+        # The instance is frozen, so that its own `__setattr__` raises.
         set_field = object.__setattr__
         if self.steps is not None:
             steps = checked_int(
@@ -67,14 +73,15 @@ class EveryTimer:
 
     def __init__(self, every: Every) -> None:
         self.every: Every = every
-        # The session's clock, set by the first `start`.
+        # Reads the session's clock. The first `start` sets it.
         self._now: Callable[[], float]
+        # The step and the time of the last mark, or of the start.
         self._last_step: int | None = None
         self._last_time = 0.0
 
     @property
     def last_step(self) -> int | None:
-        """The step from which it counts, or None before `start`."""
+        """The step from which the timer counts, or None before `start`."""
         return self._last_step
 
     def start(self, step: int) -> None:
@@ -91,20 +98,23 @@ class EveryTimer:
         if self._last_step is None:
             self.start(step)
         else:
+            # Steps that are lost are run again, so they must not count as done.
             self._last_step = min(step, self._last_step)
 
     def due(self, step: int) -> bool:
-        """Return whether it is due at this step and now, and change nothing."""
+        """Return whether the hook is due at this step and now, and change nothing."""
         last = self._checked_last_step()
         every = self.every
+        # A multiple of `every.steps` lies after the last step, and not after this one.
         if every.steps is not None and step // every.steps > last // every.steps:
             return True
         if every.secs is not None and self._now() - self._last_time >= every.secs:
             return True
+        # More of the given steps are reached now than at the last step.
         return bisect_right(every.at, step) > bisect_right(every.at, last)
 
     def mark(self, step: int) -> tuple[float, int]:
-        """Record that it was done at this step and now.
+        """Record that the hook has done its work at this step and now, and count from here.
 
         Returns:
             The seconds and the steps since the last time, or since the start.
@@ -115,21 +125,29 @@ class EveryTimer:
         return self._last_time - last_time, steps
 
     def _checked_last_step(self) -> int:
-        """Return the step from which it counts. Raise if it was not started."""
+        """Return the step from which the timer counts.
+
+        Raises:
+            NotReadyError: the timer was not started.
+        """
         if self._last_step is None:
             raise NotReadyError(f"{self!r}: call start(step) first, which says where to count from")
         return self._last_step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step from which it counts, and the seconds since then."""
+        """Return the step from which the timer counts, and the seconds since then.
+
+        The state of a timer that was not started is empty.
+        """
         if self._last_step is None:
             return {}
         return {"step": self._last_step, "secs": self._now() - self._last_time}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from this state, except in a recovery, where it counts already."""
+        """Continue from this state. In a recovery, ignore it, because the timer counts already."""
         if state and self._last_step is None:
             self.start(int(state["step"]))
+            # As if the timer had been marked so many seconds ago.
             self._last_time -= float(state["secs"])
 
     def __repr__(self) -> str:
@@ -142,12 +160,16 @@ class EveryTimer:
 class ScheduledHook(SessionRunHook):
     """Base of hooks that keep nothing of an earlier session, and whose state in checkpoints is when
     they were last due.
+
+    A subclass sets `_timer` in `_reset`.
     """
 
-    # Checkpoints number several hooks of a class, instead of requiring names: a state that is only
-    # a time is harmless to another hook of the class.
+    # Other stateful hooks of one class need different names, by which a checkpoint keeps their
+    # states. Scheduled hooks are numbered instead: if the program changes their order, a hook only
+    # gets the time of another one, which does no harm.
     _numbered_state: ClassVar[bool] = True
-    # An `EveryTimer` or a `Sampling`, or None for a hook that is never due.
+    # An `EveryTimer` or a `Sampling`, or None for a hook that is never due. The type is `Any`,
+    # because type checkers reject a union that each subclass narrows to the type that it uses.
     _timer: Any
 
     def _reset(self) -> None:
@@ -158,17 +180,21 @@ class ScheduledHook(SessionRunHook):
         self._reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return when it was last due."""
+        """Return when the hook was last due."""
         return {} if self._timer is None else dict(self._timer.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Be due when an uninterrupted run would be."""
+        """Continue from this state, so that the hook is due when an uninterrupted run would be."""
         if self._timer is not None:
             self._timer.load_state_dict(state)
 
 
 def _checked_steps(at: Sequence[int]) -> tuple[int, ...]:
-    """Return the steps of `at` in order."""
+    """Return the steps of `at`, in order and each once.
+
+    Raises:
+        InvalidArgumentError: `at` is not a sequence of whole steps of at least 1.
+    """
     try:
         steps = tuple(at)
     except TypeError:

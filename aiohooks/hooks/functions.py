@@ -1,4 +1,4 @@
-"""Hooks made of functions."""
+"""Hooks made of functions: of the feeds of a run, of the last operations, or of any method."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ class FeedFnHook(SessionRunHook):
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Call the function, and feed its result."""
+        # `next_feed` converts a `StopIteration` of the function to the end of the input.
         feeds = next_feed(self._feed_fn)
         if inspect.isawaitable(feeds):
             feeds = await feeds
@@ -71,8 +72,11 @@ class FinalOpsHook(SessionRunHook):
         *,
         feed_dict: Mapping[Any, Any] | None = None,
     ) -> None:
-        """Create the hook with fetches, nested at will (None: nothing), and what to feed them, as
-        `feed_dict`.
+        """Create the hook.
+
+        Args:
+            final_ops: the fetches, nested as you like, or None to run nothing.
+            feed_dict: values to feed to them, by node or name.
         """
         check_mapping(feed_dict, "feed_dict")
         self._final_ops = final_ops
@@ -85,14 +89,16 @@ class FinalOpsHook(SessionRunHook):
         self.final_ops_values = None
 
     async def end(self, session: Session) -> None:
-        """Run the operations. They must not read input: the end of input is raised as an error
-        here.
+        """Run the operations, and keep their values.
+
+        The operations must not read input. Its end is raised here, as an error of the session.
         """
         if self._final_ops is None:
             return
         try:
             self.final_ops_values = await session.run(self._final_ops, feed_dict=self._feed_dict)
         except Exception as error:
+            # The error says only that the input has ended, so the log adds what caused it.
             if is_clean_end(error):
                 logger.warning(
                     "final ops %r ended with %s: they must not read input, which has ended",
@@ -154,18 +160,23 @@ def hook(
     def decorate(function: Function) -> SessionRunHook:
         _check_parameters(method, function)
         call = _as_coroutine_function(function)
-        made: SessionRunHook = LambdaHook(method, call, fetches)
+        function_hook: SessionRunHook = LambdaHook(method, call, fetches)
         if every is not None:
-            made = DueLambdaHook(call, fetches, every)
-        own_name: str = getattr(function, "__name__", "")
-        made.name = name or own_name
-        return made
+            function_hook = DueLambdaHook(call, fetches, every)
+        # A `functools.partial`, for example, has no name.
+        function_name: str = getattr(function, "__name__", "")
+        function_hook.name = name or function_name
+        return function_hook
 
     return decorate
 
 
 def _check_parameters(method: str, function: Function) -> None:
-    """Raise unless the function can be called as the method."""
+    """Check that the function can be called with the arguments of the method.
+
+    Raises:
+        InvalidHookError: it takes other arguments.
+    """
     check_callable(function, method)
     parameters = _PARAMETERS[method]
     error = call_error(function, *parameters)
@@ -201,8 +212,8 @@ class LambdaHook(SessionRunHook):
         fetches: Any,
     ) -> None:
         self._args = SessionRunArgs(fetches)
-        # Set on the instance, so that the other methods are not overridden: a session never calls
-        # those.
+        # The function is set on the instance. A session calls only methods that a hook has
+        # overridden, so the other methods of this hook cost nothing.
         vars(self)[method] = call
         if fetches is not None:
             vars(self)["before_run"] = self._request_fetches
@@ -225,12 +236,19 @@ class DueLambdaHook(FetchingHook):
         super().__init__(fetches, every)
         self._call = call
 
-    @only_if("_is_due")
+    @only_if("_note_run")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         if self._timer.mark_if_due(run_context.global_step):
             await self._call(run_context, run_values)
 
-    def _is_due(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Note the step of the run. Return whether it is due, so that `after_run` is called."""
+    def _note_run(
+        self,
+        run_context: SessionRunContext,
+        run_values: SessionRunValues,
+    ) -> bool:
+        """Note the step of a run, and return whether the run is due.
+
+        The session calls `after_run`, which needs a task, only for a due run.
+        """
         self._timer.note_step(run_context.global_step)
         return self._timer.is_due(run_context.global_step)

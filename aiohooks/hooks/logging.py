@@ -50,15 +50,16 @@ class StepCounterHook(ScheduledHook):
 
     def _reset(self) -> None:
         self._timer: EveryTimer = self._every.timer()
-        # The step after the last run.
+        # The global step that the last run has left, or None before the first run.
         self._last_step: int | None = None
+        # How many warnings this session has logged.
         self._warnings = 0
         self.steps_per_sec: float | None = None
         """The latest rate, or None before the first, and if no time passed."""
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Count from the step and time at which the session starts. A recovery does not restart
-        it.
+        """Count from the step and time at which the session starts. A recovery does not change
+        them, so the time that it takes is part of the rate.
         """
         if self._timer.last_step is None:
             self._timer.start(session.global_step.latest.step)
@@ -77,6 +78,7 @@ class StepCounterHook(ScheduledHook):
         if not self._timer.due(step):
             return
         secs, steps = self._timer.mark(step)
+        # A clock that a test sets by hand may stand still.
         if secs > 0:
             self.steps_per_sec = steps / secs
             logger.info("global_step/sec: %.6g (at step %d)", self.steps_per_sec, step)
@@ -101,7 +103,7 @@ class NanHook(SessionRunHook):
             fail_on_nan_loss: raise an error. Otherwise log a warning and request a stop.
 
         Raises:
-            InvalidArgumentError: no value.
+            InvalidArgumentError: `value` is None.
         """
         if value is None:
             raise InvalidArgumentError("value is None; give the node or name to watch")
@@ -126,11 +128,11 @@ class NanHook(SessionRunHook):
                 f"{self._value!r} {error} at step {run_context.global_step}, and NanHook checks"
                 " numbers; give what returns one",
             ) from None
-        wrong = [number for number in numbers if not math.isfinite(number)]
-        if not wrong:
+        invalid = [number for number in numbers if not math.isfinite(number)]
+        if not invalid:
             return
         step = run_context.global_step
-        message = f"model diverged with {self._value!r} = {wrong[0]} at step {step}"
+        message = f"model diverged with {self._value!r} = {invalid[0]} at step {step}"
         if self._fail:
             raise NanLossDuringTrainingError(message)
         logger.warning("%s", message)
@@ -142,7 +144,8 @@ def _numbers(value: Any) -> Iterable[float]:
 
     Raise `TypeError` at something else. Its text completes a sentence that begins with the value.
     """
-    # An array of any library, or one of its scalars.
+    # Arrays of any library have `tolist`, and so have their scalars. It returns nested lists, or
+    # the number of a scalar.
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
@@ -202,7 +205,7 @@ class LoggingHook(FetchingHook):
     def _reset(self) -> None:
         super()._reset()
         self._clock: Clock = current_clock()
-        # When the previous line was logged.
+        # The clock's time of the previous line, or None before the first.
         self._logged_at: float | None = None
 
     async def end(self, session: Session) -> None:
@@ -213,15 +216,16 @@ class LoggingHook(FetchingHook):
     def _observe(
         self,
         step: int,
-        values: dict[str, Any],
+        result: dict[str, Any],
     ) -> None:
+        """Log the values, which `result` has by tag."""
         now = self._clock.now()
         previous = self._logged_at
         self._logged_at = now
         if self._formatter is not None:
-            logger.info("%s", self._formatter(values))
+            logger.info("%s", self._formatter(result))
             return
-        line = f"step {step}: {text_of(values)}"
+        line = f"step {step}: {text_of(result)}"
         if previous is not None:
             line += f" ({now - previous:.3f} sec)"
         logger.info("%s", line)

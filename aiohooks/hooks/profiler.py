@@ -3,6 +3,11 @@
 A file is a JSON object of the Trace Event Format: a complete event ("X") for an activity that has
 ended, with times in microseconds since the window began, an open event ("B") for an activity that
 has not ended, and one thread for each track.
+
+activity   something of the session that takes time: a step, a call of a hook, a wait, a save
+window     the runs that one file shows, and all activities meanwhile
+track      a row of the file, with activities of one kind and owner that follow one another
+attempt    one try of a run: a recovery makes another one, which a window counts as a run
 """
 
 from __future__ import annotations
@@ -36,8 +41,8 @@ _TRACK_NAMES: dict[str, str] = {
     "wait": "waits",
     "recovery": "recoveries",
 }
-"""The names of the tracks by kind, from top to bottom. `{}` is the name of the hook or
-operation.
+"""The names of the tracks by the kind of their activities, from top to bottom. `{}` is the name of
+the hook or operation.
 """
 _KINDS = list(_TRACK_NAMES)
 _CALLS = ("hook", "operation")
@@ -92,10 +97,13 @@ class ProfilerHook(ScheduledHook):
             f"traces in {self.output_dir}",
             max_queue=1,
         )
-        self._is_first_run = True  # which is never recorded
-        # The activities that have not ended, in the order of their starts.
+        # Whether the next run is the first one, which is never recorded.
+        self._is_first_run = True
+        # The activities that have not ended, in the order of their starts. The dict is an ordered
+        # set: its values mean nothing.
         self._active: dict[_Activity, None] = {}
-        # The activity of the current attempt, and the window that it is part of, if there is one.
+        # The activity of the current attempt, and the window to which it belongs. Both are None
+        # while nothing is recorded.
         self._attempt: _Activity | None = None
         self._window: _Window | None = None
         self.captures: list[str] = []
@@ -112,11 +120,11 @@ class ProfilerHook(ScheduledHook):
         """Begin a window if it is due, and observe the run if it is part of a window."""
         step = run_context.global_step
         is_due = self._timer.should_fetch(step) and not self._is_first_run
-        # While a file is being written no window begins: a slow disk costs windows, and never
+        # No window begins while a file is being written, so a slow disk costs windows, and never
         # delays a run.
         if is_due and self._window is None and not self._writer.is_full:
             self._window = _Window(step, self._now(), list(self._active))
-        # None in a test that calls the hook itself.
+        # There is no current run if a test calls this method itself.
         scope = current_run()
         if self._window is not None and scope is not None:
             self._window.runs += 1
@@ -130,7 +138,7 @@ class ProfilerHook(ScheduledHook):
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Note the committed step. Drop a window whose first run was not the expected one."""
         if self._is_first_run:
-            # If it was due, the next run is.
+            # Note the step without a mark: if this run was due, the next one still is.
             self._is_first_run = False
             self._timer.note_step(run_context.global_step)
             return
@@ -204,16 +212,18 @@ class _Activity:
         now: Callable[[], float],
         active: dict[_Activity, None],
     ) -> None:
-        """Begin an activity, which is one of the `active` ones until it ends."""
+        """Begin an activity. It is in `active` until it ends."""
         self.kind: str = kind
         self.owner: str = ""
         self.name: str = what
+        # A call of a hook is named "HookName.method".
         if kind in ("hook", "background"):
             self.owner, _, self.name = what.rpartition(".")
         elif kind == "operation":
             self.owner = what
         self.began: float = now()
-        # When it first waited, so that others could run. None for a kind that does not report it.
+        # When the activity first waited, and so stopped blocking the event loop. None if it has not
+        # waited, or is of a kind that does not report that.
         self.held_until: float | None = None
         self.ended_at: float = math.inf
         self.error: str | None = None
@@ -235,7 +245,7 @@ class _Activity:
         window: _Window,
         track: int,
     ) -> dict[str, Any]:
-        """Return its part in a window as a trace event on a track."""
+        """Return the part of this activity that lies in a window, as a trace event on a track."""
         began = max(self.began, window.began)
         has_ended = self not in window.open_activities
         event: dict[str, Any] = {
@@ -261,7 +271,7 @@ class _Activity:
 
 
 class _Window:
-    """The runs of a file: when they began, and the activities meanwhile."""
+    """The runs that one file shows: when they began, and the activities meanwhile."""
 
     def __init__(
         self,
@@ -274,9 +284,9 @@ class _Window:
         self.runs = 0
         self.began = began
         self.activities = activities
-        """In the order of their starts."""
+        """The activities during the window, in the order of their starts."""
         self.open_activities: set[_Activity] = set()
-        """Activities that had not ended when it ended."""
+        """The activities that had not ended when the window ended."""
         self._unix_time = time.time()
 
     def write(self, file: TextIO) -> None:
@@ -284,13 +294,17 @@ class _Window:
         data = json.dumps({"unix_time": self._unix_time})
         file.write(f'{{"displayTimeUnit": "ms", "otherData": {data}, "traceEvents": [\n')
         file.write(json.dumps(_metadata("process_name", 0, name="session")))
-        # One event at a time: the encoder keeps the interpreter's lock until it returns.
+        # Events are encoded one at a time, because the encoder holds the interpreter's lock until
+        # it returns, and would block the event loop.
         for event in self._events():
             file.write(",\n" + json.dumps(event))
         file.write("\n]}\n")
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events. Each activity is on the first track of its owner that is free."""
+        """Yield the events. Each activity is on the first track of its kind and owner that is free
+        when it begins. Two events that describe a new track come before its first activity.
+        """
+        # By the number of a track: its kind and owner, and when its last activity has ended.
         tracks: list[tuple[str, str]] = []
         ends: list[float] = []
         for activity in self.activities:
@@ -299,6 +313,8 @@ class _Window:
                 if track == owner and ends[number] <= activity.began:
                     break
             else:
+                # No track of this kind and owner is free, so there is another one. The numbers in
+                # the file begin at 1.
                 number = len(tracks)
                 tracks.append(owner)
                 ends.append(0.0)

@@ -1,4 +1,4 @@
-"""Showing the progress of a run."""
+"""Showing the progress of a run as a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _UPDATE_SECS = 0.1
 class ProgressHook(FetchingHook):
     """Shows the step, the rate, the remaining time and values as a progress bar of rich.
 
-    The rate is that of this session. Off a terminal only the last state is written, at the end.
+    The rate is that of this session. If the output is not a terminal, only the last state is
+    written, at the end.
     """
 
     _first: ClassVar[bool] = True
@@ -48,7 +49,8 @@ class ProgressHook(FetchingHook):
             InvalidArgumentError: an argument is invalid.
             ImportError: rich is not installed.
         """
-        from aiohooks.hooks import _rich  # an extra
+        # rich is an extra. The import is here, so that only programs with this hook need it.
+        from aiohooks.hooks import _rich
 
         check_instance(description, str, "description")
         total = checked_int(total, "total", 1, optional=True)
@@ -70,8 +72,9 @@ class ProgressHook(FetchingHook):
             self._bar = self._new_bar(session.global_step.latest.step)
             await _draw(self._bar.start)
 
-    def _observe(self, step: int, values: Any) -> None:
-        self._values = printable(text_of(values))
+    def _observe(self, step: int, result: Any) -> None:
+        """Show the step and the values, which `result` has by tag."""
+        self._values = printable(text_of(result))
         if self._bar is not None:
             self._bar.update(step, self._values)
 
@@ -84,9 +87,9 @@ class ProgressHook(FetchingHook):
 
 
 async def _draw(draw: Callable[[], None]) -> None:
-    """Start or stop the bar in a thread, as a stopped terminal blocks."""
+    """Start or stop the bar in a thread: writing to a terminal that the user has paused blocks."""
     try:
         await to_thread(draw, grace_secs=10.0)
     except (OSError, ValueError) as error:
-        # The terminal or the file was closed.
+        # The terminal or the file was closed. The session continues without the bar.
         logger.warning("progress cannot be shown: %r", error)

@@ -1,4 +1,8 @@
-"""Writing values: JSON lines, and reading them back; event files for TensorBoard."""
+"""Writing values: JSON lines, and reading them back; event files for TensorBoard.
+
+restart   a line with the step that is run next: earlier lines of this step and later ones are void
+torn      a line is torn if a crash has left only a part of it
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""JSON has no such numbers."""
+"""The numbers that JSON does not have, by the strings that stand for them in a file."""
 
 
 class JSONLinesHook(WritingHook):
@@ -152,6 +156,8 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """
     name = checked_path(path, "path")
     records: list[dict[str, Any]] = []
+    # The number of a line that cannot be decoded. A crash may have torn it, and then a restart
+    # follows, or nothing. Any other line after it means that the file is damaged.
     torn_number: int | None = None
     with open(name, "rb") as file:
         _check_contents(file, name)
@@ -161,12 +167,12 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             except ValueError:
                 torn_number = number
                 continue
+            # A line without a step is a restart, which makes later steps void.
             if "step" not in fields:
                 while records and records[-1]["step"] >= fields["restart"]:
                     records.pop()
                 torn_number = None
             elif torn_number is not None:
-                # A session that continues after a crash begins with a restart.
                 raise InvalidArgumentError(f"{name}: line {torn_number} is damaged; remove it")
             else:
                 records.append(fields)
@@ -224,13 +230,13 @@ class _JSONLinesFile:
                     " path of its own",
                 ) from None
             except OSError as error:
-                # Some network file systems have no locks.
+                # Some network file systems have no locks. The file is written without one.
                 logger.debug("%s cannot be locked: %s", self.path, error)
             self._file = file
         return self._file
 
     def open_at(self, step: int) -> None:
-        """Open the file to continue after `step`."""
+        """Open the file to continue after `step`. Append a restart unless the file is empty."""
         file = self.open()
         _check_contents(file, self.path)
         if file.seek(0, os.SEEK_END):
@@ -245,10 +251,11 @@ class _JSONLinesFile:
     def append(self, objects: Iterable[Mapping[str, Any]]) -> None:
         """Append a line for each object. A write that fails leaves no part of them in the file."""
         texts = [json.dumps(fields, ensure_ascii=False, allow_nan=False) for fields in objects]
-        # A lone surrogate has no UTF-8.
+        # A str may have a lone surrogate, which has no UTF-8. It is escaped instead.
         lines = b"".join(text.encode("utf-8", "backslashreplace") + b"\n" for text in texts)
         file = self.open()
         size = file.seek(0, os.SEEK_END)
+        # If a crash has torn the last line, end it, so that the new lines do not continue it.
         if size:
             file.seek(size - 1)
             if file.read(1) != b"\n":
@@ -267,16 +274,21 @@ class _JSONLinesFile:
             self._file = None
             os.fsync(file.fileno())
             if fcntl is not None:
-                # A forked child may still have the file open, and with it the lock.
+                # Closing the file would not release the lock while a forked child has it open.
                 with contextlib.suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _check_contents(file: BinaryIO, path: str) -> None:
-    """Raise unless a file begins as a file of `JSONLinesHook` does, or is empty."""
+    """Check that a file is empty, or begins as a file of `JSONLinesHook` does. Go to its start.
+
+    Raises:
+        InvalidArgumentError: it begins differently.
+    """
     beginning = b'{"step":'
     file.seek(0)
-    # A crash may have left only a part of the first line, or zeros in its place.
+    # A crash may have left only a part of the first line, or zeros in its place. So compare as much
+    # as there is.
     first = file.readline(len(beginning)).rstrip(b"\n\0")
     if not beginning.startswith(first):
         raise InvalidArgumentError(f"{path} is not a file of JSONLinesHook; give another path")
@@ -288,7 +300,8 @@ def _plain(value: Any, tag: str) -> Any:
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, str):
-        return str.__str__(value)  # the str of an enumeration may be its name
+        # `str(value)` may be overridden: that of an enumeration is its name, not its value.
+        return str.__str__(value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, Mapping):
@@ -297,6 +310,7 @@ def _plain(value: Any, tag: str) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item, tag) for item in cast("Iterable[Any]", value)]
     if callable(getattr(value, "tolist", None)):
+        # Of a scalar, `tolist` returns a number, which `scalar` converts below.
         listed = value.tolist()
         if isinstance(listed, list):
             return _plain(listed, tag)

@@ -1,4 +1,10 @@
-"""Stopping at a step, at a time, or when a value no longer improves."""
+"""Stopping at a step, at a time, or when a value no longer improves.
+
+observation   one value of early stopping, with its step
+counts        the state of early stopping: the best value, and what has passed since it
+extra         an evaluation that only the end of the session has caused: an uninterrupted run does
+              not make it, so no checkpoint counts it
+"""
 
 from __future__ import annotations
 
@@ -81,6 +87,7 @@ class StopAtStepHook(SessionRunHook):
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Compute the last step, and request a stop if it is reached already."""
         step = (await session.global_step.value()).step
+        # After a recovery, the last step is set already.
         if self._num_steps is not None and self.last_step is None:
             self.last_step = step + self._num_steps
         self._stop_if_reached(step, coord.request_stop)
@@ -90,7 +97,9 @@ class StopAtStepHook(SessionRunHook):
         self._stop_if_reached(run_context.global_step, run_context.request_stop)
 
     def _stop_if_reached(self, step: int, request_stop: Callable[[str], None]) -> None:
-        """Request a stop if a step is the last one, or another session has moved it beyond."""
+        """Request a stop if `step` is the last step or a later one: another session that shares the
+        step may have moved it beyond.
+        """
         if self.last_step is not None and step >= self.last_step:
             request_stop(f"step {step} reached the last step, {self.last_step}")
 
@@ -130,6 +139,7 @@ class StopAtTimeHook(SessionRunHook):
         """Start the timer. Request a stop before the first run if the time is up already."""
         if self._is_over():
             coord.request_stop(self._reason)
+        # After a recovery, the timer has been started already.
         elif self._timer is NO_TIMER:
             self._timer = self._clock.call_later(
                 self._ends_at - self._clock.now(),
@@ -137,8 +147,8 @@ class StopAtTimeHook(SessionRunHook):
             )
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Raise `StopRequestedError`, a clean end, if the time is up and the event loop was too
-        busy for the timer.
+        """Raise `StopRequestedError`, a clean end, if the time is up. Usually the timer has stopped
+        the session before, unless the event loop was too busy to call it.
         """
         if self._is_over():
             run_context.request_stop(self._reason)
@@ -181,7 +191,8 @@ class EarlyStoppingHook(FetchingHook):
     the end (`at_end`) is no part of the run: no checkpoint counts it.
     """
 
-    _numbered_state: ClassVar[bool] = False  # its state is what it has observed
+    # The state is more than a time, so hooks of this class need different names in a checkpoint.
+    _numbered_state: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -243,11 +254,13 @@ class EarlyStoppingHook(FetchingHook):
         self._has_monitor = monitor is not None
         self._value_name = _name_of(monitor)
         self._mode = mode
-        # A value times this is better if it is smaller, in both modes.
+        # Values are compared after a multiplication by this number. Then the smaller value is the
+        # better one, in both modes.
         self._sign = -1.0 if mode == "max" else 1.0
         self._min_delta = min_delta
         self._threshold = stopping_threshold
         self.name: str = name or ""
+        # Without a monitor there is nothing to fetch, so no run is due.
         super().__init__(monitor, every if self._has_monitor else None)
 
     def _reset(self) -> None:
@@ -259,16 +272,17 @@ class EarlyStoppingHook(FetchingHook):
         self.best_step: int | None = None
         """The step of the best value."""
         self.waited: int = 0
-        """The number of observations since the best one."""
+        """The number of observations after the best one, none of which was better."""
         self.best_states: Mapping[str, Any] = {}
         """The states of the objects of `restore_best` at the best observation, by name."""
-        # The step from which a patience in steps counts: that of the best observation, or of the
-        # first observation while no value was finite.
+        # The step from which a patience in steps counts: the step of the best observation. While no
+        # value was finite, there is no best one, and it is the step of the first observation.
         self._since_step: int | None = None
-        # The step and the value of the last observation.
+        # The step and the value of the last observation, or None before the first.
         self._last: tuple[int, float] | None = None
         self._coord: Coordinator | None = None
-        # The counts before an extra evaluation, which only the end of the session has caused.
+        # The counts before an extra evaluation, for the checkpoint at the end. None before such an
+        # evaluation.
         self._counts_of_run: dict[str, Any] | None = None
 
     async def begin(self) -> None:
@@ -280,6 +294,7 @@ class EarlyStoppingHook(FetchingHook):
         """Count from the step at which the session starts, or to which a recovery moved it back."""
         await super().after_create_session(session, coord)
         self._coord = coord
+        # The restored counts have a cause to stop, found before there was a coordinator.
         if self.reason is not None:
             coord.request_stop(self.reason)
 
@@ -289,7 +304,9 @@ class EarlyStoppingHook(FetchingHook):
         metrics: Mapping[str, float],
         is_extra: bool,
     ) -> None:
-        """Keep the counts of the run before `report` gets the result of an extra evaluation."""
+        """Keep the counts before an extra evaluation. The event `evaluated` comes before the call
+        of `report` with the result.
+        """
         if is_extra and self._counts_of_run is None:
             self._counts_of_run = self._counts()
 
@@ -353,22 +370,21 @@ class EarlyStoppingHook(FetchingHook):
     def _observe(
         self,
         step: int,
-        values: Any,
+        result: Any,
         states: Mapping[str, Any] | None = None,
     ) -> None:
         """Compare a value with the best one. Keep the states of a better one, or count the wait.
-
         Then request a stop if there is a cause.
 
         Args:
             step: the step of the value.
-            values: the value, which the base class calls `values`, as it is the result of a fetch.
-            states: the states that belong to it, by default the current ones.
+            result: the result of the fetch, or what was reported: one value.
+            states: the states that belong to the value, by default the current ones.
         """
-        value = scalar(values)
+        value = scalar(result)
         if value is None:
             raise InvalidArgumentError(
-                f"{self._value_name} is {values!r} at step {step}; early stopping needs one number",
+                f"{self._value_name} is {result!r} at step {step}; early stopping needs one number",
             )
         number = float(value)
         if self._is_better(number):
@@ -388,7 +404,9 @@ class EarlyStoppingHook(FetchingHook):
         step: int,
         number: float,
     ) -> None:
-        """Request a stop if there is a cause after this observation, the last one."""
+        """Request a stop if the last observation is a cause, unless a stop was requested before.
+        Before there is a coordinator, keep only the reason.
+        """
         cause = self._stop_cause(step, number)
         if cause is not None and self.reason is None:
             self.reason = f"early stopping at step {step}: {self._value_name} = {number:g}{cause}"
@@ -407,6 +425,7 @@ class EarlyStoppingHook(FetchingHook):
     def _current_states(self) -> Mapping[str, Any]:
         """Return copies of the states of the objects of `restore_best`."""
         states = {name: stateful.state_dict() for name, stateful in self._restore_best.items()}
+        # The copy needs memory of its own, because it is kept until a better value comes.
         copied: Mapping[str, Any] = snapshot(states, HostMemory())
         return copied
 
@@ -419,6 +438,7 @@ class EarlyStoppingHook(FetchingHook):
             return " is not finite"
         if self._threshold is not None and self._sign * number <= self._sign * self._threshold:
             return f" is as good as the threshold, {self._threshold:g}"
+        # The value is better than all before, or there is no patience.
         if self._patience is None or self.waited == 0 or self._since_step is None:
             return None
         amount = self.waited
@@ -435,7 +455,7 @@ class EarlyStoppingHook(FetchingHook):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts, without those of an extra evaluation."""
+        """Return the counts of the run, to which an extra evaluation does not belong."""
         if self._counts_of_run is not None:
             return self._counts_of_run
         return self._counts()
@@ -475,14 +495,16 @@ class EarlyStoppingHook(FetchingHook):
         self.best_step = state["best_step"]
         if self._restore_best:
             self.best_states = state["best_states"]
-            if self.best_states:  # none before the first observation
+            # Before the first observation there are no states, and no names to check.
+            if self.best_states:
                 self._check_names(self.best_states, "the checkpoint")
         self.waited = state["waited"]
         self._since_step = state["since_step"]
         super().load_state_dict(state["timer"])
         self._last = state["last"]
         if self._last is not None:
-            # With other options than before, the run may continue.
+            # The reason is not part of the state. With another patience or threshold than before,
+            # the last observation may be no cause any more, and the run continues.
             self._stop_if_due(*self._last)
 
     def _check_names(
@@ -490,7 +512,9 @@ class EarlyStoppingHook(FetchingHook):
         states: Mapping[str, Any],
         source: str,
     ) -> None:
-        """Raise unless the states are those of the objects of `restore_best`, by their names."""
+        """Raise `InvalidArgumentError` unless the states have the names of `restore_best`.
+        `source` says in the message where the states come from.
+        """
         if states.keys() != self._restore_best.keys():
             raise InvalidArgumentError(
                 f"{source} has the best states of {list(states)}, and restore_best has"
@@ -514,7 +538,9 @@ def _name_of(monitor: Any) -> str:
 
 
 def _checked_patience(patience: Any) -> int | None:
-    """Return a patience as a number, of steps if it is an `Every`, otherwise of observations."""
+    """Return a patience as a number: of steps if it is an `Every`, otherwise of observations.
+    None means that no patience was given.
+    """
     if isinstance(patience, Every):
         if patience.steps is None or patience.secs or patience.at:
             raise InvalidArgumentError(

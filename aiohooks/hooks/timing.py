@@ -1,4 +1,9 @@
-"""Measuring how long hooks take, and what blocks the event loop."""
+"""Measuring how long hooks take, and what blocks the event loop.
+
+suspended   a call is suspended while it awaits something, so that the event loop can run others
+blocking    a call blocks, or holds, the event loop from its start or resumption to its suspension
+phase       a method of a hook, such as `after_run`
+"""
 
 from __future__ import annotations
 
@@ -25,8 +30,8 @@ BUCKET_SECS: tuple[float, ...] = (
     *(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05),
     *(0.1, 0.5, 1.0, 5.0, 10.0, 60.0),
 )
-"""The upper bounds of the classes in which `PhaseTime.histogram` counts calls. The last class has
-none.
+"""The upper bounds of the buckets in which `PhaseTime.histogram` counts calls. One more bucket has
+the calls that took longer than the last bound.
 """
 
 
@@ -42,8 +47,8 @@ class PhaseTime:
         waiting_secs: how long they were suspended, so that others could run.
         longest_block_secs: the longest time that they held the loop without a suspension.
         longest_block_step: the step at which that was.
-        histogram: how many calls took up to each of `BUCKET_SECS`, and longer than the bound
-            before; last, those above all.
+        histogram: how many calls belong to each bucket: they took longer than the bound before in
+            `BUCKET_SECS`, and at most the bucket's own. The last bucket has no bound.
     """
 
     hook: str
@@ -109,21 +114,25 @@ class HookTimingHook(SessionRunHook):
 
     def _reset(self) -> None:
         clock = current_clock()
-        # A loop's clock may not advance while the loop is blocked, as uvloop's does not.
+        # The clock of some event loops, such as uvloop's, does not advance while the loop is
+        # blocked. Only a clock that a test has set is kept.
         self.now: Callable[[], float] = clock.now
         if isinstance(clock, LoopClock):
             self.now = time.perf_counter
+        # The step in the records: that of the current run.
         self._step = 0
         # The times of each method, by the name of its calls, such as "NanHook.after_run".
         self._times: dict[str, PhaseTime] = {}
         self._loop_watch: BlockedLoopWatch | None = None
         self._blockers: deque[Blocker] = deque(maxlen=_MAX_BLOCKERS)
+        # How many warnings each place in the code has had.
         self._warnings: Counter[str] = Counter()
 
     # -- the measurements
 
     def started(self, kind: Kind, what: str) -> _TimedCall | _NotTimed:
         """Called at the start of an activity of the session or of a run, an `Observer`."""
+        # The hook does not measure its own methods.
         if kind not in ("hook", "background") or what.startswith(type(self).__name__):
             return _NOT_TIMED
         times = self._times.get(what)
@@ -220,11 +229,13 @@ class _TimedCall:
         self._timing = timing
         self._times = times
         self._began = timing.now()
-        # When the call was last resumed or suspended.
+        # When the call was last started, resumed or suspended.
         self._changed = self._began
 
     def _since_change(self) -> float:
-        """Return the seconds since the last change, and note the next one."""
+        """Return the seconds since the last change between running and suspended, and note that
+        there is a change now.
+        """
         before = self._changed
         self._changed = self._timing.now()
         return self._changed - before
@@ -236,6 +247,7 @@ class _TimedCall:
         self._times.waiting_secs += self._since_change()
 
     def ended(self, error: BaseException | None) -> None:
+        # The end of a call ends a block of the event loop, as a suspension does.
         self.suspended()
         self._times.calls += 1
         self._times.histogram[bisect_left(BUCKET_SECS, self._changed - self._began)] += 1
@@ -244,7 +256,8 @@ class _TimedCall:
 class _NotTimed:
     """An activity that is not a call of a measured hook.
 
-    It has no `resumed`, so that a call is not resumed by hand for its sake.
+    It has no `resumed`: the library observes resumptions, which costs time, only for objects that
+    have this method.
     """
 
     def suspended(self) -> None:

@@ -14,9 +14,10 @@ class GlobalStepWaiterHook(SessionRunHook):
     """Delays the first run until the global step reaches `wait_until_step`.
 
     It starts workers one after the other, for example with `wait_until_step=int(K * log(task_id +
-    1))` where task 0 is the chief. The wait is an awaited event. It also ends when a stop is
-    requested, when a background task fails, and when no publisher is left that could reach the
-    step. Once the wait is over it never waits again, not even after a recovery.
+    1))` where task 0 is the chief. The hook waits for an event, and does not poll the step. The
+    wait also ends when a stop is requested, when a background task fails, and when no publisher (a
+    process that advances the step) is left that could reach the step. Once the wait is over, the
+    hook never waits again in this session, not even after a recovery.
     """
 
     def __init__(
@@ -32,7 +33,8 @@ class GlobalStepWaiterHook(SessionRunHook):
             timeout: seconds after which the wait fails, None for no limit.
 
         Raises:
-            InvalidArgumentError: not a step, 0 or more, or not a timeout.
+            InvalidArgumentError: `wait_until_step` is not a whole number of 0 or more, or `timeout`
+                is not a positive number of seconds.
         """
         wait_until_step = checked_int(wait_until_step, "wait_until_step")
         check_secs(timeout, "timeout", optional=True, positive=True)
@@ -43,7 +45,7 @@ class GlobalStepWaiterHook(SessionRunHook):
         """The step at which the wait ended, or None before."""
 
     async def begin(self) -> None:
-        """Wait again in a new session."""
+        """Forget the wait of an earlier session, so that the first run of this one waits."""
         self.started_at = None
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
@@ -56,10 +58,12 @@ class GlobalStepWaiterHook(SessionRunHook):
 
         Raises:
             StopRequestedError: a stop was requested, which is a clean end.
-            PublisherFinishedError: no publisher is left, as all have finished. This is a clean end.
+            PublisherFinishedError: all publishers of the step have finished before it. This is a
+                clean end.
             PublisherFailedError: the publisher of the step failed.
             StepTimeoutError: the step was not reached in time.
         """
+        # Also here, for a subclass that overrides `before_run`: `only_if` does not apply to it.
         if not self._is_first_run(run_context) or self._coord is None:
             return None
         store = run_context.session.global_step
@@ -77,6 +81,7 @@ class GlobalStepWaiterHook(SessionRunHook):
         return None
 
     def _is_first_run(self, run_context: SessionRunContext) -> bool:
+        """Return whether the wait is still to come. If not, the session skips `before_run`."""
         return self.started_at is None
 
     def __repr__(self) -> str:

@@ -1,4 +1,9 @@
-"""Detecting a session that stalls, and reporting the phase and what every task waits for."""
+"""Detecting a session that stalls, and reporting the phase and what every task waits for.
+
+activity   a call of a hook, the operations of a run, a wait, or the session's block between runs
+phase      the class of an activity, which has a time limit: "first step", "step" or "wait"
+stall      an activity that takes longer than the limit of its phase
+"""
 
 from __future__ import annotations
 
@@ -89,6 +94,7 @@ class WatchdogHook(SessionRunHook):
         self._limits: dict[str, float] = {
             "step": step_secs,
             "first step": first_step_secs or step_secs,
+            # Without a limit, no wait is too long.
             "wait": wait_secs or math.inf,
         }
         self._on_stall = on_stall
@@ -104,9 +110,10 @@ class WatchdogHook(SessionRunHook):
         # How many runs the current raw session has begun.
         self._runs = 0
         self._timer = NO_TIMER
-        # The task that opens the session.
+        # The task that opens the session. It is observed until the session has a status.
         self._owner: asyncio.Task[Any] | None = None
-        # When each current activity began, or was first seen, and which ones were reported.
+        # When each current activity began, or was first seen if that is unknown; and the activities
+        # that were reported already. The keys are made in `_check_limits`.
         self._since: dict[object, float] = {}
         self._reported: set[object] = set()
 
@@ -114,6 +121,7 @@ class WatchdogHook(SessionRunHook):
         """Start to watch."""
         self._reset()
         self._owner = asyncio.current_task()
+        # No activity can exceed its limit before the shortest limit has passed.
         self._schedule_check(min(self._limits.values()))
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
@@ -123,7 +131,7 @@ class WatchdogHook(SessionRunHook):
         self._runs = 0
 
     async def before_run(self, run_context: SessionRunContext) -> None:
-        """Note the step. The second run of a session ends its first step."""
+        """Note the step, and count the run. The first run is over when the second one begins."""
         self._step = run_context.global_step
         self._runs += 1
 
@@ -136,7 +144,7 @@ class WatchdogHook(SessionRunHook):
         self._reported.clear()
 
     def _schedule_check(self, secs: float) -> None:
-        """Check the limits in `secs`, or never."""
+        """Check the limits in `secs`, or never if that is infinite."""
         self._timer = NO_TIMER
         if secs < math.inf:
             self._timer = self._clock.call_later(secs, self._check_limits)
@@ -155,6 +163,7 @@ class WatchdogHook(SessionRunHook):
         next_check_secs = min(self._limits.values())
         current: dict[object, float] = {}
         for activity in self._activities(status):
+            # The number of the run is in the key, because the same activity of another run is new.
             key = (activity.what, activity.task, runs)
             since = self._since.get(key, now)
             if activity.secs is not None:
@@ -167,12 +176,15 @@ class WatchdogHook(SessionRunHook):
             elif key not in self._reported:
                 self._reported.add(key)
                 self._report_activity(phase, activity, now - since, status)
+        # Activities that have ended are forgotten.
         self._since = current
         self._reported &= current.keys()
         self._schedule_check(next_check_secs)
 
     def _activities(self, status: SessionStatus | None) -> Iterable[Activity]:
-        """Return the current activities. Before there is a status, that is the task of `begin`."""
+        """Return the current activities. Before there is a status, the only one is the opening of
+        the session. A paused session has none: it is to wait.
+        """
         if status is not None:
             is_paused = status.pause_reason is not None and not status.running
             return () if is_paused else status.doing
@@ -198,12 +210,13 @@ class WatchdogHook(SessionRunHook):
             activity = dataclasses.replace(activity, secs=secs)
         summary = f"{phase}: {activity} - the limit is {self._limits[phase]:g} s"
         try:
-            from aiohooks._why.builder import wait_graph  # seldom needed
+            # Stalls are rare, and the import takes long.
+            from aiohooks._why.builder import wait_graph
 
             loops = {asyncio.get_running_loop(): threading.get_ident()}
             graph = str(wait_graph(loops)).replace("\n", "\n  ")
         except Exception as error:
-            # The stall is reported all the same.
+            # The graph only adds to the report, which must not be lost by an error in it.
             graph = f"could not be found out: {error!r}"
         report = f"{summary}\n{status or activity}\nwhy:\n  {graph}"
         stall = Stall(phase, activity.what, secs, self._step, report)
@@ -215,6 +228,7 @@ class WatchdogHook(SessionRunHook):
         if self._on_stall == "stop":
             self._coord.request_stop(reason)
             return
+        # A stop requested with an error ends the run, or the wait, with that error.
         stalled = SessionStalledError(reason)
         add_note(stalled, graph)
         self._coord.request_stop(stalled)

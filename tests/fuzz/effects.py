@@ -438,7 +438,7 @@ def a_failed_attempt_leaves_its_effects(original: Method, self: Any) -> None:
     original(self)
 
 
-@bug("_lacks_room")
+@bug("_take_effects_of_run")
 def a_committed_run_loses_its_effects(original: Method, self: Any, *values: Any) -> Any:
     self._attempts = self._attempts[-1:]
     return original(self, *values)
