@@ -23,6 +23,15 @@ On disk:
       .tmp-step-...                  being written or removed
       damaged-step-...               did not verify, set aside by `restore`
 
+Words:
+
+    sequence    the number of a checkpoint in the order of commits: the newest has the highest
+    commit      the rename after which a directory is a checkpoint
+    verify      compare a manifest, or the files that it lists, with the sizes and checksums
+    set aside   rename a damaged checkpoint, so that it is neither restored nor lost
+    interim     said of a checkpoint where a run has stopped, and no save was due
+    mirror      a directory in another file system with copies of the checkpoints
+
 A save writes all files into a `.tmp-` directory, syncs each file and then the directory, renames
 it, syncs the parent, and only then removes old checkpoints. The newest checkpoint has the highest
 sequence of all that verify. There is no pointer that could be wrong. The same state gives the same
@@ -57,7 +66,7 @@ __all__ = [
     "Stateful",
 ]
 
-# a session needs the protocol of states; the saver is imported when there is a checkpoint directory
+# A session needs only the protocol of states, so the other modules are imported when they are used.
 if not TYPE_CHECKING:
     from aiohooks._core.lazy import lazy_names
 

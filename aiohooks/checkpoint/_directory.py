@@ -1,4 +1,10 @@
-"""A directory of checkpoints: saving, restoring and verifying, with methods that block."""
+"""A directory of checkpoints: saving, restoring and verifying, with methods that block.
+
+readable    a checkpoint is readable if its manifest verifies; its other files may be damaged
+good        a checkpoint is good if all of its files verify
+set aside   to rename a damaged checkpoint, so that it is neither restored nor lost
+names       the names in the directory when it was listed last, kept up to date by the lock's holder
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,8 @@ from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, Res
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
 
 _MAX_LISTINGS = 100
-"""How often a reader lists a directory again whose writer has removed what was being read."""
+"""How often a reader begins again because a writer has removed the checkpoint that it was reading.
+"""
 
 
 class _RemovedError(Exception):
@@ -29,8 +36,8 @@ class _RemovedError(Exception):
 class CheckpointDirectory:
     """A directory of checkpoints, with blocking methods that run one at a time.
 
-    A call lists the directory once: other processes do not change what belongs to the holder of the
-    lock.
+    A call that has locked the directory lists it once, at the beginning: only the holder of the
+    lock changes the checkpoints.
     """
 
     def __init__(
@@ -46,15 +53,16 @@ class CheckpointDirectory:
         self._read_only = read_only
         self._fs = fs
         self._lock = DirectoryLock(fs, path)
-        # Whether the log has the warning of `_warn_of_missing_metrics`.
+        # Whether `_warn_of_missing_metrics` has logged its warning, which is logged only once.
         self._has_warned = False
 
     @contextlib.contextmanager
     def _locked(self, error_prefix: str) -> Generator[Directory]:
-        """Yield the directory, which this process has locked, and whose names were just listed.
+        """Lock the directory, list its names, and yield it.
 
-        The leftovers of a writer that was killed are removed. An error of the system, here or in
-        the block, becomes a `CheckpointError` whose message begins with `error_prefix`.
+        The unfinished directories that a killed writer has left are removed before. An error of the
+        system, here or in the block, becomes a `CheckpointError` whose message begins with
+        `error_prefix`. The lock is kept afterwards, until `close`.
         """
         with self._lock.mutex, _checkpoint_errors(error_prefix):
             if self._read_only:
@@ -91,7 +99,16 @@ class CheckpointDirectory:
         metrics: Mapping[str, float],
         least_sequence: int = 0,
     ) -> Checkpoint:
-        """Save a state. Its sequence is the next one here, or `least_sequence` if that is later."""
+        """Save a state, and remove old checkpoints.
+
+        Args:
+            state: the state.
+            step: its global step.
+            metrics: its metrics, which were checked.
+            least_sequence: the sequence is the next one in this directory, but at least this one. A
+                mirror may have later checkpoints than the directory, for example if that was lost.
+                Then the next one here would be taken for an older one than those in the mirror.
+        """
         error_prefix = f"the checkpoint of step {step} was not saved in {self.path}"
         contents = _encoding.encode(state)
         with self._locked(error_prefix) as directory:
@@ -107,19 +124,23 @@ class CheckpointDirectory:
         metrics: Mapping[str, float],
     ) -> Checkpoint | None:
         """Add metrics to the newest checkpoint of a step. Return None if there is none."""
-        error_prefix = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
-        with self._locked(error_prefix) as directory:
-            # It reads no manifests after that of the wanted checkpoint.
+        with self._locked(
+            f"the metrics of step {step} were not added to its checkpoint in {self.path}",
+        ) as directory:
+            # `_readable` reads a manifest when the next one is asked for, so `closing` ends it
+            # after the manifest of the wanted checkpoint.
             with contextlib.closing(self._readable(directory)) as newest_first:
                 saved = next((saved for saved in newest_first if saved.step == step), None)
             if saved is None:
                 return None
             all_metrics = _format.check_metrics({**saved.metrics, **metrics})
             changed = dataclasses.replace(saved, metrics=all_metrics)
-            # Its manifest is replaced in one operation.
+            # The rename replaces the manifest in one operation, so a kill leaves the old or the
+            # new.
             temporary = f".tmp-{_format.MANIFEST}"
             with directory.open_checkpoint(saved.path.name) as inside:
-                inside.unlink(temporary)  # of a writer that was killed
+                # A writer that was killed may have left this file.
+                inside.unlink(temporary)
                 inside.write_new(temporary, [_format.encode(changed)])
                 inside.rename(temporary, _format.MANIFEST)
                 inside.sync()
@@ -133,11 +154,16 @@ class CheckpointDirectory:
     ) -> None:
         """Write a checkpoint that was downloaded from the mirror, under the name it has there."""
         name = checkpoint.path.name
-        error_prefix = f"checkpoint {name} was not downloaded to {self.path}"
-        with self._locked(error_prefix) as directory:
+        with self._locked(
+            f"checkpoint {name} was not downloaded to {self.path}",
+        ) as directory:
+            # A download follows a restore that found no good checkpoint of this name here. So it
+            # would have set a directory of this name aside, if it could.
             if name in directory.names:
-                message = f"{name} exists, is damaged, and cannot be set aside"
-                raise FileExistsError(errno.EEXIST, message)
+                raise FileExistsError(
+                    errno.EEXIST,
+                    f"{name} exists, is damaged, and cannot be set aside",
+                )
             new = dataclasses.replace(checkpoint, path=self.path / name)
             self._commit(directory, new, contents)
 
@@ -149,8 +175,9 @@ class CheckpointDirectory:
     ) -> Checkpoint:
         """Write a checkpoint under a temporary name, and rename it when it is durable.
 
-        Return it with the files that were written. The new name is durable when this returns. If an
-        operation fails, nothing is left of it.
+        Return it with the sizes and checksums of the files that were written. When this returns,
+        the checkpoint is durable under its name. If an operation fails, what was written is
+        removed.
         """
         name = new.path.name
         temporary = directory.unused_name(f".tmp-{name}")
@@ -162,7 +189,8 @@ class CheckpointDirectory:
                 inside.sync()
             directory.rename(temporary, name)
             directory.sync()
-            self._lock.check_place()  # it may have been moved meanwhile
+            # Raise if the directory was moved meanwhile: no process would find the checkpoint.
+            self._lock.check_place()
         except BaseException:
             self._undo_commit(directory, temporary, name)
             raise
@@ -175,10 +203,10 @@ class CheckpointDirectory:
         temporary: str,
         name: str,
     ) -> None:
-        """Remove what a failed save has written. An error of that is logged."""
+        """Remove what a failed save has written. Log an error of the removal."""
         try:
-            # It may have its final name already. Whether that is durable is not known, so that the
-            # save has failed.
+            # The checkpoint may have its final name already. But the operation after the rename has
+            # failed, so the name may not be durable. The save has failed, and the name is undone.
             with contextlib.suppress(FileNotFoundError):
                 directory.rename(name, temporary)
             directory.remove(temporary)
@@ -190,9 +218,9 @@ class CheckpointDirectory:
             )
 
     def _remove_old(self, directory: Directory, saved: Checkpoint) -> None:
-        """Remove the checkpoints that the policy does not keep.
+        """Remove the checkpoints that the policy does not keep after `saved`.
 
-        Errors, also of the policy, are logged: the new checkpoint is durable.
+        Errors, also of the policy, are only logged, because the save itself has succeeded.
         """
         try:
             newest_first = list(self._readable(directory))
@@ -201,6 +229,7 @@ class CheckpointDirectory:
                 self._warn_of_missing_metrics(newest_first, saved)
                 self._remove(directory, removed)
         except Exception as error:
+            # A traceback helps only with an error of the policy.
             logger.warning(
                 "old checkpoints could not be removed (%s); the next save tries again",
                 error,
@@ -214,13 +243,15 @@ class CheckpointDirectory:
     ) -> None:
         """Remove checkpoints.
 
-        Each is renamed first, durably, so that a part of one never has the name of a checkpoint.
+        All are renamed first, durably. So if a kill interrupts the removal, the rest of a
+        checkpoint does not have the name of one.
         """
         renamed: list[str] = []
         for checkpoint in old:
             name = checkpoint.path.name
             temporary = directory.unused_name(f".tmp-drop-{name}")
-            with contextlib.suppress(FileNotFoundError):  # the user may have removed it
+            # The user may have removed it.
+            with contextlib.suppress(FileNotFoundError):
                 directory.rename(name, temporary)
                 renamed.append(temporary)
         directory.sync()
@@ -233,7 +264,8 @@ class CheckpointDirectory:
         saved: Checkpoint,
     ) -> None:
         """Warn once of a metric of `keep` that no checkpoint has."""
-        # The evaluation of `saved` may be to come, and at step 0 there may be none.
+        # The evaluation of the step of `saved` may come later, and step 0 may have none. With only
+        # such checkpoints it is too early for a warning.
         early = {0, saved.step}
         if self._has_warned or all(checkpoint.step in early for checkpoint in newest_first):
             return
@@ -252,7 +284,10 @@ class CheckpointDirectory:
     # Reading
 
     def _readable(self, directory: Directory) -> Generator[Checkpoint]:
-        """Yield the checkpoints whose manifest verifies, newest first. Read no other file."""
+        """Yield the checkpoints whose manifest verifies, newest first. Skip all others.
+
+        Each manifest is read when its checkpoint is asked for, and no other file is read.
+        """
         for name in map(str, _format.checkpoint_names(directory.names)):
             with contextlib.suppress(DamagedError), directory.open_checkpoint(name) as inside:
                 yield inside.read_manifest(self.path / name)
@@ -262,7 +297,13 @@ class CheckpointDirectory:
         directory: Directory,
         name: str,
     ) -> tuple[Checkpoint, dict[str, Any]]:
-        """Return a checkpoint and its state. Raises as `Directory.read_manifest` does."""
+        """Return a checkpoint and its state.
+
+        Raises:
+            DamagedError: its manifest or another file does not verify.
+            CheckpointError: it has a later version of the format.
+            OSError: the system refused an operation for a reason that is not damage.
+        """
         with directory.open_checkpoint(name) as inside:
             checkpoint = inside.read_manifest(self.path / name)
             entry = checkpoint.files[_format.ARRAYS]
@@ -283,15 +324,18 @@ class CheckpointDirectory:
         Args:
             step: the step, or None for the newest.
             set_aside: names and reasons of damaged checkpoints that an earlier call has set aside.
-                This call adds its own.
+                This call adds its own to the list, even if it raises an error.
         """
         error_prefix = f"no checkpoint could be restored from {self.path}"
+        # A new list only for None: an empty list of the caller must get the names as well.
         if not self._read_only:
             with self._locked(error_prefix) as directory:
                 return self._restore(directory, step, [] if set_aside is None else set_aside)
         with self._lock.mutex, _checkpoint_errors(error_prefix):
             if step is None and not exists(self._fs, self.path):
                 return None
+            # Without the lock, a writer may remove the checkpoint that is being read. Then
+            # `_restore` has listed the directory again, and is called once more.
             with self._opened() as directory:
                 for _ in range(_MAX_LISTINGS):
                     with contextlib.suppress(_RemovedError):
@@ -315,8 +359,8 @@ class CheckpointDirectory:
         Raises:
             CheckpointError: there is none of `step`.
             CorruptCheckpointError: all are damaged.
-            _RemovedError: the writer has removed the one that was read. `directory` has the names
-                that are there now, for another call.
+            _RemovedError: a writer has removed the checkpoint that was being read. `directory` has
+                the current names, for another call.
         """
         names = _format.checkpoint_names(directory.names)
         for name in names:
@@ -328,24 +372,34 @@ class CheckpointDirectory:
                 return Restored(checkpoint, state, tuple(set_aside))
             except DamagedError as error:
                 damage = str(error)
+            # It looks damaged if a writer has removed it meanwhile. With the lock, there is no
+            # other writer.
             if self._read_only and text not in directory.list_names():
                 raise _RemovedError
             set_aside.append((text, damage))
             self._set_aside(directory, text, damage)
+        # There were checkpoints, and the first one in the list is the newest.
         if set_aside:
             raise self._none_is_good(*set_aside[0])
         if step is not None:
             existing = sorted({name.step for name in names})
             steps = ", ".join(map(str, existing))
-            message = f"{self.path} has no checkpoint of step {step}"
-            raise CheckpointError(errno.ENOENT, f"{message}; there are: {steps or 'none at all'}")
+            raise CheckpointError(
+                errno.ENOENT,
+                f"{self.path} has no checkpoint of step {step};"
+                f" there are: {steps or 'none at all'}",
+            )
+        # Earlier processes may have set all of them aside. That is not a new directory.
         earlier = _format.damaged_names(directory.names)
         if earlier:
             raise self._none_is_good(earlier[0], "was set aside as damaged before")
         return None
 
     def _none_is_good(self, newest: str, reason: str) -> CorruptCheckpointError:
-        """Return the error for a directory whose checkpoints are all damaged."""
+        """Return the error for a directory whose checkpoints are all damaged.
+
+        `newest` is the name of the newest one, and `reason` its damage.
+        """
         return CorruptCheckpointError(
             f"{self.path} has checkpoints and none of them is good, the newest is {newest}:"
             f" {reason}; to start from the beginning, use another directory",
@@ -369,8 +423,7 @@ class CheckpointDirectory:
                 directory.sync()
             except OSError as error:
                 outcome = f"could not be set aside ({error})"
-        path = self.path / name
-        logger.warning("checkpoint %s is damaged and %s: %s", path, outcome, reason)
+        logger.warning("checkpoint %s is damaged and %s: %s", self.path / name, outcome, reason)
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return the checkpoints whose manifest verifies, newest first."""
@@ -381,10 +434,14 @@ class CheckpointDirectory:
             self._opened() as directory,
         ):
             return list(self._readable(directory))
+        # The directory does not exist, or was removed while it was read.
         return []
 
     def verify(self) -> list[tuple[Path, str | None]]:
-        """Read all checkpoints. See `Saver.verify`."""
+        """Read all checkpoints, without the lock, and return the path and the damage of each.
+
+        The damage of a good one is None. See `Saver.verify`.
+        """
         verified: list[tuple[Path, str | None]] = []
         with (
             _checkpoint_errors(f"the checkpoints in {self.path} could not be verified"),
@@ -396,7 +453,7 @@ class CheckpointDirectory:
                 try:
                     self._read(directory, name)
                 except DamagedError as error:
-                    # A writer may have removed it, or set it aside, meanwhile.
+                    # It looks damaged if a writer has removed it meanwhile, or set it aside.
                     if name not in directory.list_names():
                         continue
                     damage = str(error)
@@ -420,5 +477,6 @@ def _checkpoint_errors(prefix: str) -> Generator[None]:
         raise
     except OSError as error:
         code = error.errno or errno.EIO
-        # The message has all that the error of the system says.
+        # The message contains the text of the system's error, so that need not be the cause as
+        # well.
         raise CheckpointError(code, f"{prefix}: {error.strerror or error}") from None

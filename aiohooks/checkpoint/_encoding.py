@@ -2,6 +2,11 @@
 
 The tree is MessagePack. Types that MessagePack does not have are extension types with the numbers
 below. No name in a file is ever looked up, and nothing in a file is ever executed.
+
+tree        the state without the bytes of arrays: it has the name, dtype and shape of each array
+native      the name of a dtype in the safetensors format, which does not have all dtypes
+storage     the memory of a tensor, which several tensors may share
+containers  lists, tuples and dicts
 """
 
 from __future__ import annotations
@@ -48,7 +53,7 @@ MAX_CONTAINERS = 5_000_000
 CHUNK_BYTES = 1 << 20
 """The size of one write."""
 _ALIGNMENT = 64
-# The limit of the safetensors library.
+# The safetensors library rejects a longer header.
 _MAX_HEADER_BYTES = 100_000_000
 
 # Numbers of the extension types, which are part of the format.
@@ -61,6 +66,8 @@ _TENSOR = 6
 _COUNTER = 7
 _MODULE = 8
 
+# The names of numpy's dtypes that have an exact form on disk: bool, integers, floats, complex
+# numbers, times with a unit, and text and bytes of a fixed width.
 _SUPPORTED = re.compile(
     r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[mM]8\[[0-9]*[a-zA-Z]+\]|U[0-9]+|S[0-9]+)",
     re.ASCII,
@@ -74,18 +81,21 @@ class _Stored(NamedTuple):
     """An array of the file: its entry in the header, and where its bytes come from."""
 
     native: str | None
-    """The name that safetensors has for its dtype. Without one, plain bytes are stored."""
+    """The name that safetensors has for its dtype, or None: then it is stored as plain bytes."""
     shape: list[int]
     nbytes: int
     alignment: int
-    """The size of an item."""
+    """The size of an item in bytes: the array begins at a multiple of it."""
     data: Callable[[], memoryview]
-    """Returns the bytes, when they are written: a copy of a device takes memory until then."""
+    """Returns the bytes. It is called when they are written, because it may copy the array, for
+    example from a device, and only one such copy must be in memory at a time.
+    """
 
 
 def _array_file(arrays: Mapping[str, _Stored]) -> Iterator[bytes | memoryview]:
     """Return the chunks of a safetensors file: its header, and the arrays from their own memory."""
-    # The widest first, so that each array begins at a multiple of its item size.
+    # The arrays with the widest items come first. All sizes of items are powers of 2, so each array
+    # begins at a multiple of its item size.
     in_order = sorted(
         arrays.items(),
         key=lambda item: item[1].alignment,
@@ -102,6 +112,7 @@ def _array_file(arrays: Mapping[str, _Stored]) -> Iterator[bytes | memoryview]:
         }
         offset = end
     text = json.dumps(entries, separators=(",", ":")).encode("ascii")
+    # The arrays begin after the header, which is filled up to a multiple of 8 for their alignment.
     text += b" " * (-len(text) % 8)
     if len(text) > _MAX_HEADER_BYTES:
         raise InvalidArgumentError(
@@ -113,6 +124,10 @@ def _array_file(arrays: Mapping[str, _Stored]) -> Iterator[bytes | memoryview]:
 
 
 def _chunks(header: bytes, arrays: list[_Stored]) -> Iterator[bytes | memoryview]:
+    """Yield the header, and then the bytes of each array in pieces.
+
+    It is a generator of its own, so that `_array_file` raises its errors before the first chunk.
+    """
     yield header
     for stored in arrays:
         data = stored.data()
@@ -132,8 +147,8 @@ _read_header = msgspec.json.Decoder(dict[str, _Entry]).decode
 def read_arrays(file: io.BufferedIOBase, size: int) -> dict[str, Array]:
     """Return the bytes of each array of a file of `size` bytes, in memory of their own.
 
-    The safetensors library copies all arrays in one call that holds the interpreter's lock, so that
-    the event loop would stop for a second for each GiB.
+    This does not use the safetensors library. That copies all arrays in one call, which holds the
+    interpreter's lock, and would stop the event loop for a second for each GiB.
 
     Raises:
         DamagedError: it is not a safetensors file, or its arrays do not follow each other in the
@@ -151,7 +166,8 @@ def read_arrays(file: io.BufferedIOBase, size: int) -> dict[str, Array]:
     position = 0
     for name, entry in entries.items():
         begin, end = entry.data_offsets
-        # Also so that a forged header takes no more memory than the file has bytes.
+        # This also limits the memory that a forged header can take: the arrays follow each other
+        # within the bytes of the file.
         if begin != position or not begin <= end <= data_size:
             raise DamagedError("is not a safetensors file (its arrays overlap, or have gaps)")
         arrays[name] = _new_memory(end - begin)
@@ -163,7 +179,11 @@ def read_arrays(file: io.BufferedIOBase, size: int) -> dict[str, Array]:
 
 
 def _new_memory(size: int) -> Array:
-    # Aligned as torch aligns its own: the last bits of a matrix product may depend on it.
+    """Return memory for the bytes of an array, aligned as torch aligns its own.
+
+    The last bits of a matrix product may depend on the alignment, and a restore must not change it.
+    """
+    # Take more than needed, and leave out the bytes before the first aligned address.
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size]
@@ -173,7 +193,7 @@ def _new_memory(size: int) -> Array:
 
 
 def encode(state: Mapping[str, Any]) -> dict[str, Iterable[bytes | memoryview]]:
-    """Return the chunks of each file. The first of the arrays is a header with their sizes.
+    """Return the chunks of each file. The first chunk of the arrays is a header with their sizes.
 
     Arrays are not copied before their chunks are taken, and then only an array that is not
     C-contiguous or is in the memory of a device, one at a time.
@@ -185,6 +205,7 @@ def encode(state: Mapping[str, Any]) -> dict[str, Iterable[bytes | memoryview]]:
     if not isinstance(state, Mapping):
         raise InvalidArgumentError(f"state is {state!r}; give a mapping")
     encoder = _Encoder()
+    # This also collects the arrays of the state in `encoder.arrays`.
     data = _write_tree(encoder.mapping(state))
     return {
         ARRAYS: _array_file(encoder.arrays),
@@ -204,13 +225,14 @@ class _Encoder:
 
     def __init__(self) -> None:
         self.arrays: dict[str, _Stored] = {}
+        # The keys and indexes that lead to the value that is being converted.
         self._path: list[str | int] = []
-        """Keys and indexes that lead to the value that is being converted."""
+        # How many containers were converted.
         self._containers = 0
-        """How many containers were converted."""
+        # The module `_torch`, or None if the program has not imported torch.
         self._torch: Any = torch_support()
+        # The names of the arrays that have the memory of tensors, by the address of the memory.
         self._storage_names: dict[Any, str] = {}
-        """The names of arrays that are the memory of tensors, by its address."""
 
     def value(self, value: Any) -> Any:
         """Return the representation of a value in MessagePack."""
@@ -220,8 +242,9 @@ class _Encoder:
         convert = _CONVERTERS.get(kind)
         if convert is not None:
             return convert(self, value)
-        # A subclass of ndarray has more (a mask, a unit) than would be kept, and scalars of
-        # flexible size lose zeros at their end.
+        # A scalar of numpy. Scalars of flexible size (text, bytes) are rejected below, because they
+        # lose zeros at their end. So are subclasses of ndarray, which have more than an array, such
+        # as a mask or a unit, that would be lost.
         is_scalar = issubclass(kind, np.generic)
         if is_scalar and not issubclass(kind, np.flexible):
             dtype = self._checked_dtype(value.dtype)
@@ -234,6 +257,7 @@ class _Encoder:
         )
 
     def text(self, value: str) -> str:
+        """Return a text. Reject one that has no UTF-8, such as a lone surrogate."""
         try:
             value.encode()
         except UnicodeEncodeError:
@@ -243,8 +267,10 @@ class _Encoder:
         return value
 
     def integer(self, value: int) -> int | Ext:
+        """Return an int, or an extension type if it has more than 64 bits."""
         if value in _PLAIN_INTS:
             return value
+        # The number of bytes, rounded up, with room for the sign bit.
         size = value.bit_length() // 8 + 1
         return Ext(_INT, value.to_bytes(size, "little", signed=True))
 
@@ -252,6 +278,7 @@ class _Encoder:
         return [value for _, value in self._converted(enumerate(values))]
 
     def mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Convert a mapping whose keys are str, or int of 64 bits. Reject other keys."""
         for key in values:
             if type(key) is str:
                 self.text(key)
@@ -265,12 +292,12 @@ class _Encoder:
     def _converted(self, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         """Yield the keys of a container with the representations of its values."""
         if len(self._path) >= MAX_DEPTH:
-            place = _place(self._path[:4])
             raise InvalidArgumentError(
-                f"{place}... is nested deeper than {MAX_DEPTH} levels, or in itself; flatten it",
+                f"{_place(self._path[:4])}... is nested deeper than {MAX_DEPTH} levels, or in"
+                " itself; flatten it",
             )
-        # A container is written wherever it is, so a few that share each other could take memory
-        # without end.
+        # A container that is in the state several times is written each time. So a few containers
+        # that contain each other several times could take memory without end.
         self._containers += 1
         if self._containers > MAX_CONTAINERS:
             raise InvalidArgumentError(
@@ -278,6 +305,7 @@ class _Encoder:
                 " that is there several times counts as often; put numbers into arrays, and shared"
                 " containers into the state once",
             )
+        # The last item of the path is the key of the value that is being converted.
         self._path.append("")
         for key, value in items:
             self._path[-1] = key
@@ -285,7 +313,7 @@ class _Encoder:
         self._path.pop()
 
     def ordered_mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any] | Ext:
-        """Convert an OrderedDict, which is the state of a torch module if it has metadata."""
+        """Convert an OrderedDict to a dict, or with `_metadata` to the state of a torch module."""
         converted = self.mapping(values)
         metadata = getattr(values, "_metadata", None)
         if metadata is None:
@@ -296,8 +324,10 @@ class _Encoder:
         return _extension(_MODULE, [converted, converted_metadata])
 
     def array(self, array: Array) -> Ext:
+        """Add an array to the file of the arrays. Return its entry in the tree."""
         dtype = self._checked_dtype(array.dtype)
         shape = list(array.shape)
+        # safetensors has no big-endian numbers, which numpy marks by ">".
         native = None
         if not dtype.startswith(">"):
             native = SAFETENSORS_NAMES.get(array.dtype.name)
@@ -308,7 +338,10 @@ class _Encoder:
         return _extension(_ARRAY, [name, dtype, shape])
 
     def _tensor(self, value: Any) -> Ext:
-        """Add the memory of a tensor, once. Tensors that share it share it after a restore."""
+        """Add the memory of a tensor to the file, once. Return the entry of the tensor in the tree.
+
+        Tensors that share memory share it after a restore as well.
+        """
         reason = self._torch.refusal(value)
         if reason is not None:
             raise self._rejected(reason)
@@ -318,20 +351,22 @@ class _Encoder:
         address = self._torch.storage_address(tensor)
         name = self._storage_names.get(address)
         if name is None:
-            # If several tensors share the memory, this one decides how other programs see it.
+            # The dtype and shape in the header are for other programs. If several tensors share the
+            # memory, they are those of the first tensor, if it fills the memory.
             storage = tensor.untyped_storage()
             native = None
             if tensor.is_contiguous() and tensor.nbytes == storage.nbytes():
                 native = SAFETENSORS_NAMES.get(dtype)
             data = functools.partial(self._torch.host_bytes, storage)
-            stored = _Stored(
-                native,
-                shape,
-                storage.nbytes(),
-                tensor.element_size(),
-                data,
+            name = self._add(
+                _Stored(
+                    native,
+                    shape,
+                    storage.nbytes(),
+                    tensor.element_size(),
+                    data,
+                ),
             )
-            name = self._add(stored)
             self._storage_names[address] = name
         strides = list(tensor.stride())
         offset = tensor.storage_offset()
@@ -339,8 +374,9 @@ class _Encoder:
 
     def _add(self, stored: _Stored) -> str:
         """Add an array under its path. Return its name in the file."""
-        # A JSON pointer, for other readers of the file. Escaping gives only `~0` and `~1`, so that
-        # a higher number makes equal names different.
+        # The name is a JSON pointer to the array in the state, for other readers of the file. In a
+        # pointer, `~` is followed by 0 or 1 only. So `~` with a higher number at the end makes a
+        # name that no other array has.
         name = "/".join(str(key).replace("~", "~0").replace("/", "~1") for key in self._path)
         if name in ("", "__metadata__") or name in self.arrays:
             name += f"~{len(self.arrays) + 2}"
@@ -359,9 +395,11 @@ class _Encoder:
         )
 
     def _rejected(self, reason: str) -> InvalidArgumentError:
+        """Return the error for the value that is being converted. `reason` follows its place."""
         return InvalidArgumentError(f"{_place(self._path)} {reason}")
 
 
+# Values of these types are written as they are.
 _PLAIN = {type(None), bool, float, bytes}
 _PLAIN_INTS = range(-(2**63), 2**64)
 _CONVERTERS: dict[type, Callable[[_Encoder, Any], Any]] = {
@@ -380,6 +418,7 @@ _CONVERTERS: dict[type, Callable[[_Encoder, Any], Any]] = {
 
 
 def _bytes_of(array: Array) -> memoryview:
+    """Return the bytes of an array: its own memory if it is C-contiguous, otherwise a copy."""
     flat: Any = np.ascontiguousarray(array).reshape(-1)
     return memoryview(flat.view(np.uint8))
 
@@ -394,7 +433,9 @@ def _place(path: Sequence[str | int]) -> str:
 
 
 def decode(data: bytes, arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Return a state from the bytes of the tree and the bytes of the arrays, which it takes.
+    """Return a state from the bytes of the tree and the bytes of the arrays.
+
+    The arrays of the state use the memory of `arrays`, and do not copy it.
 
     Raises:
         DamagedError: it is not what `encode` gives.
@@ -422,10 +463,13 @@ class _Decoder:
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._arrays = arrays
         self._torch: Any = torch_support()
+        # The storages of tensors by the name of their array, so that tensors share them again.
         self._storages: dict[str, Any] = {}
 
     def tree(self, data: bytes) -> Any:
-        # A `Decoder` would refer to this object, which would keep it and the arrays alive.
+        """Return the value of some MessagePack: of the whole tree, or of an extension type."""
+        # A `Decoder` of msgspec in an attribute would refer to this object, and this object to it.
+        # Such a cycle would keep the arrays in memory until the garbage collector finds it.
         return msgspec.msgpack.decode(data, ext_hook=self._extension)
 
     def _extension(self, code: int, data: memoryview) -> Any:
@@ -447,7 +491,9 @@ class _Decoder:
     def scalar(self, data: bytes) -> Any:
         text, content = _read_scalar(data)
         dtype = _parse_dtype(text)
-        if dtype.kind in "US":  # numpy does not check text
+        # A state has no such scalars (see `_Encoder.value`), and numpy does not check that the
+        # bytes are valid text.
+        if dtype.kind in "US":
             raise DamagedError("has a number with the dtype of a text")
         return np.frombuffer(content, dtype, 1)[0]
 
@@ -457,7 +503,7 @@ class _Decoder:
         memory: Any = self._arrays[name]
         if math.prod(shape) * dtype.itemsize != len(memory):
             raise DamagedError("has another dtype or shape of an array than the other file")
-        # numpy cannot make an empty array in no memory.
+        # numpy rejects a buffer of no bytes, so an empty array gets no buffer.
         return np.ndarray(shape, dtype, memory if len(memory) else None)
 
     def tensor(self, data: bytes) -> Any:
@@ -487,6 +533,8 @@ _EXTENSIONS: dict[int, Callable[[_Decoder, bytes], Any]] = {
 
 @functools.lru_cache(1024)
 def _parse_dtype(text: str) -> np.dtype[Any]:
+    """Return the dtype of a name in a file. Raise `DamagedError` if the format does not have it."""
+    # Only names that were checked get to numpy, whose parser accepts much more.
     if len(text) > 40 or not _SUPPORTED.fullmatch(text):
         raise DamagedError("has an unknown dtype")
     return np.dtype(text)

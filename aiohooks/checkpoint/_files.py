@@ -3,6 +3,10 @@
 Names are relative to an open `Directory`. All operations go through one `fs` object, which is `os`
 except in tests that record, fail or kill at any operation. Errors of `os` pass as they are. An
 entry that is not a plain file of the expected size raises `DamagedError`.
+
+entry     a name in a directory, of whatever kind: a file, a directory, a link, a pipe
+durable   said of what a power cut does not undo: a file is durable after a sync of the file, and a
+          name after a sync of its directory
 """
 
 from __future__ import annotations
@@ -35,17 +39,18 @@ except ImportError as error:
         " Windows (WSL)",
     ) from error
 
-# Python closes each descriptor in a new program, and tries again what a signal has interrupted,
-# except `close`.
+# Python itself sets O_CLOEXEC, and repeats calls that a signal has interrupted (except `close`), so
+# neither is done here.
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _NO_LINKS = os.O_NOFOLLOW
-# Opening a pipe for reading would wait for a writer.
+# Without this flag, opening a pipe for reading would wait for a writer.
 _NO_WAIT = os.O_NONBLOCK
-# Small pieces let other threads run, and stay in the cache of the processor for their checksum.
+# How much one call reads: a small piece lets other threads run soon, and is still in the cache of
+# the processor when its checksum is computed.
 _PIECE_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 16
 
-# Errors of open and read that mean the entry is damaged. All others are trouble of this process
+# Errors of open and read that mean the entry is damaged. All other errors come from this process
 # (permissions, limits) and say nothing about the checkpoint.
 _DAMAGE = {
     errno.ENOENT,
@@ -81,6 +86,7 @@ def close_quietly(fs: Any, fd: int) -> None:
 def exists(fs: Any, path: Path) -> bool:
     """Return whether there is an entry at a path."""
     with contextlib.suppress(FileNotFoundError):
+        # A link counts, even if its target is missing.
         fs.stat(path, follow_symlinks=False)
         return True
     return False
@@ -95,7 +101,7 @@ class Directory:
         dir_fd: the descriptor of an open directory.
 
     Attributes:
-        names: the names in it, when `list_names` was called last.
+        names: the names in it when `list_names` was called last, and those committed since.
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class Directory:
         dir_fd: int | None = None,
     ) -> None:
         self.fs = fs
+        # Only the path that the user has given may be a link.
         flags = _DIRECTORY if dir_fd is None else _DIRECTORY | _NO_LINKS
         self.fd: int = fs.open(path, flags, dir_fd=dir_fd)
         self.names: set[str] = set()
@@ -116,7 +123,7 @@ class Directory:
         close_quietly(self.fs, self.fd)
 
     def unused_name(self, name: str) -> str:
-        """Return `name`, with a number at its end if it is in the directory."""
+        """Return `name`, with a number at its end if the listed names have it already."""
         unused = name
         number = 1
         while unused in self.names:
@@ -183,12 +190,14 @@ class Directory:
                 crc32 = zlib.crc32(chunk, crc32)
                 size += len(chunk)
                 write_all(write, chunk, name)
-            # A failed sync is not tried again: the data is lost, though a second sync succeeds.
+            # A failed sync is not repeated: the system may have dropped the data, and a second sync
+            # would succeed all the same.
             self.fs.fsync(fd)
         except BaseException:
             close_quietly(self.fs, fd)
             raise
-        self.fs.close(fd)  # its error is not ignored, because it may mean a lost write
+        # Unlike `close_quietly`, this raises an error, because it may mean a lost write.
+        self.fs.close(fd)
         return FileEntry(size, crc32)
 
     @contextlib.contextmanager
@@ -197,7 +206,7 @@ class Directory:
         name: str,
         size: int | None = None,
     ) -> Generator[FileReader]:
-        """Open a plain file for reading.
+        """Open a plain file for reading, for the block.
 
         Raises:
             DamagedError: it is missing, not a plain file, unreadable, or of another size than
@@ -215,8 +224,8 @@ class Directory:
                     raise DamagedError("is not a plain file")
                 if size is not None and status.st_size != size:
                     raise DamagedError(f"has {status.st_size} bytes instead of {size}")
-                # For a checkpoint of many small arrays, a read of the system for each would take
-                # longer than all the rest.
+                # The reader has a buffer. Without it, each of many small arrays would need a read
+                # of the system, and these would take longer than everything else.
                 yield FileReader(_OpenFile(self.fs, fd, status.st_size), _BUFFER_BYTES)
             finally:
                 close_quietly(self.fs, fd)
@@ -249,21 +258,23 @@ class Directory:
             try:
                 yield reader
             except DamagedError:
+                # Raise the error of a wrong checksum instead, if that is the cause.
                 reader.check(entry.crc32)
                 raise
-            # Other errors, such as a MemoryError, say nothing about the file: it is not read on.
+            # After another error in the block, such as a MemoryError, this is not reached: such an
+            # error says nothing about the file.
             reader.check(entry.crc32)
 
 
 class FileReader(io.BufferedReader):
-    """Reads an open file, each byte once, from the beginning.
+    """Reads an open file, each byte once, from the beginning, and computes its checksum.
 
     Its methods raise `DamagedError` if the file ends early. `Directory.opened` converts the errors
     of the system in its block.
     """
 
     raw: Any
-    """The `_OpenFile`."""
+    """The `_OpenFile` below the buffer, which has the size and the checksum."""
 
     def check(self, crc32: int) -> None:
         """Read the rest. Raise `DamagedError` if the file has another checksum."""
@@ -287,6 +298,7 @@ class _OpenFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Read a piece into the buffer, and return its size: 0 at the expected end of the file."""
         piece = memoryview(buffer)[: min(_PIECE_BYTES, self._unread)]
         if not piece:
             return 0
@@ -304,15 +316,16 @@ class DirectoryLock:
     The kernel releases it when the process ends.
 
     Attributes:
-        mutex: for the threads of this process: those of several tasks, and a thread that its
-            cancelled caller no longer waits for.
+        mutex: held by the thread of this process that uses the directory. Other threads may wait
+            for it: those of other tasks, and a thread whose caller was cancelled.
     """
 
     def __init__(self, fs: Any, path: Path) -> None:
         self._fs = fs
         self._flock: Any = getattr(fs, "flock", fcntl.flock)
         self._path = path
-        # The directory and its `.lock`, while it is locked. The stack closes both.
+        # The directory and its open file `.lock`, or None while it is not locked. The stack closes
+        # both.
         self._directory: Directory | None = None
         self._lock_fd: int | None = None
         self._opened = contextlib.ExitStack()
@@ -320,11 +333,13 @@ class DirectoryLock:
         call_after_fork(self)
 
     def acquire(self) -> Directory:
-        """Return the directory, which is made with mode 0700 if it is missing, and locked.
+        """Lock the directory, unless it is locked already, and return it.
+
+        A missing directory is made, with mode 0700.
 
         Raises:
             CheckpointBusyError: another writer has the lock.
-            CheckpointError: see `check_place`.
+            CheckpointError: the locked directory is no longer at its path, see `check_place`.
             OSError: as the system raised it.
         """
         if self._directory is not None:
@@ -336,7 +351,8 @@ class DirectoryLock:
         try:
             self._directory = self._opened.enter_context(Directory(self._fs, self._path))
             self._lock_file(self._directory)
-            # The directory may be new, or its name not yet durable since a crash.
+            # The name of the directory must be durable before a checkpoint in it is. It may be new,
+            # or a crash has come between its making and this sync.
             self._sync_names_in(self._path.parent)
         except BaseException:
             self.release()
@@ -344,7 +360,7 @@ class DirectoryLock:
         return self._directory
 
     def _make_parent(self, path: Path) -> None:
-        """Make a directory, if it is missing, with a durable name, and its missing parents."""
+        """Make a directory if it is missing, and its missing parents, with durable names."""
         if not exists(self._fs, path):
             self._make_parent(path.parent)
             with contextlib.suppress(FileExistsError):
@@ -410,18 +426,20 @@ class DirectoryLock:
     def release(self) -> None:
         """Release the lock, if it is held, and close the files."""
         if self._lock_fd is not None:
-            # Closing the file would not release the lock while a forked child has it open.
+            # The lock is released before the file is closed: closing it would not release the lock
+            # while a forked child has the file open.
             with contextlib.suppress(OSError):
                 self._flock(self._lock_fd, fcntl.LOCK_UN)
         self._close_files()
 
     def after_fork(self) -> None:
         """Forget the lock in a forked child. The parent keeps it."""
-        # No thread of the child would release the mutex.
+        # The mutex may be held by a thread of the parent, which does not exist in the child.
         self.mutex = threading.Lock()
         self._close_files()
 
     def _close_files(self) -> None:
+        """Close the directory and `.lock`. A lock that the parent process has stays locked."""
         self._opened.close()
         self._lock_fd = None
         self._directory = None

@@ -1,6 +1,13 @@
 """The files of a checkpoint directory: their names, and the manifest of a checkpoint.
 
 A manifest has one form, which `encode` gives. Anything else is damage.
+
+manifest    a file with the step, sequence and metrics of a checkpoint, the size and checksum of its
+            other files, and a checksum of itself
+sequence    the number of a checkpoint in the order of commits
+set aside   said of a damaged checkpoint that was renamed to `damaged-...`
+interim     said of a checkpoint where a run has stopped, and no save was due
+canonical   the one form of some JSON: sorted keys, no spaces, ASCII
 """
 
 from __future__ import annotations
@@ -38,10 +45,10 @@ MALFORMED = (
     TypeError,
     ValueError,
 )
-"""Errors of code that reads contents of another form than ours."""
+"""The errors of code that reads a file whose contents do not have the expected form."""
 
-# Everything else (complex numbers, times, fixed-width text, big-endian numbers) is stored as plain
-# bytes; the tree has the dtype.
+# The dtypes that the safetensors format has. An array of another dtype (complex numbers, times,
+# fixed-width text, big-endian numbers) is stored as plain bytes, and the state has its dtype.
 SAFETENSORS_NAMES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -95,7 +102,7 @@ _TEMPORARY = re.compile(rf"\.tmp-(?:drop-)?{_STEP.pattern}(?:-[0-9]{{1,9}})?", r
 
 
 class Name(NamedTuple):
-    """The name of a checkpoint. Names sort in the order of commits."""
+    """The name of a checkpoint. Names sort in the order of commits: the sequence comes first."""
 
     sequence: int
     step: int
@@ -110,6 +117,7 @@ def parse_name(text: str) -> Name | None:
     if match is None:
         return None
     name = Name(sequence=int(match[2]), step=int(match[1]))
+    # A name with other zeros at the front is not ours, nor is one with a number above the limit.
     return name if str(name) == text and max(name) <= MAX_INT else None
 
 
@@ -132,15 +140,18 @@ def damaged_names(names: Iterable[str]) -> list[str]:
 
 
 def is_temporary(text: str) -> bool:
-    """Return whether a writer left this name unfinished.
+    """Return whether this is the name of a directory that a writer makes or removes.
 
-    The next writer removes it.
+    If the writer was killed, the next one removes the directory.
     """
     return _TEMPORARY.fullmatch(text) is not None
 
 
 def next_sequence(names: Iterable[str]) -> int:
-    """Return the highest sequence in a directory plus 1. Damaged checkpoints count."""
+    """Return the highest sequence in a directory plus 1.
+
+    Damaged checkpoints count, so that a new one never has the name of one that was set aside.
+    """
     parsed = [parse_name(text) or parse_damaged(text) for text in names]
     sequences = [name.sequence for name in parsed if name is not None]
     return max(sequences, default=0) + 1
@@ -164,6 +175,7 @@ def checkpoint_of(
     The entry `INTERIM` of the metrics, if it is there, becomes the attribute `interim`.
     """
     name = parse_name(path.name)
+    # All callers have parsed the name, or made it from a `Name`.
     assert name is not None, "the path of a checkpoint"
     return Checkpoint(
         name.step,
@@ -194,6 +206,7 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
             raise InvalidArgumentError(
                 f"metrics[{name!r}] is {value!r}; give numbers by name",
             ) from None
+    # 4096 bytes are enough for everything else in a manifest.
     if len(_canonical(_metrics_to_json(checked))) > MAX_MANIFEST_BYTES - 4096:
         raise InvalidArgumentError(
             f"metrics has {len(checked)} entries, too many for a manifest; put them into the state"
@@ -230,6 +243,8 @@ def decode(data: bytes, path: Path) -> Checkpoint:
     """
     try:
         content: dict[str, Any] = json.loads(data.decode("ascii"))
+        # A later version with a right checksum is no damage. With a wrong one, the version itself
+        # may be damaged.
         if content["version"] > VERSION and _sealed(content) == data:
             raise CheckpointError(
                 errno.ENOTSUP,
@@ -246,15 +261,16 @@ def decode(data: bytes, path: Path) -> Checkpoint:
         checkpoint = checkpoint_of(path, metrics, files)
     except MALFORMED as error:
         raise DamagedError(f"is not a manifest ({type(error).__name__})") from None
-    # This finds a wrong checksum, another step, an entry too many, and each other form: a key that
-    # is there twice, a bool in place of an int, a number in a text.
+    # Only the canonical form of the same checkpoint gives the same bytes. So this one comparison
+    # finds a wrong checksum, another step than that of the path, an entry too many, and all other
+    # forms of the JSON, such as a key that is there twice, or a bool in place of an int.
     if encode(checkpoint) != data:
         raise DamagedError("is of another checkpoint, or not in canonical form with its checksum")
     return checkpoint
 
 
 def _metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    # JSON has no infinities and no NaN, but a loss may be one.
+    # A loss may be infinite or NaN, for which JSON has no number. Such a metric becomes a text.
     return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
 
 

@@ -1,6 +1,12 @@
 """Copies of checkpoints in a file system of fsspec: made in the background, and read by a restore.
 
-A checkpoint is there if its manifest is: the manifest is written last and removed first.
+The mirror has a checkpoint if it has the manifest, which is written last and removed first.
+
+mirror    the directory in the other file system, and the checkpoints in it
+here      in the directory of the `Saver`, in contrast to the mirror
+pending   said of a checkpoint that is being copied to the mirror, or waits for that
+sequence  the number of a checkpoint in the order of commits: the newest has the highest
+object store   a file system without directories, such as S3: a path is only a name
 """
 
 from __future__ import annotations
@@ -55,7 +61,7 @@ Download = tuple[Checkpoint, Mapping[str, list[bytes]]]
 _BLOCK_BYTES = 8 << 20
 """How much one call reads or writes."""
 _PART_BYTES = 32 << 20
-"""How much an object store gets in one part. It allows 10,000 for a file."""
+"""The size of the parts in which a file is sent to an object store, which allows 10,000 parts."""
 
 
 class MirrorError(Exception):
@@ -65,12 +71,13 @@ class MirrorError(Exception):
 class Copier:
     """Copies checkpoints to a mirror in the background, and back when they are restored.
 
-    While a checkpoint is being copied, only the newest of the others waits.
+    While a checkpoint is being copied, only the newest of the submitted ones waits: the others are
+    not copied.
 
     Attributes:
-        may_be_newer: whether a restore reads the mirror as well. The `Saver` clears it after a
-            save. Before the first save or restore, another process may have saved: the lock of the
-            directory was free.
+        may_be_newer: whether the mirror may have a newer checkpoint than the directory, so that a
+            restore must read it. That is so before the first save or restore: another process may
+            have saved while the lock of the directory was free. The `Saver` clears it after a save.
     """
 
     def __init__(self, mirror: Mirror, keep: KeepPolicy) -> None:
@@ -83,17 +90,18 @@ class Copier:
     def _reset(self) -> None:
         self.may_be_newer = True
         self._remote = RemoteDirectory(self.mirror)
+        # At most two checkpoints: the first is being copied, and the second is the newest of those
+        # that were submitted since.
         self._pending: list[Checkpoint] = []
-        """The checkpoints to copy: the first is being copied, the second is the newest of those
-        that were submitted since.
-        """
+        # The task of `_copy_pending`, which ends when nothing is pending.
         self._task: asyncio.Task[None] | None = None
+        # How many attempts have failed one after another. It sets the pause before the next.
         self._attempt = 0
-        """How many attempts have failed one after another. It sets the pause before the next."""
+        # Waits for the end of a pause between two attempts. `flush` wakes it.
         self._pauses = Waiters()
-        """The wait between two attempts, which `flush` ends."""
 
-    # A forked child has neither the threads nor the connections of its parent's uploads.
+    # A forked child has neither the threads nor the connections of its parent's uploads, so it
+    # begins again. `call_after_fork` calls this method.
     after_fork = _reset
 
     @property
@@ -101,10 +109,12 @@ class Copier:
         return dataclasses.replace(self._status, pending=len(self._pending))
 
     def least_sequence(self) -> int:
-        """Return a sequence that is later than all in the mirror.
+        """Return a sequence for the next checkpoint that is later than all in the mirror.
 
-        If the mirror has not been read, this is the time in milliseconds: the last run that wrote
-        there may have got further than this directory.
+        The mirror may have later checkpoints than the directory, for example if an earlier run had
+        another directory. A new checkpoint with a lower sequence would be taken for an older one.
+        If the mirror has not been read, this is the Unix time in milliseconds. It is higher than
+        what earlier runs can have reached by counting, or by this rule.
         """
         newest = self._remote.newest_sequence
         return int(time.time() * 1000) if newest is None else newest + 1
@@ -113,6 +123,8 @@ class Copier:
 
     def submit(self, checkpoint: Checkpoint) -> None:
         """Copy a committed checkpoint in the background, unless a newer one is submitted first."""
+        # The first pending checkpoint is being copied. At most one other waits, and this one
+        # replaces it, unless this one is older. With the same sequence, it has more metrics.
         waiting = self._pending[1:]
         if not waiting or waiting[0].sequence <= checkpoint.sequence:
             self._pending[1:] = [checkpoint]
@@ -120,8 +132,11 @@ class Copier:
             self._task = new_task(self._copy_pending(), f"copies to {self.mirror}")
 
     def _describe(self) -> Awaited:
-        text = f"{self.mirror}, {self._status.error or 'without an error'}"
-        return Awaited("mirror", text, ends=False)
+        return Awaited(
+            "mirror",
+            f"{self.mirror}, {self._status.error or 'without an error'}",
+            ends=False,
+        )
 
     async def _copy_pending(self) -> None:
         """Copy checkpoints until none is pending. A copy that fails is made again."""
@@ -132,11 +147,14 @@ class Copier:
                 with active("save", f"mirror {self.mirror}", self._describe):
                     await self._copy(checkpoint)
                 self._attempt = 0
-            except Exception as error:  # also of this system: too many open files, little memory
+            # The error may also be one of this system, such as too many open files or little
+            # memory.
+            except Exception as error:
                 self._note_failure(checkpoint, str(error) or repr(error))
                 await self._pauses.wait(self.mirror.backoff.pause_secs(self._attempt))
+                # Copy the same checkpoint again, unless a newer one replaces it.
                 if len(self._pending) == 1:
-                    continue  # no newer checkpoint replaces it
+                    continue
             del self._pending[0]
 
     def _note_failure(self, checkpoint: Checkpoint, error: str) -> None:
@@ -149,31 +167,36 @@ class Copier:
                 checkpoint.step,
                 error,
             )
-        failures = self._status.failures + 1
-        self._status = dataclasses.replace(self._status, failures=failures, error=error)
+        self._status = dataclasses.replace(
+            self._status,
+            failures=self._status.failures + 1,
+            error=error,
+        )
         self._attempt += 1
 
     async def _copy(self, checkpoint: Checkpoint) -> None:
         """Copy a checkpoint, and remove the old ones in the mirror.
 
-        An error of the removal is only logged. A checkpoint that was removed here meanwhile is left
-        out.
+        An error of the removal is only logged, because the copy itself has succeeded. If the
+        checkpoint was removed here meanwhile, nothing is copied.
         """
         names = await self._remote.names()
         with contextlib.ExitStack() as opened:
             try:
                 files = await to_thread(_open_files, checkpoint, opened)
             except (FileNotFoundError, DamagedError):
+                # If its directory still exists, the checkpoint is damaged. Otherwise the policy or
+                # a user has removed it, and there is nothing to copy.
                 if await to_thread(os.path.lexists, checkpoint.path):
                     raise
-                # The policy or a user has removed it.
                 logger.info("mirror %s: %s is gone, and not copied", self.mirror, checkpoint.path)
                 return
             await self._remote.upload(checkpoint, files)
         self._status = dataclasses.replace(self._status, latest_step=checkpoint.step, error=None)
         try:
             await self._remote.remove_old(self._keep, names, checkpoint)
-        except Exception as error:  # also of the policy
+        # The error may also be one of the policy.
+        except Exception as error:
             logger.warning(
                 "mirror %s: old checkpoints could not be removed (%r); the next copy tries again",
                 self.mirror,
@@ -185,7 +208,8 @@ class Copier:
 
         Return whether they have been copied. If not, a warning lists their steps.
         """
-        self._attempt = 0  # the next pauses are short
+        # End the current pause. The next pauses are short again, as after the first failure.
+        self._attempt = 0
         self._pauses.wake()
         if self._task is None:
             return True
@@ -206,6 +230,7 @@ class Copier:
         try:
             await self.flush(grace_secs)
         finally:
+            # The next use begins again, while the old task may still be ending.
             task = self._task
             self._reset()
             if task is not None and not task.done():
@@ -222,12 +247,14 @@ class Copier:
     ) -> Restored | None:
         """Restore the newest good checkpoint of both sides, or that of a step. See `Saver.restore`.
 
-        The directory has a copy of it then. The mirror gets one, if it is the newest.
+        Afterwards, the checkpoint is in the directory. If it is the newest of both sides, it is
+        copied to the mirror as well.
         """
         restored = await self._restore_newest(directory, step)
         if restored is not None and step is None:
             self.may_be_newer = False
-            self.submit(restored.checkpoint)  # does nothing if it is there
+            # The upload writes nothing if the mirror has it already.
+            self.submit(restored.checkpoint)
         return restored
 
     async def _restore_newest(
@@ -237,22 +264,30 @@ class Copier:
     ) -> Restored | None:
         """Restore from the directory, after a download if the mirror has a newer checkpoint.
 
+        The directory is read first. If the mirror has checkpoints that are newer than the newest
+        good one here, the first good one of these is downloaded, and the directory is read again.
         Damaged checkpoints of the mirror are no error if there is a good one here.
         """
         restored: Restored | None = None
         failure: CheckpointError | None = None
+        # The newest good checkpoint in the directory, or None if there is none.
         newest_here: Name | None = None
+        # The checkpoints of the mirror to download from, newest first.
         names: list[Name] = []
-        # What the first read has set aside is reported by the second as well.
+        # Both reads add to this list, because the second one no longer finds the checkpoints that
+        # the first one has set aside.
         set_aside: list[tuple[str, str]] = []
         try:
             restored = await to_thread(directory.restore, step, set_aside)
         except CheckpointError as error:
-            # The mirror may have what is missing or damaged here.
+            # The mirror may have the checkpoint that is missing or damaged here. Other errors are
+            # final.
             if error.errno != errno.ENOENT and not isinstance(error, CorruptCheckpointError):
                 raise
             failure = error
         if restored is not None:
+            # The mirror has nothing newer. But if a checkpoint was damaged here, the mirror may
+            # have a good copy of it.
             if not self.may_be_newer and not set_aside:
                 return restored
             newest_here = _format.name_of(restored.checkpoint)
@@ -263,8 +298,10 @@ class Copier:
                 if step in (None, name.step) and (newest_here is None or name > newest_here)
             ]
             if names:
-                restored = None  # frees its memory for the download
-                # Not in a variable: the second read needs the memory of the download.
+                # This frees the memory of the first read for the download.
+                restored = None
+                # The download is not kept in a variable, so that its memory is free for the second
+                # read.
                 await to_thread(directory.add_download, *await self._download(names))
         except MirrorError as error:
             if newest_here is None:
@@ -285,6 +322,7 @@ class Copier:
             # raises the error of its damaged ones.
             if newest_here is None and not set_aside:
                 raise
+        # Also after a failed download, because the first result was dropped for it.
         if names:
             return await to_thread(directory.restore, step, set_aside)
         if failure is not None:
@@ -299,14 +337,19 @@ class Copier:
             CorruptCheckpointError: all are damaged.
             CheckpointError: one has a later version of the format.
         """
+        # The name and the damage of the first checkpoint, which is the newest.
         newest = ""
         for name in names:
             try:
                 return await self._remote.download(name)
             except DamagedError as error:
                 newest = newest or f"{name}: {error}"
-                message = "checkpoint %s in the mirror %s was skipped: %s"
-                logger.warning(message, name, self.mirror, error)
+                logger.warning(
+                    "checkpoint %s in the mirror %s was skipped: %s",
+                    name,
+                    self.mirror,
+                    error,
+                )
         raise CorruptCheckpointError(
             f"the mirror {self.mirror} has checkpoints and none of them is good, the newest is"
             f" {newest}",
@@ -318,7 +361,10 @@ def _open_files(
     checkpoint: Checkpoint,
     opened: contextlib.ExitStack,
 ) -> dict[str, FileReader]:
-    """Open the files of a checkpoint, which can be read to their end if it is removed meanwhile."""
+    """Open the files of a checkpoint. `opened` closes them.
+
+    An open file can be read to its end, even if the checkpoint is removed meanwhile.
+    """
     directory = opened.enter_context(Directory(os, checkpoint.path))
     return {
         file: opened.enter_context(directory.opened(file, entry.size))
@@ -330,13 +376,15 @@ class RemoteDirectory:
     """A directory of checkpoints in a file system of fsspec, which the first call opens.
 
     A file system may block indefinitely, and a thread cannot be stopped. So each operation runs in
-    a daemon thread of its own, which does not keep the process alive, and fails if it takes longer
-    than `timeout_secs`. Only checkpoints and their files are ever written or removed.
+    a daemon thread of its own, which does not keep the process alive. The operation fails if it
+    takes longer than `timeout_secs`, and its thread is left alone. Only checkpoints and their files
+    are ever written or removed.
     """
 
     def __init__(self, mirror: Mirror) -> None:
-        # In a chain of URLs such as "simplecache::s3://", this is the first protocol.
+        # Of a chain of URLs such as "simplecache::s3://", fsspec returns the first protocol.
         protocol = fsspec.utils.get_protocol(mirror.url)
+        # This call is for its error.
         try:
             fsspec.get_filesystem_class(protocol)
         except ValueError:
@@ -347,13 +395,13 @@ class RemoteDirectory:
         self._mirror = mirror
         self.newest_sequence: int | None = None
         """The highest sequence in the mirror, or None until it has been read."""
+        # The file system, and the path of the directory in it, or None while it is not open.
         self._opened: tuple[Any, str] | None = None
-        """The file system, and the path of the directory in it."""
+        # The checkpoints whose manifest has been read or written, so that it is read only once.
         self._checkpoints: dict[Name, Checkpoint] = {}
-        """The checkpoints whose manifest has been read or written, so that it is read only once."""
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a blocking function.
+        """Call a blocking function in a thread, and return its result.
 
         Raises:
             MirrorError: the function failed, or took longer than `timeout_secs`.
@@ -361,7 +409,8 @@ class RemoteDirectory:
         """
         future = self._start(function, *args)
         if not await wait_done([future], self._mirror.timeout_secs):
-            self._opened = None  # its connections may be dead
+            # The connections of the file system may be dead, so the next call opens it again.
+            self._opened = None
             raise MirrorError(f"no progress for {self._mirror.timeout_secs} s")
         return future.result()
 
@@ -373,7 +422,9 @@ class RemoteDirectory:
         """Call a function in a new daemon thread, and return the future of its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        future.add_done_callback(retrieve_exception)  # the caller may have been cancelled
+        # If the caller was cancelled, nothing else retrieves an exception, and asyncio would log
+        # it.
+        future.add_done_callback(retrieve_exception)
 
         def run() -> None:
             finish: Callable[[], None]
@@ -385,7 +436,8 @@ class RemoteDirectory:
                 text = f"{type(error).__name__}: {error}".removesuffix(": ")
                 kind = MemoryError if isinstance(error, MemoryError) else MirrorError
                 finish = functools.partial(future.set_exception, kind(text))
-            with contextlib.suppress(RuntimeError):  # the loop is closed
+            # This fails if the event loop was closed: then no one waits for the result.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(finish)
 
         threading.Thread(target=run, name=f"aiohooks: mirror {self._mirror}", daemon=True).start()
@@ -394,14 +446,16 @@ class RemoteDirectory:
     def _open(self) -> tuple[Any, str]:
         """Return the file system and the path of the directory."""
         if self._opened is None:
-            # An instance of its own: its connections end with it.
+            # Not a cached instance of fsspec, which other code may use: its connections must end
+            # with this object.
             fs, root = fsspec.core.url_to_fs(
                 self._mirror.url,
                 skip_instance_cache=True,
                 **(self._mirror.storage_options or {}),
             )
             self._opened = fs, str(root).rstrip("/")
-        self._opened[0].invalidate_cache()  # of listings, which others may have changed
+        # fsspec caches listings, and other processes may have changed the directory.
+        self._opened[0].invalidate_cache()
         return self._opened
 
     # Reading
@@ -430,15 +484,16 @@ class RemoteDirectory:
                 f"{root} does not exist, and may not be mounted; mount it, or make it if the"
                 " mirror is new",
             )
-        # An object store has no empty directories. Whoever may list a part of a bucket may not be
-        # allowed to ask for the bucket, which exists then.
+        # An object store has no empty directories: the mirror has no checkpoints, if the bucket
+        # exists. If the user may not ask for the bucket, it exists, too.
         bucket = root.partition("/")[0]
         with contextlib.suppress(PermissionError):
             try:
                 fs.info(bucket)
             except FileNotFoundError:
-                text = f"the bucket {bucket} does not exist; make it, or correct the URL"
-                raise FileNotFoundError(text) from None
+                raise FileNotFoundError(
+                    f"the bucket {bucket} does not exist; make it, or correct the URL",
+                ) from None
         return []
 
     async def read_manifest(self, name: Name) -> Checkpoint | None:
@@ -448,15 +503,19 @@ class RemoteDirectory:
             DamagedError: its manifest does not verify.
             CheckpointError: it has a later version of the format.
         """
-        path = f"{name}/{_format.MANIFEST}"
-        data = await self.call(self._read_range, path, 0, _format.MAX_MANIFEST_BYTES + 1)
+        data = await self.call(
+            self._read_range,
+            f"{name}/{_format.MANIFEST}",
+            0,
+            _format.MAX_MANIFEST_BYTES + 1,
+        )
         if data is None:
             return None
         with damage_in(_format.MANIFEST):
             return _format.decode(data, Path(str(name)))
 
     async def download(self, name: Name) -> Download:
-        """Return a checkpoint.
+        """Return a checkpoint with the contents of its files, whole in memory.
 
         Raises:
             DamagedError: it does not verify.
@@ -486,11 +545,12 @@ class RemoteDirectory:
         entry = checkpoint.files[file]
         crc32 = 0
         with damage_in(file):
-            # An empty file has a block as well: it might be missing, or longer.
+            # `max` gives an empty file a block as well, because the file may be missing, or longer.
             for start in range(0, max(1, entry.size), _BLOCK_BYTES):
                 end = min(start + _BLOCK_BYTES, entry.size)
                 is_last = end == entry.size
-                # One byte more than the file should have: it is read if the file is too long.
+                # The last block asks for one byte more (`is_last` counts as 1), which the mirror
+                # has only if the file is too long.
                 block = await self.call(self._read_range, path, start, end + is_last)
                 if block is None:
                     raise DamagedError("is missing")
@@ -521,9 +581,10 @@ class RemoteDirectory:
         checkpoint: Checkpoint,
         sources: Mapping[str, FileReader],
     ) -> None:
-        """Write a checkpoint: its files, and when they verify, its manifest.
+        """Write a checkpoint: its files, and when these verify in the mirror, its manifest.
 
-        Nothing is written if the checkpoint is there, and only the manifest if its metrics differ.
+        If the mirror has the checkpoint, only the manifest is written, and only if its metrics
+        differ.
 
         Raises:
             DamagedError: a file that is read back does not fit the manifest.
@@ -531,12 +592,14 @@ class RemoteDirectory:
         """
         name = _format.name_of(checkpoint)
         manifest = _format.encode(checkpoint)
+        # A checkpoint with a damaged manifest is written again.
         existing: Checkpoint | None = None
         with contextlib.suppress(DamagedError):
             existing = await self.read_manifest(name)
         if existing is None:
             for file, source in sources.items():
                 await self._write_file(f"{name}/{file}", source)
+            # Read the files back only to verify them. `damage_in` begins the message of an error.
             with damage_in("what was read back of"):
                 for file in checkpoint.files:
                     async for _ in self._verified_blocks(checkpoint, file):
@@ -563,7 +626,8 @@ class RemoteDirectory:
             await self.call(file.close)
         except BaseException as error:
             discarding = self._start(_discard, file)
-            # A caller that was cancelled does not wait for a file system that may hang.
+            # After a cancellation (which is no `Exception`), do not wait for a file system that may
+            # hang.
             if isinstance(error, Exception):
                 await wait_done([discarding], self._mirror.timeout_secs)
             raise
@@ -579,8 +643,9 @@ class RemoteDirectory:
         )
         with contextlib.suppress(FileNotFoundError):
             return open_file()
-        # The file system has directories; an object store has none, and would make a bucket.
-        # Parents are not made: if the directory of the mirror is missing, it is not mounted.
+        # So the file system has directories, and that of the checkpoint is missing. (An object
+        # store has none, and `mkdir` would make a bucket.) Its parents are not made: if the
+        # directory of the mirror is missing, it may not be mounted.
         fs.mkdir(f"{root}/{path.partition('/')[0]}", create_parents=False)
         return open_file()
 
@@ -597,6 +662,7 @@ class RemoteDirectory:
         Uploads that have not been finished are removed, too. Damaged checkpoints stay.
         """
         saved_name = _format.name_of(saved)
+        # The checkpoints with a manifest that verifies, newest first.
         readable: dict[Name, Checkpoint] = {}
         unfinished: list[Name] = []
         for name in sorted({saved_name, *names}, reverse=True):
@@ -616,12 +682,14 @@ class RemoteDirectory:
     def _remove(self, name: Name) -> None:
         """Remove a checkpoint, and no other files in its directory."""
         fs, root = self._open()
-        # The manifest first: without it the rest is no checkpoint.
+        # The manifest is removed first. Without it, the rest is no checkpoint, if this is
+        # interrupted.
         for file in (_format.MANIFEST, *_format.FILES):
             with contextlib.suppress(FileNotFoundError):
                 fs.rm_file(f"{root}/{name}/{file}")
         if _has_directories(root):
-            with contextlib.suppress(OSError):  # there may be files of others in it
+            # This fails if there are other files in the directory, which stay.
+            with contextlib.suppress(OSError):
                 fs.rmdir(f"{root}/{name}")
 
 
@@ -640,6 +708,7 @@ def _discard(file: Any) -> None:
             try:
                 file.discard()
             finally:
-                file.closed = True  # its finalizer would upload the rest, in any thread
+                # Otherwise the finalizer of the file would upload the rest, in any thread.
+                file.closed = True
         else:
             file.close()

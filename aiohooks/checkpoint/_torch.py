@@ -1,6 +1,9 @@
 """Tensors of PyTorch: copies, and memory as bytes.
 
 This module is imported only where the program has imported torch (`stateful.torch_support`).
+
+storage   the memory of a tensor; several tensors may have parts of the same storage
+host      the machine with its memory, in contrast to a device such as a GPU
 """
 
 from __future__ import annotations
@@ -19,14 +22,15 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 """The dtypes of this torch that a checkpoint can hold."""
 NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-# Subclasses have more than would be kept: a mesh, a scale, other tensors.
+# Other subclasses of `Tensor` have more than its values, such as a mesh, a scale or other tensors,
+# which would be lost.
 _TYPES = {Tensor, torch.nn.Parameter}
 _ALIGNMENT = 64
 
 
 def refusal(tensor: Tensor) -> str | None:
     """Return why the files of a checkpoint cannot hold a tensor, or None if they can."""
-    # A parameter without a shape, or on the meta device, has no values.
+    # Tensors on the meta device, such as parameters of a lazy module, have no values.
     can_be_stored = (
         type(tensor) in _TYPES
         and tensor.dtype in NAMES
@@ -45,12 +49,18 @@ def refusal(tensor: Tensor) -> str | None:
 
 
 def as_stored(tensor: Tensor) -> Tensor:
-    """Return a tensor whose memory has its values, without a graph."""
+    """Return a tensor whose memory has its values, without its graph of gradients.
+
+    A conjugated or negated tensor of torch has the memory of the original, and only a flag.
+    """
     return tensor.detach().resolve_conj().resolve_neg()
 
 
 def storage_address(tensor: Tensor) -> object:
-    """Return the identity of the memory of a tensor, as long as a storage of it exists."""
+    """Return the identity of the memory of a tensor.
+
+    Other memory may have the same address after the storage is freed.
+    """
     storage = tensor.untyped_storage()
     return storage.device, storage.data_ptr(), storage.nbytes()
 
@@ -61,13 +71,13 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
 
 
 def host_bytes(storage: torch.UntypedStorage) -> memoryview:
-    """Return the bytes of a storage: its own memory if that is the host's."""
+    """Return the bytes of a storage: its own memory if that is the host's, otherwise a copy."""
     data: Any = _bytes_of(storage).cpu().numpy()
     return memoryview(data)
 
 
 def new_memory(size: int) -> Any:
-    """Return so many bytes of the host's memory, as an array of numpy."""
+    """Return new memory of the host with `size` bytes, as an array of numpy."""
     return torch.empty(size, dtype=torch.uint8, device="cpu").numpy()
 
 
@@ -80,17 +90,21 @@ def host_copies(
     Shared memory stays shared. Tensors that a checkpoint cannot hold are returned as they are: a
     copy may be impossible, and the save rejects them.
     """
+    # Each tensor itself, until it is replaced by its copy.
     copies = {id(tensor): tensor for tensor in tensors}
+    # The tensors that are copied, by the `id` of the original; and the bytes of their storages,
+    # each once, even if several tensors share it.
     stored = {key: as_stored(value) for key, value in copies.items() if refusal(value) is None}
     sources = {
         storage_address(value): _bytes_of(value.untyped_storage()) for value in stored.values()
     }
-    # They lie one after another in one memory.
+    # The copies of all storages lie one after another in one memory.
     offsets: dict[object, int] = {}
     size = 0
     for address, source in sources.items():
         offsets[address] = size
-        size += -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT  # rounded up
+        # The size is rounded up to a multiple of the alignment.
+        size += -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
     memory = take(size)
     host_storages = {
         address: _copy_to(_host_part(memory, offsets[address], source.nbytes), source)
@@ -108,7 +122,7 @@ def host_copies(
 
 
 def _copy_to(host: Tensor, source: Tensor) -> torch.UntypedStorage:
-    """Copy bytes to the memory of the host, and return that."""
+    """Copy bytes to the memory of the host, and return the storage of that memory."""
     if source.device.type == "cpu":
         # numpy copies with one memcpy, which is faster than `copy_`, and lets other threads run
         # meanwhile.
@@ -120,6 +134,7 @@ def _copy_to(host: Tensor, source: Tensor) -> torch.UntypedStorage:
 
 def _host_part(memory: memoryview, offset: int, size: int) -> Tensor:
     """Return a part of memory as a tensor of bytes, with a storage of its own."""
+    # `frombuffer` rejects an empty part.
     if size == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(
@@ -164,10 +179,10 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Set them to what `random_state` has returned.
+    """Set the states of torch's own generators to those that `random_state` has returned.
 
     Raises:
-        RuntimeError: it has the state of a device that is not here.
+        RuntimeError: `state` has the state of a device that is not here.
     """
     torch.set_rng_state(state["cpu"])
     if "cuda" in state:

@@ -2,6 +2,10 @@
 
 A policy is a pure function of the existing checkpoints. `|` combines two. A mirror has copies in a
 file system of fsspec.
+
+interim   said of a checkpoint where a run has stopped, and no save was due: an uninterrupted run
+          would not have it
+metric    a number of a checkpoint, by name, such as the loss at its step
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from aiohooks._core.waits import Backoff
 from aiohooks.errors import InvalidArgumentError
 
 INTERIM = "(interim)"
-"""The metric by which a manifest says that a checkpoint is an interim one."""
+"""The name of a metric that is not one: a manifest with it belongs to an interim checkpoint."""
 
 
 class FileEntry(NamedTuple):
@@ -103,10 +107,12 @@ def not_kept(
     """
     newest_of_step: dict[int, Checkpoint] = {}
     for checkpoint in newest_first:
-        # An uninterrupted run would not have an interim checkpoint.
+        # Only the newest checkpoint may be interim: the run may be resumed from it. An
+        # uninterrupted run would not have an older one, so the policy does not see it.
         if checkpoint == newest_first[0] or not checkpoint.interim:
             newest_of_step.setdefault(checkpoint.step, checkpoint)
-    # Not by equality: a metric may be NaN, which equals nothing.
+    # Checkpoints are compared by their sequence. Their equality compares metrics, and one of these
+    # may be NaN, which equals nothing.
     kept = {checkpoint.sequence for checkpoint in policy.kept(list(newest_of_step.values()))}
     kept.add(saved.sequence)
     return [checkpoint for checkpoint in newest_first if checkpoint.sequence not in kept]
@@ -114,6 +120,8 @@ def not_kept(
 
 @dataclass(frozen=True, slots=True)
 class _KeepEither(KeepPolicy):
+    """Keeps the checkpoints that at least one of two policies keeps."""
+
     first: KeepPolicy
     second: KeepPolicy
 
@@ -178,7 +186,7 @@ class KeepBest(KeepPolicy):
             if not checkpoint.interim
             and not math.isnan(checkpoint.metrics.get(self.metric, math.nan))
         ]
-        # Sorting keeps the order of equals, also in reverse.
+        # Sorting keeps the order of equal values, also in reverse. So the newer one stays first.
         candidates.sort(
             key=lambda checkpoint: checkpoint.metrics[self.metric],
             reverse=self.mode == "max",

@@ -1,4 +1,8 @@
-"""Saving and restoring for coroutines: `Saver`."""
+"""Saving and restoring for coroutines: `Saver`.
+
+intact   a checkpoint is intact if all of its files verify
+mirror   a directory in another file system with copies of the checkpoints
+"""
 
 from __future__ import annotations
 
@@ -96,8 +100,8 @@ class Saver:
             from aiohooks.checkpoint._remote import Copier
 
             self._copier = Copier(mirror, keep)
-        # Calls get this lock in their order, so that a restore does not overtake a save. Threads
-        # would get the mutex of the directory in any order.
+        # Calls get this lock in their order, so that a restore does not overtake a save. The mutex
+        # of the directory is not enough, because threads get it in any order.
         self._call_lock = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -155,9 +159,11 @@ class Saver:
         checked = _format.check_metrics(metrics)
         copier = self._copier
         async with self._in_order("save", step):
+            # The sequence must be later than all in the mirror. Without a mirror, 0 is no limit.
             least_sequence = 0 if copier is None else copier.least_sequence()
             saved = await to_thread(self._directory.save, state, step, checked, least_sequence)
             if copier is not None:
+                # This checkpoint is newer than all in the mirror.
                 copier.may_be_newer = False
                 copier.submit(saved)
             return saved
@@ -260,6 +266,7 @@ class Saver:
         check_secs(timeout, "timeout", optional=True, positive=True)
         clock = current_clock()
         latest: Path | None = None
+        # When the wait for the next checkpoint began.
         since = clock.now()
         while timeout is None or clock.now() - since < timeout:
             checkpoints = await self.checkpoints()
@@ -304,7 +311,8 @@ def check_state(state: Mapping[str, Any]) -> None:
     """Check that a checkpoint can hold a state. Write nothing.
 
     Raises:
-        InvalidArgumentError: it cannot hold something in it. The message names the place.
+        InvalidArgumentError: a checkpoint cannot hold a value in the state. The message names its
+            place.
         ImportError: the extra is missing.
     """
     from aiohooks.checkpoint._encoding import encode
@@ -319,14 +327,11 @@ def is_same(
     """Return whether two states are equal to the last bit in a checkpoint."""
     from aiohooks.checkpoint._encoding import encode
 
-    # Both have the same number of chunks if the headers of their arrays are equal.
-    return all(
-        map(
-            operator.eq,
-            itertools.chain(*encode(state).values()),
-            itertools.chain(*encode(other).values()),
-        )
-    )
+    chunks = itertools.chain(*encode(state).values())
+    other_chunks = itertools.chain(*encode(other).values())
+    # `map` ends with the shorter of both. But the first chunks are headers with the sizes of all
+    # arrays: if these are equal, both have the same number of chunks.
+    return all(map(operator.eq, chunks, other_chunks))
 
 
 def _checked_step(step: object) -> int:

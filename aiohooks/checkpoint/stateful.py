@@ -1,4 +1,8 @@
-"""Objects whose state is saved: their protocol, snapshots of states, and RandomState."""
+"""Objects whose state is saved: their protocol, snapshots of states, and RandomState.
+
+snapshot   a deep copy of a state, so that the training can continue while the copy is written
+host       the machine with its memory, in contrast to a device such as a GPU
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,7 @@ def is_numbered(hook: object) -> bool:
 def torch_support() -> Any:
     """Return the module `_torch`, or None while the program has not imported torch.
 
-    A program that has a tensor has imported torch.
+    This never imports torch, which takes seconds: a program that has a tensor has imported it.
     """
     if sys.modules.get("torch") is None:
         return None
@@ -58,21 +62,23 @@ def torch_support() -> Any:
 
 
 class HostMemory:
-    """Memory for the tensors of one snapshot after the other.
+    """Memory for the tensors of snapshots, of which each may use the memory of the one before.
 
-    Memory that is new takes the system many times longer than the copy. It is used again when
-    nothing refers to the snapshot before. Until then the next snapshot gets new memory.
+    To get new memory from the system takes many times longer than to copy the tensors. So the
+    memory is used again, as soon as nothing refers to the snapshot before. If something still does,
+    the next snapshot gets new memory.
     """
 
     def __init__(self) -> None:
         self._memory: Any = b""
-        # A weak reference to what `take` has returned last.
+        # Returns the memory that `take` has returned last, or None when nothing refers to it.
         self._in_use: Callable[[], memoryview | None] = lambda: None
 
     def take(self, size: int) -> memoryview:
-        """Return so many bytes at least, which are in use as long as the returned object is."""
+        """Return memory of at least `size` bytes, in use as long as the returned object exists."""
         if len(self._memory) < size or self._in_use() is not None:
-            self._memory = b""  # frees it before new memory is taken
+            # This frees the old memory before new memory is taken, if it is not in use.
+            self._memory = b""
             self._memory = torch_support().new_memory(size)
         taken = memoryview(self._memory)
         self._in_use = weakref.ref(taken)
@@ -85,7 +91,9 @@ def snapshot(state: Any, memory: HostMemory) -> Any:
     Tensors that share memory share it there, too.
     """
     torch = torch_support()
-    copied: dict[int, Any] = {}  # by identity, as `deepcopy` notes what it has copied
+    # The copies by the `id` of the original. `deepcopy` uses this form of a dict for objects that
+    # it has copied already, and so takes the copies of the tensors from it.
+    copied: dict[int, Any] = {}
     try:
         if torch is not None:
             copied = torch.host_copies(_tensors_in(state, torch, {}), memory.take)
@@ -103,9 +111,10 @@ def _tensors_in(
 ) -> Iterator[Any]:
     """Yield the tensors in a value, in their order.
 
-    `seen` are the containers that were searched, by `id`: each is searched only once, however often
-    it is there, or in itself.
+    `seen` has the containers that were searched, by `id`. Each is searched only once, even if the
+    value has it several times, or if it contains itself.
     """
+    # Another name of the value, because `isinstance` narrows the type of `value`.
     items = value
     if torch.is_tensor(value):
         yield value
@@ -118,7 +127,7 @@ def _tensors_in(
 
 
 _Access = tuple[Callable[[], Any], Callable[[Any], object]]
-"""How the state of a generator is read, and how it is set."""
+"""Two functions: one reads the state of a random generator, the other sets it."""
 
 
 class RandomState:
@@ -158,6 +167,8 @@ class RandomState:
                 imported here.
         """
         generators = self._generators or _global_generators()
+        # Only generators that were given must be in the state. A global generator that was not
+        # saved, such as that of a package imported since, keeps its state.
         unknown = state.keys() - generators.keys()
         not_saved = self._generators.keys() - state.keys()
         if unknown or not_saved:
@@ -172,11 +183,13 @@ class RandomState:
 
 
 def _access(generator: Any) -> _Access:
-    """Return how the state of a generator of `random`, torch or numpy is read, and how it is set.
+    """Return the functions that read and set the state of a generator of `random`, torch or numpy.
 
     Raises:
         InvalidArgumentError: it is none of these.
     """
+    # Each package has names of its own: `random` here, then torch and the global functions of
+    # numpy, then a generator of numpy.
     if hasattr(generator, "getstate"):
         return generator.getstate, generator.setstate
     if hasattr(generator, "get_state"):
