@@ -4,6 +4,9 @@
 
 The span of the run is the current span in the hooks and in the step, so their spans and log records
 belong to it. docs/guides/telemetry.md lists the attributes and metrics.
+
+attempt   one try of a run: a recovery makes another one
+wait      a hook's method or an operation that has suspended, so that others could run
 """
 
 from __future__ import annotations
@@ -80,6 +83,7 @@ class OpenTelemetryHook(SessionRunHook):
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Begin the span of the run, and make it the current span."""
         scope = current_run()
+        # There is no current run if a test calls this method itself.
         if scope is None:
             return None
         scope.observers += (_RunSpan(self._instruments, run_context),)
@@ -113,10 +117,12 @@ class _RunSpan:
                 "aiohooks.attempt": run_context.attempt,
             },
         )
+        # The context of the caller, which becomes the current one again, and the context in which
+        # the span of the run is the current span.
         self._outer_context = context.get_current()
         self.inner_context = trace.set_span_in_context(self._span, self._outer_context)
         self.waits: dict[trace.Span, None] = {}
-        """The spans of its current waits."""
+        """The spans of the current waits. The dict is an ordered set: its values mean nothing."""
         context.attach(self.inner_context)
 
     def started(self, kind: Kind, what: str) -> _Wait:
@@ -128,8 +134,8 @@ class _RunSpan:
         for span in self.waits:
             span.end()
         self.waits.clear()
-        # `detach` would fail if the hook was called in a copy of the caller's context, because its
-        # token belongs to one context.
+        # Not `context.detach`: its token belongs to one context, and the hook may have been called
+        # in a copy of the caller's context.
         context.attach(self._outer_context)
         attributes = dict(self.instruments.attributes)
         if error is not None and not is_clean_end(error):
@@ -144,6 +150,7 @@ class _Wait:
     def __init__(self, run: _RunSpan, what: str) -> None:
         self._run = run
         self._what = what
+        # The span, or None while the call has not suspended.
         self._span: trace.Span | None = None
 
     def suspended(self) -> None:

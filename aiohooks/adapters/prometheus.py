@@ -3,6 +3,11 @@
     hooks = [PrometheusHook(), saver, MyHook()]
 
 docs/guides/telemetry.md lists the metrics.
+
+registry    the metrics of a process, which a server shows to Prometheus
+scrape      one read of all metrics of a registry, in any thread
+collector   an object in a registry that returns metrics at each scrape
+sample      one value of a metric, for one combination of its labels
 """
 
 from __future__ import annotations
@@ -49,6 +54,7 @@ _SCRAPE_TIMEOUT_SECS = 5.0
 _STATES = ("opening", "open", "closing", "failed")
 
 _Buckets = tuple[list[tuple[str, float]], float]
+"""A histogram: the bound of each bucket with its count, and the sum of all values."""
 _Sample = tuple[str, Sequence[str], float | _Buckets | None]
 """A metric's name, the values of its labels, and its value: a number, a histogram, or None."""
 
@@ -77,15 +83,18 @@ class PrometheusHook(SessionRunHook):
         """
         check_instance(registry, CollectorRegistry, "registry")
         self._registry = registry
-        # The collector of the registry, while it shows the session.
+        # The collector of the registry while that shows the session, otherwise None.
         self._collector: _SessionCollector | None = None
 
     async def begin(self) -> None:
         """Set the attributes of a new session."""
         self._now = quick_now()
+        # The event loop of the session and its thread: scrapes may come from another one.
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
+        # When the current run began, or None if its `before_run` was not called.
         self._run_began_at: float | None = None
+        # How many runs belong to each bucket of durations, and the sum of all durations.
         self._step_counts = [0] * (len(BUCKET_SECS) + 1)
         self._step_secs = 0.0
         self._saves = 0
@@ -94,6 +103,7 @@ class PrometheusHook(SessionRunHook):
         session_events().saved.subscribe(self._note_save)
 
     def _note_save(self, step: int, path: Path) -> None:
+        """Count a checkpoint. Called at the event `saved`."""
         self._saves += 1
         self._saved_step = step
         self._saved_at = current_clock().now()
@@ -105,8 +115,9 @@ class PrometheusHook(SessionRunHook):
             InvalidArgumentError: the registry shows another session of this name.
         """
         self._coord = coord
-        # A recovery follows a run that failed. Its `after_run` was not called.
+        # After a recovery: `after_run` of the failed run was not called.
         self._run_began_at = None
+        # After a recovery, the registry shows the session already.
         if self._collector is not None:
             return
         status = coord.status()
@@ -132,7 +143,7 @@ class PrometheusHook(SessionRunHook):
 
     async def close(self, exc: BaseException | None) -> None:
         """Remove the session from the registry, except for its failure."""
-        # If the session could not be created, the registry does not show it.
+        # Without a collector, the session could not be created, and the registry does not show it.
         if self._collector is None:
             return
         self._collector.remove(self._name)
@@ -142,14 +153,16 @@ class PrometheusHook(SessionRunHook):
         self._collector = None
 
     def _collect_samples(self) -> list[_Sample]:
-        """Return the current values, in any thread. If the event loop is blocked, return none."""
-        # A scrape in the session's own event loop would wait for itself.
+        """Return the current values, in any thread. Return none if the event loop is blocked."""
+        # In the thread of the event loop, read directly: a wait would block the loop that must
+        # read.
         if threading.get_ident() == self._thread:
             return list(self._read_samples())
-        # The session was still open when its event loop was closed.
+        # An event loop that was closed before the session cannot read anything.
         if self._loop.is_closed():
             return []
-        # The session changes only in its event loop, so that no value can change during the read.
+        # Read in the event loop. The session changes only there, so no value can change during the
+        # read.
         reading = asyncio.run_coroutine_threadsafe(self._read_in_loop(), self._loop)
         try:
             return reading.result(_SCRAPE_TIMEOUT_SECS)
@@ -163,6 +176,7 @@ class PrometheusHook(SessionRunHook):
     def _read_samples(self) -> Iterator[_Sample]:
         """Yield the current values of the session and its hooks. Call this in its event loop."""
         status = self._coord.status()
+        # The registry shows the session only from `after_create_session` to `close`.
         assert status is not None, "the coordinator is that of a session"
         assert status.steps is not None, "the session has been created"
         steps = status.steps
@@ -186,13 +200,13 @@ class PrometheusHook(SessionRunHook):
 
 
 def _state_samples(session: str, current: str) -> Iterator[_Sample]:
-    """Yield the samples of all states: 1 for the current one."""
+    """Yield a sample for each state: 1 for the current state of the session, 0 for the others."""
     for state in _STATES:
         yield "session_state", (session, state), float(state == current)
 
 
 def _histogram(counts: Iterable[int], total_secs: float) -> _Buckets:
-    """Return the histogram of `counts` by bucket in the form of `HistogramMetricFamily`."""
+    """Return the histogram of `counts` by bucket, in the form of `HistogramMetricFamily`."""
     bounds = [*map(str, BUCKET_SECS), "+Inf"]
     # Each bucket of Prometheus also counts the values of all smaller buckets.
     totals = map(float, accumulate(counts))
@@ -219,7 +233,7 @@ _METRICS: dict[str, tuple[_Kind, str, str]] = {
     "hook_pending": (_GAUGE, "session hook", "Background calls of the hook."),
     "hook_disabled": (_GAUGE, "session hook", "1 while the hook is disabled."),
 }
-"""The type, the labels and the description of each metric."""
+"""The type, the labels and the description of each metric, by its name without `aiohooks_`."""
 
 
 def _families() -> dict[str, Any]:
@@ -238,16 +252,19 @@ class _SessionCollector(Collector):
     """The sessions that a registry shows, and the failures of ended sessions."""
 
     def __init__(self) -> None:
-        # Functions that read the values of a session, by its name.
+        # For each session that is shown, by its name: the function that reads its values.
         self._readers: dict[str, Callable[[], list[_Sample]]] = {}
+        # The names of ended sessions that are shown as failed.
         self._failed: set[str] = set()
-        self._failures: Counter[tuple[str, str]] = Counter()  # by session and error
+        # How many failures there were, by the session's name and the error's class.
+        self._failures: Counter[tuple[str, str]] = Counter()
 
     def add(
         self,
         name: str,
         read: Callable[[], list[_Sample]],
     ) -> None:
+        """Show a session. `read` returns its values at each scrape."""
         if name in self._readers:
             raise InvalidArgumentError(
                 f"the registry shows a session named {name!r} already; give each session a `name`,"
@@ -269,8 +286,10 @@ class _SessionCollector(Collector):
         return _families().values()
 
     def collect(self) -> Iterable[Metric]:
+        """Return the metrics with the current samples."""
         families = _families()
         for name, labels, value in self._samples():
+            # A histogram is a tuple of two arguments. A value of None is left out.
             if isinstance(value, tuple):
                 families[name].add_metric(labels, *value)
             elif value is not None:

@@ -13,6 +13,11 @@
 
 TensorFlow creates, restores, runs and closes its session, and calls its hooks, in worker threads.
 The event loop continues meanwhile.
+
+element       a tensor or an operation of a `tf.Graph`
+queue runner  threads that TensorFlow starts to read input
+raw session   the session below the monitored one: a recovery replaces it
+cluster       several processes whose TensorFlow sessions share variables, such as the global step
 """
 
 # The package has no types.
@@ -73,6 +78,7 @@ else:
     _AbortedError = tf.errors.AbortedError
     _UnavailableError = tf.errors.UnavailableError
 
+# How TensorFlow's errors are pickled. Each class below has two bases, and needs that of TensorFlow.
 _reduce: Any = tf.errors.OpError.__reduce__
 
 
@@ -105,13 +111,17 @@ class UnavailableError(errors.UnavailableError, _UnavailableError):
 
 @contextlib.contextmanager
 def _errors_of_both() -> Generator[None]:
-    """Replace the errors of TensorFlow that a session handles by errors of both libraries."""
+    """Replace the errors of TensorFlow that a session handles by errors of both libraries.
+
+    Then both a session of this library and code that was written for TensorFlow catch them.
+    """
     try:
         yield
     except tf.errors.OpError as error:
         for error_class in (OutOfRangeError, AbortedError, UnavailableError):
+            # The second base is the class of TensorFlow.
             tensorflow_class: Any = error_class.__bases__[1]
-            # An inner block may have replaced the error already.
+            # These blocks are nested, so an inner one may have replaced the error already.
             if isinstance(error, tensorflow_class) and not isinstance(error, error_class):
                 replacement: Any = error_class(error.node_def, error.op, error.message)
                 # Log lines contain the `repr` of the error, which shows only its `args`.
@@ -129,7 +139,7 @@ class _Element(Node):
     @property
     def feed_key(self) -> Any:
         """The key of the element in a feed dict of TensorFlow."""
-        # A tensor may not be hashable, so its name is the key.
+        # A tensor may not be hashable, so it is fed by its name.
         return self.name if isinstance(self.element, tf.Tensor) else self.element
 
 
@@ -149,11 +159,14 @@ class TensorFlowGraph(Graph):
         """
         super().__init__()
         self.tf_graph: Any = tf.get_default_graph() if graph is None else graph
+        # The nodes by the name of their element, so that each element has only one node.
         self._elements: dict[str, _Element] = {}
         if self.tf_graph.finalized:
             self.finalize()
 
     def node(self, key: object) -> Node:
+        """Return the node of a fetch or a feed, as `Graph.node` does for other graphs."""
+        # The global step of this library stands for that of the `tf.Graph`.
         if key is self.global_step:
             return self.element(tf.train.get_global_step(self.tf_graph))
         if isinstance(key, Node):
@@ -174,7 +187,7 @@ class TensorFlowGraph(Graph):
             graph_element = self.tf_graph.as_graph_element(value)
         except (KeyError, TypeError, ValueError) as error:
             # TensorFlow rejects a sparse or ragged tensor here, because it consists of several
-            # tensors. A run can still fetch it.
+            # tensors. A run can still fetch it, because TensorFlow flattens fetches.
             if tf.is_tensor(key):
                 return _Element(self, str(key), key)
             raise FetchError(f"{key!r} is not in the graph of TensorFlow: {error}") from error
@@ -183,7 +196,10 @@ class TensorFlowGraph(Graph):
         return self._elements.setdefault(name, _Element(self, name, graph_element))
 
     def _value_of(self, name: str) -> Any:
-        """Return the tensor or the variable of a name, or an operation that has no value."""
+        """Return the tensor or the variable of a name, or an operation that has no value.
+
+        The name of an operation with one output stands for the output.
+        """
         if name == self.global_step.name:
             step = tf.train.get_global_step(self.tf_graph)
             if step is not None:
@@ -199,8 +215,8 @@ class TensorFlowGraph(Graph):
         [output] = named.outputs
         if output.dtype != tf.resource:
             return output
-        # The value of a resource is a handle. If the handle is that of a variable, return the
-        # variable, so that a run fetches its value.
+        # The output of this operation is a resource, whose value is only a handle. If it is the
+        # handle of a variable, return the variable, so that a run fetches the value of that.
         for collection in ("variables", "local_variables"):
             for variable in self.tf_graph.get_collection(collection):
                 if variable.op is named:
@@ -209,15 +225,18 @@ class TensorFlowGraph(Graph):
 
     @property
     def trains(self) -> bool:
+        """True: this library cannot see which operations of TensorFlow advance the step."""
         return True
 
     def _release(self) -> None:
+        """Let the graph be changed again, at the end of the last session that uses it."""
         super()._release()
         if not self.finalized:
             # TensorFlow's own sessions also call this private method at their end.
             self.tf_graph._unsafe_unfinalize()
 
     def _add(self, node: Any) -> Any:
+        """Reject a node of this library."""
         raise GraphError(
             f"{node!r} cannot be added to a graph of TensorFlow; add an operation of TensorFlow to"
             " its `tf_graph`"
@@ -234,9 +253,11 @@ class _Coordinator(tf.train.Coordinator):  # type: ignore[misc]
         super().__init__(clean_stop_exception_types=())
         self._loop = asyncio.get_running_loop()
         self._stop_was_requested = asyncio.Event()
+        # Whether `watch` has raised the error of a thread, so that `end` must not raise it again.
         self._error_was_raised = False
 
     def request_stop(self, ex: Any = None) -> None:
+        """Request a stop, in any thread. `ex` is the error of a thread, if that is the reason."""
         super().request_stop(ex)
         self._loop.call_soon_threadsafe(self._stop_was_requested.set)
 
@@ -248,8 +269,9 @@ class _Coordinator(tf.train.Coordinator):  # type: ignore[misc]
         try:
             await coord.until(self._stop_was_requested.wait())
         finally:
+            # Whatever has ended the wait, TensorFlow's threads must end.
             super().request_stop()
-        # Set this first, so that `end` does not raise the same error again.
+        # The flag must be set before the error leaves this method.
         self._error_was_raised = True
         with _errors_of_both():
             self.raise_requested_exception()
@@ -274,11 +296,12 @@ class _GraphStepStore(MemoryStepStore):
         The caller notes the latest step before the read as `step_before`. Meanwhile, other reads
         may raise the latest step, so `step` may be outdated.
         """
-        # A step that is lower than before the read is not outdated: TensorFlow has restored a
-        # checkpoint.
+        # A step that is lower than the latest step before the read is not outdated: TensorFlow has
+        # restored a checkpoint, and the step is set back.
         if step < step_before:
             await self.reset(step)
         else:
+            # This does nothing if another read has raised the latest step further.
             await self.raise_to(step)
 
 
@@ -341,7 +364,7 @@ class TensorFlowSession(Session):
             tf_options,
             grace_secs=self.grace_secs,
         )
-        # The run has advanced the step, or another session of the cluster has.
+        # This run may have advanced the step, and other sessions of the cluster as well.
         await self._steps.apply(step, step_before)
         self.committed_step = step
         if run_metadata is not None:
@@ -380,6 +403,7 @@ def _tf_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
     If several hooks give a `tf.RunMetadata`, the first object is filled.
     """
+    # Without options, TensorFlow fills no metadata.
     if options is None:
         return {}
     metadata = options.get("run_metadata") or [tf.RunMetadata()]
@@ -400,7 +424,8 @@ def _merge_options(run_options: Iterable[Any]) -> Any:
         larger = {
             name: max(getattr(merged, name), getattr(options, name)) for name in _NUMBER_FIELDS
         }
-        # This joins flags and lists, but overwrites the numbers.
+        # `MergeFrom` joins flags and lists as wanted, but overwrites the numbers. So they are set
+        # afterwards.
         merged.MergeFrom(options)
         for name, value in larger.items():
             setattr(merged, name, value)
@@ -471,7 +496,7 @@ def _make_step_reader(tf_session: Any) -> Callable[[], int]:
     step = tf.train.get_global_step()
     if step is None:
         return lambda: 0
-    # A callable is faster than a run of the session.
+    # The step is read after each run, and a callable of TensorFlow is faster than `run`.
     read_value = tf_session.make_callable(step)
 
     @_errors_of_both()
@@ -498,7 +523,8 @@ class TensorFlowHooks(BlockingHook):
         super().__init__(self._calls_in_order)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        # `begin` rejects the graph of any other session.
+        """Connect both coordinators, and call `after_create_session` of the hooks."""
+        # `_CallsInOrder.begin` rejects the graph of any other session.
         if isinstance(session, TensorFlowSession):
             coord.start_soon(session.tf_coord.watch, coord, name="TensorFlow's coordinator")
         await self._call(
@@ -517,7 +543,9 @@ class _CallsInOrder:
 
     def __init__(self, hooks: Iterable[Any]) -> None:
         self.hooks = _checked_hooks(hooks)
+        # The graph of the session, set in `begin`.
         self._graph: Any = None
+        # TensorFlow's context of the current run, set in `before_run`.
         self._context: Any = None
 
     def begin(self) -> None:
@@ -531,6 +559,10 @@ class _CallsInOrder:
             self._call(hook, "begin")
 
     def session_created(self, session: Any, coord: Any) -> None:
+        """Call `after_create_session` of each hook, with the session and coordinator of TensorFlow.
+
+        The name differs, because `TensorFlowHooks` calls this in an override of that method.
+        """
         for hook in self.hooks:
             self._call(
                 hook,
@@ -542,7 +574,8 @@ class _CallsInOrder:
     def before_run(self, run_context: Any) -> SessionRunArgs:
         """Call `before_run` of each hook, and return the combined request of all hooks.
 
-        The fetches are by the number of the hook, and the options are in a list.
+        Its fetches are a dict by the number of the hook, so that `after_run` can give each hook its
+        own values. The options of all hooks are in a list, which `TensorFlowSession.run` merges.
         """
         original = run_context.original_args
         self._context = tf.train.SessionRunContext(
@@ -571,7 +604,7 @@ class _CallsInOrder:
 
     def after_run(self, run_context: Any, run_values: SessionRunValues) -> None:
         """Call `after_run` of each hook with the values of its own fetches."""
-        # TensorFlow's hooks expect both objects, even after a run without options.
+        # TensorFlow's hooks expect both arguments, even after a run without options.
         options_and_metadata = run_values.run_metadata or {
             "options": tf.RunOptions(),
             "run_metadata": tf.RunMetadata(),
@@ -631,6 +664,7 @@ class _CallsInOrder:
 
 def _checked_hooks(hooks: object) -> list[Any]:
     """Return the hooks as a list. Raise unless all are hooks of TensorFlow."""
+    # A hook alone is rejected with the same message as other objects that are no list.
     checked: list[Any] = [hooks]
     if isinstance(hooks, Iterable):
         checked = [*hooks]  # pyright: ignore[reportUnknownArgumentType]

@@ -1,4 +1,9 @@
-"""Access control of a service: which requests are answered, and what text may be shown."""
+"""Access control of a service: which requests are answered, and what text may be shown.
+
+scope    the description of a request, a mapping of ASGI
+local    said of a client if both sides of its connection are on this machine, without a proxy
+origin   scheme, host and port of a page, which a browser sends with the requests of the page
+"""
 
 from __future__ import annotations
 
@@ -40,7 +45,7 @@ def error_reply(
 
 
 RETRY = {"retry-after": "1"}
-"""The header of a reply after which the client may ask again soon."""
+"""The header of a reply that asks the client to try again after a second."""
 
 _HOST_HEADER = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
@@ -49,7 +54,9 @@ _PROXY_HEADERS = re.compile(
     r"forwarded|via|x-forwarded-.+|x-original-.+|x-envoy-.+"
     r"|.*-client-ip|.*-connecting-ip|x-real-ip"
 )
-"""Headers that proxies and tunnels add. A proxy that adds none looks like a client on this machine.
+"""Headers that proxies and tunnels add. They are rejected without `allow_remote`, because a proxy
+on this machine forwards requests of remote clients. A proxy that adds none looks like a local
+client.
 """
 _TEST_CLIENT = "testclient"
 _TEST_SERVER = "testserver"
@@ -61,7 +68,7 @@ has such an address.
 class AccessPolicy:
     """The access rules of one service.
 
-    Each check returns the reply that rejects the request, or None.
+    Each check returns the reply that rejects the request, or None if the request is allowed.
     """
 
     def __init__(
@@ -86,6 +93,9 @@ class AccessPolicy:
     ) -> JsonReply | None:
         """Check method, host and origin: the rules for every path.
 
+        The check of the host protects against pages of others whose host name resolves to this
+        machine (DNS rebinding).
+
         Args:
             scope: the request.
             controls: whether the path changes the session.
@@ -96,8 +106,11 @@ class AccessPolicy:
             return error_reply(405, "method_not_allowed", message, {"allow": allowed})
         headers = _headers(scope)
         hosts = headers.get("host", [])
+        # The origin of the service's own pages, or None if it is unknown: then each Origin is
+        # rejected.
         own_origin: str | None = None
-        # Some probes use HTTP/1.0, which has no Host. No browser does, so no page sent the request.
+        # Some probes use HTTP/1.0, which has no Host header. That is allowed, because no browser
+        # does so, and no page can have sent the request.
         if hosts or scope.get("http_version") != "1.0":
             if len(hosts) != 1 or not self._is_own_host(hosts[0], scope):
                 return _host_reply(hosts)
@@ -109,19 +122,18 @@ class AccessPolicy:
         host: str,
         scope: Mapping[str, Any],
     ) -> bool:
+        """Return whether the value of a Host header names this service."""
         match = _HOST_HEADER.fullmatch(host)
         if match is None:
             return False
         name = match["name"].lower()
+        # An address needs no check: a page of others could get here only by a host name.
         if name in self._hosts or _parse_address(name) is not None:
             return True
         return name == _TEST_SERVER and _name_of(scope, "client") == _TEST_CLIENT
 
     def check_client(self, scope: Mapping[str, Any]) -> JsonReply | None:
-        """Check that the connection was made on this machine, by the client itself.
-
-        Remote clients may be allowed.
-        """
+        """Check that the client is local, unless remote clients are allowed."""
         if self._allow_remote:
             return None
         reason = _reason_not_local(scope)
@@ -154,6 +166,7 @@ def _host_reply(hosts: list[str]) -> JsonReply:
     message = (
         f"the Host header is {value}, which is neither localhost, an address nor in allowed_hosts"
     )
+    # Add the advice only for a plain host name, which `allowed_hosts` can have.
     name = text.partition(":")[0]
     if _HOST_NAME.fullmatch(name):
         message += f"; to serve it, SessionService(..., allowed_hosts=[{name!r}])"
@@ -177,22 +190,21 @@ def _origin_reply(header: str) -> JsonReply:
 
 
 def _name_of(scope: Mapping[str, Any], side: str) -> str:
-    return str((scope.get(side) or ("",))[0])  # the client of a unix socket has none
+    # A side is a pair of address and port. The client of a unix socket has none, which gives "".
+    return str((scope.get(side) or ("",))[0])
 
 
 def _reason_not_local(scope: Mapping[str, Any]) -> str | None:
-    """Return why the request may come from elsewhere.
-
-    Return None if both sides of the connection are on this machine.
-    """
+    """Return why the client may not be local, or None if it is."""
     forwarded = [name for name in _headers(scope) if _PROXY_HEADERS.fullmatch(name)]
-    # The proxy may be on this machine, and the client anywhere.
+    # The connection shows only the proxy, which may be on this machine while the client is not.
     if forwarded:
         return f"the request was forwarded (it has {safe_text(', '.join(forwarded), 200)})"
     local_names = {"", "localhost"}
     if _name_of(scope, "client") == _TEST_CLIENT:
         local_names |= {_TEST_CLIENT, _TEST_SERVER}
-    # Both sides count: servers replace the address of the client by that in a header.
+    # The client alone is not enough: some servers take its address from a header, which a remote
+    # client can set. The address of the server is that of the connection.
     for side in ("server", "client"):
         name = _name_of(scope, side)
         if name not in local_names and not _is_loopback(name):
@@ -205,6 +217,7 @@ def _is_loopback(name: str) -> bool:
     if name.startswith("/"):
         return True
     address = _parse_address(name)
+    # An IPv6 socket shows an IPv4 client as "::ffff:127.0.0.1".
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     return address is not None and address.is_loopback
@@ -229,6 +242,7 @@ def safe_text(text: str, max_length: int = _MAX_LENGTH) -> str:
     the user info of URLs and values that are assigned to a name such as `password`. This catches
     accidents and is no guarantee: errors should be made without secrets.
     """
+    # The text is cut before the patterns search it, to limit their time. `printable` cuts the rest.
     shown = _SOURCE_LINE.sub("", text[: 4 * max_length])
     shown = _USERINFO.sub("***@", shown)
     shown = _SECRET.sub(r"\g<name>***", shown)

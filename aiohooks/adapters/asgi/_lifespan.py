@@ -1,4 +1,9 @@
-"""The session's life alongside the server: one task that runs it, and the server's signals."""
+"""The session's life alongside the server: one task that runs it, and the server's signals.
+
+drain          let the session finish its current work, and take no new input
+end            begin to end a session: drain it, or stop it
+grace period   the time that the session has after a stop, and again after its cancellation
+"""
 
 from __future__ import annotations
 
@@ -49,6 +54,7 @@ class SessionRunner:
         self._run_function = run_function
         self._grace_secs = grace_secs
         self._drain_secs = drain_secs
+        # The name of the session in messages.
         name = session.status().name
         self._label = "the session" if name is None else f"session {safe_text(name)}"
         self._task: asyncio.Task[None] | None = None
@@ -85,22 +91,24 @@ class SessionRunner:
                 self.opened.set()
                 await self._make_steps(session)
         except Exception as error:
+            # A stop before the session was open raises an error of a clean end. That is no failure.
             if is_clean_end(error) and self._session.stop_reason is not None:
-                return  # it was stopped before it was open
+                return
             self.failure = error
             _logger.error("%s failed; the server continues without it", self._label, exc_info=error)
         except BaseException as error:
             self.failure = error
             raise
         finally:
+            # Also after an error, so that no client waits for a session that never opens.
             self.opened.set()
             self.ended.set()
 
     async def _make_steps(self, session: AsyncMonitoredSession) -> None:
         """Call the function that makes the steps, and keep its error.
 
-        `health` reports the error from then on, and not only when the session has closed, which may
-        take its time.
+        The error is kept here already, and not only in `_run`, because the session may need some
+        time to close. `health` reports the error meanwhile.
         """
         try:
             steps: object = self._run_function(session)
@@ -119,8 +127,8 @@ class SessionRunner:
         """Wait until the session is open, or has failed to open. Do not wait before `start`.
 
         Raises:
-            StopRequestedError: it was asked to stop before.
-            Exception: a background task that a hook has started has failed before.
+            StopRequestedError: the session was asked to stop before it was open.
+            Exception: a background task of a hook has failed before the session was open.
         """
         if self._task is not None and not self.opened.is_set():
             await self._session.coord.until(self.opened.wait())
@@ -129,16 +137,16 @@ class SessionRunner:
         """Begin to end the session, and return: drain it if the service has a drain time, or else
         stop it.
 
-        A second call stops a session that drains. A signal handler in the thread of the event loop
-        may call this.
+        A second call stops a session that drains. A signal handler may call this, in the main
+        thread, between any two operations of the event loop.
         """
         assert self._task is not None
         if self.is_ending:
             self._session.request_stop(reason)
         else:
             self._begin_end(reason)
-        # The grace period begins now, and not when the server calls `stop`: before that, a server
-        # waits for its clients, and these may wait for the end of the session.
+        # The task that limits the end starts now, and not when the server calls `stop`. Before that
+        # call a server waits for its clients, and these may wait for the end of the session.
         self._task.get_loop().call_soon_threadsafe(self._limited_end)
 
     async def stop(self, reason: str) -> None:
@@ -157,6 +165,7 @@ class SessionRunner:
         )
 
     def _begin_end(self, reason: str) -> None:
+        """Drain the session if the service has a drain time, otherwise stop it."""
         self.is_ending = True
         if self._drain_secs is None:
             self._session.request_stop(reason)
@@ -177,6 +186,7 @@ class SessionRunner:
         """
         task = self._task
         assert task is not None
+        # The grace period begins with the stop, which may come after a drain.
         stop = asyncio.ensure_future(self._session.coord.wait_for_stop())
         try:
             await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -191,13 +201,13 @@ class SessionRunner:
             late = f"{self._label} is still active {secs} s after its cancellation"
             _logger.warning("%s; ending without it", late)
             self.failure = self.failure or TimeoutError(late)
-            # Its clients must not wait for it either.
+            # The clients must not wait for the session either.
             self.opened.set()
             self.ended.set()
 
 
 class _SignalHandler:
-    """Calls the callbacks of services, and then the handler that was installed before."""
+    """Calls the callbacks of all services, and then the handler that was installed before."""
 
     def __init__(self, previous: Callable[[int, FrameType | None], object]) -> None:
         self.previous = previous
@@ -223,6 +233,7 @@ def notify_on_signals(callback: Callable[[str], object]) -> Generator[None]:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             handler = signal.getsignal(number)
+            # The first service installs the shared handler, and later ones use it.
             if callable(handler) and not isinstance(handler, _SignalHandler):
                 handler = _SignalHandler(handler)
                 signal.signal(number, handler)

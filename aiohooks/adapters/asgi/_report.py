@@ -1,6 +1,10 @@
 """Reports of a session, and the replies to clients that wait for a step.
 
-Reports are plain data of limited size, with texts that are safe to show.
+Reports are plain data of limited size, with texts that are safe to show: printable, without
+passwords and source lines.
+
+runner   the `SessionRunner` of a service that runs the session, or None if it only shows it
+reply    the status, JSON body and headers that a client gets
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ from aiohooks.session.status import SessionStatus
 from aiohooks.stores import StepStore
 
 _MAX_ROWS = 50
-_CLIENT_CLOSED_REQUEST = 499  # nginx's code for a client that has disconnected; it is never sent
+# nginx's code for a client that has disconnected, which does not get the reply.
+_CLIENT_CLOSED_REQUEST = 499
 _STORE_ERRORS = (
     PublisherFailedError,
     StoreClosedError,
@@ -105,7 +110,7 @@ class SessionReporter:
         failure = status.failure
         if self.runner is not None and self.runner.failure is not None:
             failure = safe_error(self.runner.failure)
-        # Clients need not know the source line at which an activity waits.
+        # `where`, the source line at which an activity waits, is not for clients.
         doing = [
             safe_text(str(replace(activity, where=None)))
             for activity in [*status.doing, *status.background][:_MAX_ROWS]
@@ -121,6 +126,8 @@ class SessionReporter:
         )
 
     def _state(self, status: SessionStatus, failure: str | None) -> State:
+        """Return the state that a client sees. `failure` is the error of the session, or None."""
+        # Only the runner has seen how its loop of steps ended.
         if self.runner is not None:
             if self.runner.failure is not None:
                 return "failed"
@@ -135,6 +142,7 @@ class SessionReporter:
             return "stopping"
         if status.state in ("new", "opening"):
             return "starting"
+        # The session is open and not stopping, so it recovers from the failure.
         if failure is not None:
             return "recovering"
         if status.drain_reason is not None:
@@ -167,7 +175,9 @@ class SessionReporter:
 
 
 def _safe(value: Any) -> Any:
-    """Return data in short lists, with texts that are safe to show and numbers that JSON has."""
+    """Return a copy of plain data for JSON: with short lists, texts that are safe to show, and None
+    in place of NaN and infinities.
+    """
     match value:
         case str():
             return safe_text(value)
@@ -187,7 +197,7 @@ def _safe(value: Any) -> Any:
 
 
 def reached_reply(session: AsyncMonitoredSession, wanted: int) -> JsonReply | None:
-    """Return the reply to a wait for a step that is reached, or None if it is not."""
+    """Return the reply to a wait for a step if the step is reached, otherwise None."""
     store = _store_of(session)
     if store is None or store.latest.step < wanted:
         return None
@@ -202,7 +212,7 @@ async def wait_for_step(
 ) -> JsonReply:
     """Wait until a step is reached, until it cannot be reached anymore, or until the timeout.
 
-    Return the reply. This raises no error of the session.
+    Return the reply. An error of the session is a reply, too, and is not raised.
     """
     wait = _reply_after_wait(reporter, wanted)
     if timeout is not None:
@@ -211,6 +221,7 @@ async def wait_for_step(
         reply = await wait
     except TimeoutError:
         reply = error_reply(504, "timeout", f"step {wanted} was not reached in time")
+    # Add to an error how far the session has got.
     if reply.status != 200:
         store = _store_of(reporter.session)
         reply.body["wanted"] = wanted
@@ -219,17 +230,18 @@ async def wait_for_step(
 
 
 async def _reply_after_wait(reporter: SessionReporter, wanted: int) -> JsonReply:
-    """Wait for a step without a limit, and return the reply."""
+    """Wait for a step without a time limit, and return the reply."""
     session = reporter.session
     if reporter.runner is not None:
-        # A stop or a failure of the opening is reported below.
+        # A session has no step store before it is open. If it was stopped, or failed to open, the
+        # last line reports that.
         with contextlib.suppress(Exception):
             await reporter.runner.wait_opened()
     store = _store_of(session)
     failure: Exception | None = None
     if store is not None:
         try:
-            # A stop or a failed background task ends the wait, too.
+            # A stop of the session or a failed background task ends this wait, too, with an error.
             await session.coord.wait_until_ended("a client's wait", store.wait_for(wanted))
         except Exception as error:
             failure = error
@@ -237,8 +249,8 @@ async def _reply_after_wait(reporter: SessionReporter, wanted: int) -> JsonReply
 
 
 def _unreached_reply(reporter: SessionReporter, error: Exception | None) -> JsonReply:
-    """Return the reply to a wait that has ended, perhaps by an error, before the step."""
-    # First: that a publisher has finished is also a kind of stop.
+    """Return the reply to a wait that has ended before the step, perhaps by an error."""
+    # This class comes first, because it is a subclass of `StopRequestedError`.
     if isinstance(error, PublisherFinishedError):
         return error_reply(410, "publisher_finished", safe_text(str(error)))
     if isinstance(error, _STORE_ERRORS):
@@ -250,7 +262,9 @@ def _unreached_reply(reporter: SessionReporter, error: Exception | None) -> Json
 
 
 def _store_error_text(error: Exception) -> str:
-    """Return the text of an error. The error of a failed publisher is only its cause."""
+    """Return the text of an error, with its cause if a publisher has failed: the cause is the error
+    of that publisher.
+    """
     text = safe_text(str(error))
     if isinstance(error, PublisherFailedError) and error.__cause__ is not None:
         return f"{text}: {safe_error(error.__cause__)}"
@@ -262,7 +276,8 @@ def _ended_reply(reporter: SessionReporter) -> JsonReply:
     runner = reporter.runner
     reason = reporter.session.stop_reason
     is_ending = runner is not None and runner.is_ending and runner.failure is None
-    # A server that ends may have thousands of clients, and a report lists the waits of all of them.
+    # The health is read only if it is needed. It lists the waits of all clients, and when a server
+    # ends, each of thousands of clients gets such a reply.
     if reason is None or not is_ending:
         health = reporter.health()
         if not health.ok:
@@ -304,6 +319,8 @@ async def while_connected(
 
 
 async def _wait_disconnected(receive: Receive) -> None:
-    with contextlib.suppress(OSError):  # some servers raise it for a disconnect
+    # Some servers raise an `OSError` for a disconnect. Other messages, such as a body of the
+    # request, are ignored.
+    with contextlib.suppress(OSError):
         while (await receive())["type"] != "http.disconnect":
-            pass  # a request body, which is ignored
+            pass

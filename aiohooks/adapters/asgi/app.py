@@ -11,6 +11,11 @@
 
 Everything is read-only, unless `controls=True` lets clients stop and drain the session.
 docs/guides/services.md lists which clients are served.
+
+ASGI       the interface between Python's web servers and applications
+lifespan   a message of ASGI at the start and the end of a server; the block between them
+probe      a request of a supervisor, such as Kubernetes, for `health` or `ready`
+endpoint   a coroutine function that answers the requests for one path
 """
 
 from __future__ import annotations
@@ -176,8 +181,10 @@ class SessionService:
     ) -> None:
         """Serve one request, or the lifespan of a server, according to ASGI."""
         if scope["type"] == "websocket":
+            # 1008 rejects the connection: a violation of the policy.
             await send({"type": "websocket.close", "code": 1008})
             return
+        # The lifespan of a server.
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -210,7 +217,8 @@ class SessionService:
         handlers: Any = {HTTPException: _not_found, Exception: _internal_error}
         lifespan = None if self._runner is None else self.lifespan
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
-        app.router.redirect_slashes = False  # a redirect would repeat the Host header of the client
+        # A redirect to a path with or without a slash would repeat the Host header of the client.
+        app.router.redirect_slashes = False
         return app
 
     def _probe(self, is_good: Callable[[ServiceHealth], bool]) -> _Endpoint:
@@ -231,6 +239,7 @@ class SessionService:
         return _response(JsonReply(200, self._reporter.progress()))
 
     async def _serve_control(self, request: Request) -> Response:
+        """Stop or drain the session, as the path says, and report the health after it."""
         if request.url.path.endswith("/stop"):
             self._session.request_stop("a client asked for a stop")
         else:
@@ -238,6 +247,7 @@ class SessionService:
         return _response(JsonReply(200, dataclasses.asdict(self.health())))
 
     async def _serve_step(self, request: Request) -> Response:
+        """Check the step and the timeout of a request, and wait for the step."""
         step = request.path_params["n"]
         if not _STEP.fullmatch(step) or int(step) > MAX_STEP:
             message = (
@@ -293,7 +303,8 @@ def _file_endpoint(name: str, media_type: str, has_controls: bool) -> _Endpoint:
     file = importlib.resources.files("aiohooks.adapters.asgi").joinpath("_page", name)
     content = file.read_bytes()
     if has_controls:
-        content = content.replace(b"<html ", b"<html data-controls ")  # which shows the buttons
+        # With this attribute, the page shows its buttons.
+        content = content.replace(b"<html ", b"<html data-controls ")
 
     async def serve_file(request: Request) -> Response:
         return Response(content, media_type=media_type)

@@ -1,4 +1,10 @@
-"""`TrackerHook`: the metrics of runs for an experiment tracker, sent by a thread of its own."""
+"""`TrackerHook`: the metrics of runs for an experiment tracker, sent by a thread of its own.
+
+tracker   a program or a file that stores metrics by step
+record    the metrics of one due run, with its step and its time
+start     the session begins, or a recovery moves it back: later records are of later steps
+lost      said of a record that the tracker does not get
+"""
 
 from __future__ import annotations
 
@@ -128,6 +134,7 @@ class TrackerHook(ScheduledHook):
 
     def _reset(self) -> None:
         self._timer = Sampling(self._every, first=False)
+        # The thread of the last session may not have ended. The new sender waits for it.
         self._sender = Sender(self.tracker, self._sender)
 
     def statistics(self) -> TrackerStatistics:
@@ -210,9 +217,10 @@ class Sender(ThreadQueue[Record | Start]):
         tracker: Tracker,
         previous: Sender | None,
     ) -> None:
-        """Create a sender. The thread starts with `restart`.
+        """Create a sender. Its thread starts with the first call of `restart`.
 
-        `previous` is the last sender to this tracker, whose thread ends first.
+        `previous` is the last sender to this tracker, or None. The thread of this one waits until
+        that of the previous one has ended, because a tracker is used by one thread at a time.
         """
         super().__init__(f"sender to {tracker!r}", MAX_QUEUE, max_batch=1)
         self.sent: int = 0
@@ -221,9 +229,11 @@ class Sender(ThreadQueue[Record | Start]):
         """Why the last record was lost."""
         self._tracker = tracker
         self._previous = previous
-        # Set from a `Start` until the tracker was started at this step, with the next record.
+        # The step of a `Start` at which the tracker is still to be started, or None. That happens
+        # with the next record, so a session without records does not connect.
         self._start: int | None = None
-        # The last step that the tracker had when it was started: it gets only later ones.
+        # The last step that the tracker had when it was started. It gets only records of later
+        # steps. -1 is before the first step.
         self._last_step = -1
         # The error that has ended the session.
         self._session_error: BaseException | None = None
@@ -232,6 +242,7 @@ class Sender(ThreadQueue[Record | Start]):
 
     def restart(self, step: int) -> None:
         """Continue after `step`. Drop the queued records of later steps, which are made again."""
+        # The queued items that are kept are queued again, before the start.
         for item in [*self.withdraw(), Start(step)]:
             if item.step <= step:
                 self.add(item)
@@ -267,6 +278,7 @@ class Sender(ThreadQueue[Record | Start]):
         error: BaseException | None,
     ) -> None:
         """Count a record that was sent. Records of steps that the tracker had do not count."""
+        # The thread works on one item at a time (`max_batch=1`).
         (item,) = items
         if error is None and isinstance(item, Record) and item.step > self._last_step:
             self.sent += 1
@@ -290,6 +302,7 @@ class Sender(ThreadQueue[Record | Start]):
         lost_before = self.lost
         self.lost += len(records)
         self.error = reason
+        # The number has one more digit than before, or is the first.
         if not lost_before or len(str(lost_before)) < len(str(self.lost)):
             message = "%r: the metrics of %d steps, step %d the last, are lost: %s"
             logger.warning(
@@ -304,12 +317,14 @@ class Sender(ThreadQueue[Record | Start]):
 
     def work(self, items: list[Record | Start]) -> None:
         """Send a record, or remember a start for the next record."""
+        # A tracker is used by one thread at a time.
         if self._previous is not None:
             self._previous.join()
             self._previous = None
         (item,) = items
         if isinstance(item, Start):
-            # The tracker may not have been reached since an earlier start.
+            # If the tracker was not started since an earlier `Start`, it must drop the steps after
+            # the lower one of both.
             self._start = item.step if self._start is None else min(item.step, self._start)
             return
         if self._start is not None:

@@ -1,4 +1,7 @@
-"""MLflow as a tracker. The slim package `mlflow-skinny` is enough."""
+"""MLflow as a tracker. The slim package `mlflow-skinny` is enough.
+
+A run of MLflow is a training with its metrics, and an experiment is a group of such runs.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,11 @@ class MLflowTracker:
         self.run_id: str | None = None
         """The id of the run, once the tracker has connected."""
         self._uri = tracking_uri
+        # The client, or None while the tracker is not connected.
         self._client: MlflowClient | None = None
+        # The last step that the run of MLflow has, or -1 if it has none.
         self._last_step = -1
+        # Whether `start` has marked the run of MLflow as running.
         self._is_running = False
 
     def start(self, step: int) -> int:
@@ -94,7 +100,7 @@ class MLflowTracker:
         self._is_running = False
 
     def _connect(self) -> tuple[MlflowClient, str]:
-        """Return the client and the id of the run."""
+        """Return the client and the id of the run. Find or create the run, if not connected."""
         if self._client is None or self.run_id is None:
             client = MlflowClient(self._uri)
             experiment = client.get_experiment_by_name(self.experiment)
@@ -102,6 +108,7 @@ class MLflowTracker:
                 experiment_id = client.create_experiment(self.experiment)
             else:
                 experiment_id = experiment.experiment_id
+            # The newest run of this name, if there is one.
             runs = client.search_runs(
                 [experiment_id],
                 f"attributes.run_name = '{self.run_name}'",

@@ -16,7 +16,9 @@ __all__ = ["TensorBoardTracker"]
 
 
 class TensorBoardTracker:
-    """Event files in a directory. Where a run is set back, TensorBoard drops the later steps."""
+    """Event files in a directory. When a run is set back to a step, TensorBoard drops the steps
+    after it.
+    """
 
     def __init__(self, output_dir: str | os.PathLike[str]) -> None:
         """Create the tracker. `output_dir` is created if it is missing."""

@@ -30,6 +30,7 @@ class WandbTracker:
         self.run: wandb.Run | None = None
         """The run, when it is open."""
         self._options = options
+        # The id of the run that was open last, and the last step that it has, or -1 if it has none.
         self._run_id: str | None = None
         self._last_step = -1
 
@@ -57,11 +58,13 @@ class WandbTracker:
             run.finish(exit_code=0 if error is None else 1)
 
     def _open_run(self) -> wandb.Run:
+        """Return the open run. Open it, and read its last step, if none is open."""
         if self.run is not None:
             return self.run
         run = wandb.init(**self._options)
         run.define_metric(_STEP_KEY, hidden=True, summary="max")
         run.define_metric("*", step_metric=_STEP_KEY)
+        # Without an id in the options, each call of `init` creates another run, without steps.
         if run.id != self._run_id:
             self._run_id = run.id
             self._last_step = -1
