@@ -70,13 +70,16 @@ class OpenTelemetryHook(SessionRunHook):
         )
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Read the name of the session and, if processes share its step store, of the run."""
+        """Label the metrics with the names of the session and of the run.
+
+        The run has a name only if processes share the step store.
+        """
         status = coord.status()
         steps = session.global_step
         attributes: dict[str, str] = {}
         if status is not None and status.name is not None:
             attributes["aiohooks.session"] = status.name
-        if not steps.inline:
+        if not steps.inline:  # processes share the store
             attributes["aiohooks.run"] = steps.run
         self._instruments = self._instruments._replace(attributes=attributes)
 

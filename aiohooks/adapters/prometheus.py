@@ -87,19 +87,20 @@ class PrometheusHook(SessionRunHook):
         self._collector: _SessionCollector | None = None
 
     async def begin(self) -> None:
-        """Set the attributes of a new session."""
-        self._now = quick_now()
+        """Begin the metrics of a new session, and subscribe to its saves."""
+        self._now = quick_now()  # a function that returns the time
         # The event loop of the session and its thread: scrapes may come from another one.
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         # When the current run began, or None if its `before_run` was not called.
         self._run_began_at: float | None = None
-        # How many runs belong to each bucket of durations, and the sum of all durations.
+        # How many runs belong to each bucket of durations, and the sum of all durations. The last
+        # bucket has the runs that took longer than all limits.
         self._step_counts = [0] * (len(BUCKET_SECS) + 1)
         self._step_secs = 0.0
         self._saves = 0
         self._saved_step: int | None = None
-        self._saved_at = 0.0
+        self._saved_at = 0.0  # the time of the latest save
         session_events().saved.subscribe(self._note_save)
 
     def _note_save(self, step: int, path: Path) -> None:

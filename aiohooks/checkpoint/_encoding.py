@@ -193,10 +193,11 @@ def _new_memory(size: int) -> Array:
 
 
 def encode(state: Mapping[str, Any]) -> dict[str, Iterable[bytes | memoryview]]:
-    """Return the chunks of each file. The first chunk of the arrays is a header with their sizes.
+    """Return the chunks of two files by name: the tree of the state, and its arrays.
 
-    Arrays are not copied before their chunks are taken, and then only an array that is not
-    C-contiguous or is in the memory of a device, one at a time.
+    The first chunk of the arrays is a header with their sizes. The others are the memory of the
+    arrays themselves. An array is only copied, when its chunks are taken, if it is not C-contiguous
+    or is in the memory of a device.
 
     Raises:
         InvalidArgumentError: a value has no exact form on disk. The message says where it is and
@@ -327,7 +328,8 @@ class _Encoder:
         """Add an array to the file of the arrays. Return its entry in the tree."""
         dtype = self._checked_dtype(array.dtype)
         shape = list(array.shape)
-        # safetensors has no big-endian numbers, which numpy marks by ">".
+        # The name of the dtype in safetensors. Without a name, the array is stored as raw bytes,
+        # which need no alignment. There are no big-endian numbers, which numpy marks by ">".
         native = None
         if not dtype.startswith(">"):
             native = SAFETENSORS_NAMES.get(array.dtype.name)

@@ -625,9 +625,9 @@ class RemoteDirectory:
                 await self.call(file.write, block)
             await self.call(file.close)
         except BaseException as error:
+            # In a thread, which continues if nothing waits for it. After a cancellation (which is
+            # no `Exception`), do not wait for a file system that may hang.
             discarding = self._start(_discard, file)
-            # After a cancellation (which is no `Exception`), do not wait for a file system that may
-            # hang.
             if isinstance(error, Exception):
                 await wait_done([discarding], self._mirror.timeout_secs)
             raise

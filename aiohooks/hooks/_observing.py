@@ -422,9 +422,10 @@ class WritingHook(FetchingHook):
 
     @only_if("_queue_or_defer")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Queue the values if the run is due. Wait while the queue is full.
+        """Wait for a place in the queue, and queue the values of a due run.
 
-        The session calls this only if `_queue_or_defer` has returned true.
+        `_queue_or_defer`, which the session calls first, usually queues them without waiting. It
+        returns true only if the queue is full, and the session then calls this.
 
         Raises:
             InvalidArgumentError: the values cannot be written.

@@ -107,7 +107,10 @@ class BlockingHook(SessionRunHook):
         method: Callable[..., Any],
         *args: Any,
     ) -> Any:
-        """Call a method of the object in a thread, with views in place of the arguments."""
+        """Call a method of the object in a thread, with views in place of the arguments.
+
+        A view is a `PlainView`: in the thread, its methods are plain, and wait for the event loop.
+        """
         calls = self._calls
         # An earlier session that was never closed may have left an object for another event loop.
         if calls is None or not calls.is_of_running_loop():
@@ -118,6 +121,7 @@ class BlockingHook(SessionRunHook):
             first, *others = args
             view = PlainView(first, calls)
             if name in ("before_run", "after_run"):
+                # The context has a session, which needs a view as well.
                 view = PlainView(first, calls, session=PlainView(first.session, calls))
             args = (view, *map(calls.view_of, others))
         if name == "before_run":
@@ -125,6 +129,8 @@ class BlockingHook(SessionRunHook):
             # method, and raises the end of the input as `OutOfRangeError`.
             args = (method, *args)
             method = next_feed
+        # The thread gets a copy of this context, so its waits belong to this call: a cancellation
+        # of the call ends them.
         thread_call = _ThreadCall()
         token = _thread_call.set(thread_call)
         try:
@@ -288,9 +294,13 @@ class PlainView:
         calls: _LoopCalls,
         **replaced: Any,
     ) -> None:
-        """Create a view. `replaced` are attributes that differ from those of the target."""
+        """Create a view of `target`, whose coroutines `calls` runs in the event loop.
+
+        `replaced` are attributes that the view has itself. All others are looked up in the target.
+        """
         self._target = target
         self._calls = calls
+        # Python finds these before it calls `__getattr__`.
         self.__dict__.update(replaced)
 
     def __getattr__(self, name: str) -> Any:

@@ -248,7 +248,8 @@ class DueLambdaHook(FetchingHook):
     ) -> bool:
         """Note the step of a run, and return whether the run is due.
 
-        The session calls `after_run`, which needs a task, only for a due run.
+        This is the condition of `after_run`: the session first calls this. Only if it returns true,
+        the session starts the task that `after_run` needs.
         """
         self._timer.note_step(run_context.global_step)
         return self._timer.is_due(run_context.global_step)

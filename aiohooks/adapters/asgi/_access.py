@@ -133,7 +133,10 @@ class AccessPolicy:
         return name == _TEST_SERVER and _name_of(scope, "client") == _TEST_CLIENT
 
     def check_client(self, scope: Mapping[str, Any]) -> JsonReply | None:
-        """Check that the client is local, unless remote clients are allowed."""
+        """Return the reply that rejects a client, or None if the client may be served.
+
+        Clients of other machines are rejected, unless the service has `allow_remote=True`.
+        """
         if self._allow_remote:
             return None
         reason = _reason_not_local(scope)

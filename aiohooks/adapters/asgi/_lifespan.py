@@ -105,10 +105,10 @@ class SessionRunner:
             self.ended.set()
 
     async def _make_steps(self, session: AsyncMonitoredSession) -> None:
-        """Call the function that makes the steps, and keep its error.
+        """Await the user's function, which runs the loop of steps, and record its failure.
 
-        The error is kept here already, and not only in `_run`, because the session may need some
-        time to close. `health` reports the error meanwhile.
+        `_run` sees the failure only after the session has closed, which may take some time. It is
+        recorded now, so that `health` reports it in the meantime. A clean end is no failure.
         """
         try:
             steps: object = self._run_function(session)
@@ -150,13 +150,15 @@ class SessionRunner:
         self._task.get_loop().call_soon_threadsafe(self._limited_end)
 
     async def stop(self, reason: str) -> None:
-        """Drain the session if there is a time for that, otherwise stop it. Wait for its end.
+        """Drain the session if the service has a drain time, otherwise stop it. Wait for its end.
 
-        If it has not ended in the grace period after the stop, it is cancelled, and has the same
-        time again.
+        A drain becomes a stop when its time is over. If the session has not ended a grace period
+        after the stop, it is cancelled, and gets another grace period.
         """
         assert self._task is not None
         self._begin_end(reason)
+        # `_limited_end` cancels the session when its time is over. `shielded` is for a server that
+        # cancels this call: it then cancels the session without waiting for that.
         await shielded(
             wait_done([self._limited_end()], None),
             grace_secs=self._grace_secs,
