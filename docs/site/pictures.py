@@ -66,7 +66,7 @@ def drawing(title: str, height: int, lines: Sequence[str]) -> str:
 def dispatchers(column: int, title: str) -> str:
     """Return a column of the table of dispatchers as a chart, the smallest value first."""
     text = (
-        (ROOT / "docs" / "design" / "benchmarks.md")
+        (ROOT / "tests" / "benchmarks" / "FIGURES.md")
         .read_text(encoding="utf-8")
         .partition("<!-- figures: dispatchers -->")[2]
     )

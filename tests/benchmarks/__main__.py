@@ -3,7 +3,7 @@ missed.
 
     python -m tests.benchmarks --loop both --json figures.json
     python -m tests.benchmarks --rows stores --json stores.json
-    python -m tests.benchmarks --page docs/design/benchmarks.md figures.json stores.json
+    python -m tests.benchmarks --page tests/benchmarks/FIGURES.md figures.json stores.json
 
 The last one puts what was measured into the page; a section of which nothing was measured stays as
 it is.

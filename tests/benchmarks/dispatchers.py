@@ -2,7 +2,7 @@
 one run.
 
     python -m tests.benchmarks.dispatchers
-    python -m tests.benchmarks.dispatchers --page docs/design/benchmarks.md
+    python -m tests.benchmarks.dispatchers --page tests/benchmarks/FIGURES.md
 
 Each one calls the same hooks through its own package. The times are medians of rounds in which all
 take turns.

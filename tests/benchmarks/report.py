@@ -1,4 +1,4 @@
-"""The results as a table, as JSON, and as the figures of the page in docs/."""
+"""The results as a table, as JSON, and as the figures of FIGURES.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All rows by name, in the sections of the page that has their figures."""
+"""All rows by name, in the sections of FIGURES.md, which has their figures."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.support.needs import MissingError
 from tests.support.sessions import run_session
 from tests.support.source import ROOT
 
-PAGE = ROOT / "docs" / "design" / "benchmarks.md"
+PAGE = ROOT / "tests" / "benchmarks" / "FIGURES.md"
 OTHERS = ("ignite", "tensorflow", "tf-hooks", "aiosignal")
 
 
@@ -80,7 +80,7 @@ def assert_measured(result: Result) -> None:
 
 
 def test_every_row_is_explained() -> None:
-    """Each row has a docstring, and docs/design/benchmarks.md a place for the figures of each
+    """Each row has a docstring, and tests/benchmarks/FIGURES.md a place for the figures of each
     section.
     """
     text = PAGE.read_text(encoding="utf-8")

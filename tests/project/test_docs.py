@@ -1,5 +1,5 @@
-"""The README, the other pages beside it and those under docs/: every block runs, every link has a
-target.
+"""The README, the other pages beside it, the pages of docs/ and the records of tests/: every block
+runs, every link has a target.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from tests.support.needs import program
 from tests.support.pages import Block, blocks, printed_blocks, python_blocks, run_blocks
 from tests.support.source import ROOT, own_functions, python_files, tree
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")]
+)
 # The maximum number of blocks, over all pages, that start with `# not run: reason`.
 MOST_NOT_RUN = 3
 

@@ -1,9 +1,9 @@
-"""Which methods are called on which kind of end: the rules as data, and the documentation page
-generated from them.
+"""Which methods are called on which kind of end: the rules as data, and the page that is generated
+from them.
 
 `RULES` defines the expected calls of each cell; `tests.support.failure_cells` runs a cell, and
 `tests/session/test_failure_matrix.py` compares the two.
-`python -m tests.support.failure_rules --write docs/design/failure-matrix.md` writes the page.
+`python -m tests.support.failure_rules --write tests/session/FAILURE_MATRIX.md` writes the page.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ DOING = {
 INTRO = f"""\
 # Failure matrix: what is called on which kind of end
 
-<!-- `python -m tests.support.failure_rules --write docs/design/failure-matrix.md` -->
+<!-- `python -m tests.support.failure_rules --write tests/session/FAILURE_MATRIX.md` -->
 
 Each column is a session with {len(HOOKS)} hooks whose body calls `run` {RUNS} times unless a stop
 is requested. Hook *i* misbehaves in its first call of the method that the heading names; for *run*,
@@ -208,7 +208,7 @@ NOTES = """
 
 
 def page() -> str:
-    """Return the documentation page."""
+    """Return the page."""
     parts: list[str] = [INTRO]
     for phase in dict.fromkeys(phase for phase, _ in RULES):
         columns = [_column(phase, kind, RULES[phase, kind]) for kind in DOING]
