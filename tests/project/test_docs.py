@@ -199,6 +199,25 @@ def test_every_named_test_exists(page: Path) -> None:
     assert not [(file, test) for file, test in named if f"def {test}" not in texts[file]]
 
 
+def failures(page: Path) -> list[str]:
+    """Return the headings of a page and the first cells of its tables, without links."""
+    text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", page.read_text(encoding="utf-8"))
+    return re.findall(r"^(?:## .+|\| (?!failure \|)[^|]+)", text, flags=re.MULTILINE)
+
+
+def test_each_failure_has_its_tests() -> None:
+    """FAILURE_TESTS.md names tests for each failure of the page, in the order of the page."""
+    record = ROOT / "tests" / "project" / "FAILURE_TESTS.md"
+    rows = failures(DOCS / "explanations" / "what-happens-when.md")
+    assert len(rows) > 40
+    assert failures(record) == rows
+    assert [
+        line
+        for line in record.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ") and not line.endswith("` |") and line != "| failure | tests |"
+    ] == []
+
+
 def test_the_architecture_page_names_what_exists() -> None:
     """Each row of the page with a file and a function names one that the library has, so that the
     page stays true.
