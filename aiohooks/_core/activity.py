@@ -534,9 +534,12 @@ class WaitLog:
         self.end(self)
 
     def _check(self) -> None:
-        """Report if it is time to, and check again when the next report is due."""
+        """Report the oldest wait if that is due, and check again when the next report is due.
+
+        There is at least one wait: without waits, there is no timer for this check.
+        """
         now = self._clock.now()
-        oldest = next(iter(self._since.values()))
+        oldest = next(iter(self._since.values()))  # in the order of their beginnings
         # The oldest wait may have begun after this timer was set.
         secs_left = max(oldest + self._secs, self._reported_at + self._pause_secs) - now
         if secs_left <= 0:

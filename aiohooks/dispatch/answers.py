@@ -418,9 +418,12 @@ class WrapperCall(HookCalls):
         return self.results[0]
 
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
-        """Call the rest. The hook gets this function, and may pass it changed arguments."""
-        # A task that the hook has started may call this after the hook has failed. The result of
-        # the method then comes from the rest alone, or nothing waits for the hook any more.
+        """Call the rest: the other hooks and the method itself. Return their result.
+
+        The wrapping hook gets this function, and may pass it changed arguments.
+        """
+        # A task that the hook has started may call this too late: after the failure of the hook was
+        # logged and the rest was called without it, or after the hook itself was left behind.
         if self.has_logged_failure or self.is_left_behind(0):
             raise HookCancelledError(
                 f"{self.describe(0)} has failed before this: it cannot call the next hook any more"
@@ -437,6 +440,7 @@ class WrapperCall(HookCalls):
         except BaseException as error:
             self.rest_errors.append(error)
             raise
+        # The hook may call the rest several times. Then the last result counts.
         self.rest_results = [result]
         return result
 

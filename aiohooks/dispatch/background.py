@@ -230,10 +230,12 @@ class QueuedCall:
         self.context.run(self.queue.shared.enter)
 
     async def make(self) -> None:
-        """Make the call."""
-        # The context is a copy of that of the run which has queued the call. The call is not part
-        # of this run, which may have ended.
+        """Call the hook with the queued arguments, outside of the run that has queued the call.
+
+        The context is a copy of the context of that run, which may have ended.
+        """
         leave_run()
+        # If the hook queues calls itself, they must not wait for a place: see `is_full`.
         _current_queue.set(self.queue)
         shared = self.queue.shared
         step = shared.step_of(*self.args, **self.keywords)

@@ -587,21 +587,21 @@ class HookCalls(Calls):
             arguments: the arguments of each call.
             keywords: the keyword arguments, for the conditions of calls.
         """
-        # If the group has the condition of its only call, `is_skipped` has checked it already.
+        # If the group has only one call, and it has a condition, `is_skipped` has checked that.
         is_checked = self._group.condition is not None
         for number, call in enumerate(self._group.calls):
             function = functions[number]
             try:
                 call_args = arguments[number]
                 if not call.may_wait:
-                    # Before the call, as one that fails may have changed the context, too.
+                    # The call may change the context even if it fails, so note that before it.
                     self.caller_context_changed()
                     self.results[number] = result_now(function(*call_args))
                 elif is_checked or call.condition is None or call.condition(*call_args, **keywords):
                     self.start(number, function, call_args, call.name, call.secs)
             except BaseException as error:
                 self.failed(number, error)
-            if self.cancelling:
+            if self.cancelling:  # a failure will be raised
                 break
 
     def describe(self, number: int) -> str:

@@ -582,8 +582,9 @@ class Session:
         check_instance(variables, Variables, "variables", optional=True)
         self.graph = graph
         self.global_step = MemoryStepStore() if global_step is None else global_step
-        self.variables = variables or Variables()
+        self.variables = Variables() if variables is None else variables
         self.committed_step = self.global_step.latest.step
+        # A monitored session sets these: its creator, or its hooks.
         self.grace_secs = DEFAULT_GRACE_SECS
         self.tracked = {}
         self.saver = None

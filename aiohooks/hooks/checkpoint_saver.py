@@ -348,8 +348,9 @@ class CheckpointSaverHook(ScheduledHook):
         # a part of the state was restored, so it must not be saved.
         if epoch != self._epoch or self._is_saved():
             return
-        # The run was committed, and a hook before this one has failed in its `after_run`.
         if step != self._seen_step:
+            # The run of this step was committed, and another hook has failed in its `after_run`, so
+            # that the `after_run` of this hook was not called.
             logger.warning(
                 "step %d is saved, and after_run of this step has not ended for all hooks: their"
                 " data for this step, such as records, may be missing when the run is resumed",

@@ -425,10 +425,11 @@ class Coordinator(RequestMethods):
         """Make a coordinator for the tasks of a new raw session, and forget the failures that the
         new raw session undoes.
         """
-        # The copy shares the tasks, the failures and the requests.
+        # The copy shares the tasks, the failures and the requests: see `__init__`. Its own are
+        # `joined`, why no task can be started, and whether it has a caller for errors.
         raw = copy.copy(self)
         self._raw = raw
-        # Change the shared list in place.
+        # Change the list in place, because all copies share it.
         self.failures[:] = [failure for failure in self.failures if failure.lasts]
         return raw
 
@@ -874,6 +875,7 @@ class Coordinator(RequestMethods):
         """Stop all tasks of a session that ends: end their waits, and let `should_stop` be true.
 
         `failure` is the reason of a session that has failed: its tasks are cancelled immediately.
+        It becomes the reason of the stop, unless there is one already.
         """
         self.closed = True
         requests = self.requests
@@ -1016,23 +1018,31 @@ class Coordinator(RequestMethods):
 
         `what` describes the task and its end, for messages.
         """
+        if self._is_recorded(error):
+            return
+        requests = self.requests
+        if is_clean_end(error):
+            is_ending = self._has_no_caller or self._whole.closed
+            # A task that ends because its producers have ended leaves the stop to them.
+            if not is_ending and not is_end_of_producers(error):
+                requests.request_stop(f"{what}: {safe_repr(error)}")
+        elif self._has_no_caller:
+            logger.error("%s: %s, after %s", requests.label, what, self._ending, exc_info=error)
+        else:
+            self._record_failure(error, what)
+
+    def _is_recorded(self, error: BaseException) -> bool:
+        """Return whether an error is a failure that counts already.
+
+        `until` raises the failure of one task in others, which may pass it on. There is one
+        exception: if a recovery gives up with the failure of a raw session's task, the task that
+        made this recovery lasts, and so does the failure from now on. It is recorded again.
+        """
         is_lasting = self is self._whole
-        for failure in self.failures:
-            # If the error is a recorded failure, `until` has raised it in this task, which passed
-            # it on. That is no new failure, with one exception: a recovery in a lasting task gives
-            # up with the failure of a raw session's task. Recorded again, it is lasting.
-            if failure.error is error and (failure.lasts or not is_lasting):
-                return
-        label = self.requests.label
-        if not is_clean_end(error):
-            if self._has_no_caller:
-                logger.error("%s: %s, after %s", label, what, self._ending, exc_info=error)
-            else:
-                self._record_failure(error, what)
-        # A clean end stops the session, unless that is ending already, or the task has finished
-        # because its producers have.
-        elif not (self._has_no_caller or self._whole.closed or is_end_of_producers(error)):
-            self.requests.request_stop(f"{what}: {safe_repr(error)}")
+        return any(
+            failure.error is error and (failure.lasts or not is_lasting)
+            for failure in self.failures
+        )
 
     def _record_failure(self, error: BaseException, what: str) -> None:
         """Record a failure. It ends the waits and the run, and stops a session that does not
@@ -1080,10 +1090,11 @@ class Coordinator(RequestMethods):
         """Note that `error` is raised to the current code. If it is a failure of a background task,
         the session does not owe it any more.
 
-        Only code outside of the session's own tasks can handle a failure. If the current code is
-        part of a background task, the failure stays owed.
+        A failure is owed until it is raised to code outside of the session's own tasks, which can
+        handle it. If the current code is part of a background task, the failure stays owed.
         """
-        if self._starter() is None:
+        is_outside = self._starter() is None
+        if is_outside:
             for failure in self.failures_in(error):
                 failure.is_owed = False
 

@@ -387,6 +387,7 @@ class LoopSignals:
             logger.warning("cancelling %s", session.coordinator.status())
         self._has_cancelled = True
         number = self._received[-1]
+        # `aiohooks.run` uses it for the exit code of the program.
         _last_signals[self._loop] = number
         if not tasks_not_due:
             self._ask_previous_handler()

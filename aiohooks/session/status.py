@@ -185,13 +185,16 @@ def status_of(session: AnySession) -> SessionStatus:
 
 
 def _activities(session: AnySession) -> list[Activity]:
-    """Return what a session is doing, as specifically as it is known.
+    """Return the current activities of a session, as specifically as possible.
 
-    These are calls of hooks and operations, or else the run, or else the block or the phase.
+    These are the calls of hooks and operations. If there are none, it is the run in progress.
+    Without a run, it is the block of the session, or a phase such as its opening.
     """
     calls = _call_activities(session)
-    if calls or session.entered_by is None:
+    if calls:
         return calls
+    if session.entered_by is None:  # no task has entered the session yet
+        return []
     turns = session.turns
     if turns.runner is not None:
         return [

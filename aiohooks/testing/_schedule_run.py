@@ -406,14 +406,15 @@ class ScheduleRun:
         Args:
             kind: the kind of the choice.
             options: the options.
-            describe: returns the note of the disturbance by an option other than option 0.
+            describe: describes an option other than option 0, which disturbs the program. In a
+                replay, the report lists these disturbances.
             name: a name for the key of the choice.
         """
         key = _key(kind, name)
-        choice = self.schedule.choose(kind, key, options)
-        if choice and self.schedule.is_replay:
-            self.notes[key, self.schedule.counts[key]] = describe(options[choice])
-        return options[choice]
+        index = self.schedule.choose(kind, key, options)
+        if index != 0 and self.schedule.is_replay:
+            self.notes[key, self.schedule.counts[key]] = describe(options[index])
+        return options[index]
 
     def injected(self, error: Exception) -> Exception:
         """Return an error that an `unreliable` function will raise, and keep it: the program may

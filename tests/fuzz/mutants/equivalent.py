@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 _EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImplemented"
-_READ = "data = await self.call(self._read_range, path, 0, _format.MAX_MANIFEST_BYTES + {})"
+_READ = (
+    'data = await self.call(self._read_range, f"{{name}}/{{_format.MANIFEST}}", 0,'
+    " _format.MAX_MANIFEST_BYTES + {})"
+)
 _WARNED = (
     'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning,'
     " stacklevel={}, source=self)"
