@@ -90,8 +90,9 @@ def test_a_signal_while_a_step_waits_for_a_hook_that_hangs() -> None:
     signal ends the program, and the calls that are dropped are logged.
     """
     code, output, _ = send_signals([sys.executable, "-c", textwrap.dedent(HANGS)], TERM)
-    dropped = "3 background calls of Hangs are left, and are dropped"
-    assert (code, output) == (128 + TERM, dropped)
+    assert code == 128 + TERM
+    # On a busy machine, the cancelled call may outlast its grace period. That is logged as well.
+    assert output.startswith("3 background calls of Hangs are left, and are dropped")
 
 
 def send_signals(command: list[str], *numbers: signal.Signals) -> tuple[int, str, str]:
