@@ -30,7 +30,7 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.waits import Waiters, new_task, retrieve_exception, to_thread, wait_done
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._directory import CheckpointDirectory
-from aiohooks.checkpoint._files import Directory, FileReader
+from aiohooks.checkpoint._files import Directory, FileReader, exists
 from aiohooks.checkpoint._format import DamagedError, Name, damage_in
 from aiohooks.checkpoint.policies import (
     Checkpoint,
@@ -187,7 +187,7 @@ class Copier:
             except (FileNotFoundError, DamagedError):
                 # If its directory still exists, the checkpoint is damaged. Otherwise the policy or
                 # a user has removed it, and there is nothing to copy.
-                if await to_thread(os.path.lexists, checkpoint.path):
+                if await to_thread(exists, os, checkpoint.path):
                     raise
                 logger.info("mirror %s: %s is gone, and not copied", self.mirror, checkpoint.path)
                 return
