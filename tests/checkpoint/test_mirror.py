@@ -263,6 +263,40 @@ async def test_a_failure_of_this_system_is_retried(
     assert disk.steps() == [1]
 
 
+async def test_a_checkpoint_that_cannot_be_reached_does_not_count_as_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is missing for a moment, and its directory gives an error: the copy is retried."""
+    opening = _remote._open_files
+    faults = ["open", "stat"]
+
+    def failing_open(checkpoint: Checkpoint, opened: contextlib.ExitStack) -> Any:
+        if "open" in faults:
+            faults.remove("open")
+            raise FileNotFoundError(errno.ENOENT, "no such file")
+        return opening(checkpoint, opened)
+
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def stat(path: Any, *args: Any, **options: Any) -> Any:
+            if faults == ["stat"] and "step-" in str(path):
+                faults.clear()
+                raise OSError(errno.EIO, "input/output error")
+            return call(path, *args, **options)
+
+        return stat
+
+    monkeypatch.setattr(_remote, "_open_files", failing_open)
+    monkeypatch.setattr(os, "stat", failing(os.stat))
+    monkeypatch.setattr(os, "lstat", failing(os.lstat))
+    disk = Disk()
+    async with Saver(tmp_path, mirror=disk.mirror(backoff=QUICKLY)) as saver:
+        await saver.save(state_of(1), 1)
+        assert await saver.flush_mirror(30)
+        assert (status_of(saver).latest_step, status_of(saver).failures) == (1, 1)
+    assert not faults
+    assert disk.steps() == [1]
+
+
 async def test_one_that_is_damaged_here_is_not_copied(tmp_path: Path) -> None:
     """What does not fit its manifest does not become a checkpoint there; the next one does."""
     disk = Disk()
