@@ -73,7 +73,6 @@ from aiohooks.graph.graph import Graph, held
 from aiohooks.graph.session import GatheredRun, Monitor, Session, monitored_run
 from aiohooks.session.coordinator import (
     Coordinator,
-    Requests,
     TasksOwner,
 )
 from aiohooks.session.creators import (
@@ -123,8 +122,7 @@ in the second it calls the event's callback, in the third the task that waited f
 class Lifecycle(TasksOwner):
     """Opens, runs, recovers and closes one monitored session.
 
-    It owns the raw session. `coordinator` owns the background tasks and the requests of the whole
-    session, and `raw_coordinator` the tasks of the raw session, so it is new after each recovery.
+    It owns the raw session, and the background tasks of its two coordinators (`TasksOwner`).
     """
 
     def __init__(
@@ -137,6 +135,7 @@ class Lifecycle(TasksOwner):
         name: str | None,
     ) -> None:
         """Make the parts of the session. Only `open` starts anything."""
+        super().__init__()
         self.name: str | None = name
         self.graph: Graph = creator.graph
         self.grace_secs = grace_secs
@@ -147,14 +146,6 @@ class Lifecycle(TasksOwner):
         costs less than to look up the running loop.
         """
         self.policy = policy
-        self.coordinator: Coordinator = Coordinator()
-        """The coordinator of the whole session: its tasks live through recoveries."""
-        self.coordinator.owner = self
-        self.requests: Requests = self.coordinator.requests
-        self.raw_coordinator: Coordinator = self.coordinator
-        """The coordinator of the current raw session: its tasks end with that. Before the first raw
-        session it is the coordinator of the whole session.
-        """
         self.session: Session | None = None
         """The raw session. It is None before the first one, while it is being replaced, after a
         recovery that was cancelled, and at the end.
@@ -193,6 +184,8 @@ class Lifecycle(TasksOwner):
         """The task that has entered the session's block, until the session is closed."""
         self.phase_began_at: float | None = None
         """The time of the current clock at which the phase began. None stands for "new"."""
+        self._closes_parts = False
+        """Whether the session has begun to close its parts: no raw session can be created."""
         self._is_closed = asyncio.Event()
         self._end_log: TimerHandle = NO_TIMER
         """The timer that logs what the session waits for, after a signal and when it closes."""
@@ -240,7 +233,7 @@ class Lifecycle(TasksOwner):
             if signals is not None:
                 self._at_end.callback(signals.install())
             with self.graph.as_default():
-                with assigned(opening_events, self.coordinator.events):
+                with assigned(opening_events, self.events):
                     await self.hooks.begin()
                 self._at_end.callback(held(self.graph))
                 await self._create_first_session()
@@ -296,17 +289,19 @@ class Lifecycle(TasksOwner):
             session = await self._creator.create_session()
         self.session = session
         self.run_raw = monitored_run(session, self._monitor)
-        if self.coordinator.closed:
+        if self._closes_parts:
             # The session was closed while its creator worked, and the creator has ignored that its
             # task was cancelled.
             await self._close_raw_session("the session was closed")
             raise SessionClosedError("the session was closed while a raw session was created")
         self.store = session.global_step
-        self.raw_coordinator = self.coordinator.for_raw_session()
+        self.raw_coordinator = Coordinator.of(self)
+        # The new raw session undoes the failures of the tasks of the previous one.
+        self.failures = [failure for failure in self.failures if failure.lasts]
         if session.restored is not None:
             restore_hooks(session, session.restored)
             checkpoint = session.restored.checkpoint
-            await self.coordinator.events.restored.emit(checkpoint.step, checkpoint.path)
+            await self.events.restored.emit(checkpoint.step, checkpoint.path)
         # The feeds are restored already, and give the elements in use again. Note this before the
         # hooks are called, because a hook may fail.
         self.feeds.note_new_session(session, self.recovering_from)
@@ -361,9 +356,7 @@ class Lifecycle(TasksOwner):
             return self.begin_run()
         self._raise_if_nested("run")
         self._raise_if_unusable()
-        with active(
-            "wait", "turn to run", self._awaited_turn, observers=self.coordinator.observers
-        ):
+        with active("wait", "turn to run", self._awaited_turn, observers=self.observers):
             await turns.wait()
         try:
             await self.coordinator.wait_for_resume()
@@ -397,9 +390,8 @@ class Lifecycle(TasksOwner):
         Raises:
             BaseException: the failure of a background task, or of the creation.
         """
-        errors = self.raw_coordinator.errors
-        if errors:
-            raise errors[0]
+        if self.failures:
+            raise self.failures[0].error
         return self.session or await self._create_session_in_run()
 
     async def recover_if_needed(self) -> None:
@@ -409,7 +401,7 @@ class Lifecycle(TasksOwner):
         That is to recover if a task has failed, and to create a raw session if a cancelled recovery
         has left none.
         """
-        errors = self.raw_coordinator.errors
+        errors = self.coordinator.errors
         # The first failure counts: it ends the next run.
         needs_recovery = bool(errors) and self.coordinator.is_recoverable(errors[0])
         if self.session is not None and not needs_recovery:
@@ -539,7 +531,7 @@ class Lifecycle(TasksOwner):
         if failure is self.recovering_from:
             return
         # `session` is None while a recovery replaces it.
-        has_lasting_failure = any(other.lasts for other in self.coordinator.failures)
+        has_lasting_failure = any(other.lasts for other in self.failures)
         if self.session is not None or has_lasting_failure:
             self.end_run(failure)
 
@@ -572,7 +564,7 @@ class Lifecycle(TasksOwner):
         self.recovering_from = error
         what = f"recovery from {type(error).__name__}"
         try:
-            with active("recovery", what, observers=self.coordinator.observers):
+            with active("recovery", what, observers=self.observers):
                 await self._replace_session(error, step)
         except BaseException as raised:
             self.recovering_from = None
@@ -706,10 +698,13 @@ class Lifecycle(TasksOwner):
         coordinator = self.raw_coordinator
         label = self.requests.label
         # Background calls of `after_run` still use this raw session.
-        if self.hooks.has_background:
-            await self.hooks.background.finish(self.grace_secs)
-        await self.feeds.stop_reading()
-        coordinator.disown("its session was replaced")
+        try:
+            if self.hooks.has_background:
+                await self.hooks.background.finish(self.grace_secs)
+            await self.feeds.stop_reading()
+        finally:
+            # Even after a cancellation, the next raw session has another coordinator.
+            coordinator.disown("its session was replaced")
         if coordinator.all_tasks:
             with wait_log(lambda: f"{label} to recover: {coordinator.descriptions()}"):
                 await coordinator.end_tasks(0, self.grace_secs, reason)
@@ -953,6 +948,7 @@ class Lifecycle(TasksOwner):
         If other code cancels the task of this call, `_close` makes another call, for the remaining
         parts. So each part is taken from the session before it is closed.
         """
+        self._closes_parts = True
         # Forget the cancellation of an earlier call.
         errors.cancel = None
         publisher = self._publisher
