@@ -394,21 +394,23 @@ class Lifecycle(TasksOwner):
             raise self.failures[0].error
         return self.session or await self._create_session_in_run()
 
-    async def recover_if_needed(self) -> None:
-        """Do what the next run would do before it begins, for a caller that needs a raw session but
-        makes no run.
-
-        That is to recover if a task has failed, and to create a raw session if a cancelled recovery
-        has left none.
+    @property
+    def _needs_recovery(self) -> bool:
+        """Whether the next run would create a raw session before it begins: a task has failed, or
+        a cancelled recovery has left no raw session.
         """
-        errors = self.coordinator.errors
+        if self.session is None:
+            return True
         # The first failure counts: it ends the next run.
-        needs_recovery = bool(errors) and self.coordinator.is_recoverable(errors[0])
-        if self.session is not None and not needs_recovery:
-            return
-        # `session_for_run` creates a missing raw session, or raises the failure of the task. From
-        # that failure `repeat` recovers, as from that of a run.
-        await self.repeat(lambda _: self.session_for_run())
+        errors = self.coordinator.errors
+        return bool(errors) and self.coordinator.is_recoverable(errors[0])
+
+    async def recover_if_needed(self) -> None:
+        """Recover as the next run would, for a caller that needs a raw session but makes no run."""
+        if self._needs_recovery:
+            # `session_for_run` creates a missing raw session, or raises the failure of the task.
+            # From that failure `repeat` recovers, as from that of a run.
+            await self.repeat(lambda _: self.session_for_run())
 
     async def repeat(self, attempt: Callable[[RunScope], Awaitable[T]]) -> T:
         """Take a turn to run, and call `attempt` again after each recovery until it succeeds.
@@ -436,15 +438,6 @@ class Lifecycle(TasksOwner):
         is_started = self._recovery is not None and not self._recovery.done()
         if self.phase == "open" and self.recovering_from is None and not is_started:
             self._recovery = self.coordinator.start_soon(self._recover_for_waits, name="recovery")
-
-    def _recover_for_lasting_waits(self) -> None:
-        """Start another recovery if lasting waits remain after one that was cancelled or gave up.
-
-        Without a raw session nothing reads feeds, so a wait for the next feed would never end. The
-        new recovery either succeeds, and reading continues, or its failure ends the waits.
-        """
-        if any(wait.lasts for wait in self.requests.waits):
-            self.start_recovery()
 
     async def _recover_for_waits(self) -> None:
         """Recover after the run in progress, whose turn this waits for. That run may have recovered
@@ -498,6 +491,13 @@ class Lifecycle(TasksOwner):
                 # `stop_reason` has its text, unless there is an earlier reason.
                 self.requests.request_stop(str(error))
             raise_unchanged(error)
+        except BaseException:
+            # A lasting wait outlives this run, whose recovery may have been cancelled or have given
+            # up. Without a raw session nothing reads feeds, so a wait for the next feed would never
+            # end. Another recovery succeeds, and reading continues, or its failure ends the wait.
+            if self._needs_recovery and any(wait.lasts for wait in self.requests.waits):
+                self.start_recovery()
+            raise
         finally:
             # The traceback of the raised error refers to this frame. A reference back would be a
             # cycle, which only the garbage collector frees.
@@ -569,7 +569,6 @@ class Lifecycle(TasksOwner):
         except BaseException as raised:
             self.recovering_from = None
             self.coordinator.note_delivery(raised)
-            self._recover_for_lasting_waits()
             raise
         finally:
             # As in `handle_failure`: no cycle of the error and this frame.
@@ -731,9 +730,6 @@ class Lifecycle(TasksOwner):
                 # Again only some hooks may have got it, and another attempt cannot help: let no
                 # run begin. After a clean end, the raw session stays open for `end` of the hooks.
                 self.gave_up = error
-            # A lasting wait outlives the run that is ended here. It tries again, or fails if the
-            # session has given up.
-            self._recover_for_lasting_waits()
             raise
 
     # -- close
@@ -802,7 +798,7 @@ class Lifecycle(TasksOwner):
         `error` is the error that has left the block, if any. If this wait is cancelled, the
         cancellation is raised instead of it, and it is logged.
         """
-        if self._is_closed.is_set():
+        if self.phase == "closed":
             return
         label = self.requests.label
         try:
@@ -975,7 +971,7 @@ class Lifecycle(TasksOwner):
                 await self.store.flush(_FLUSH_SECS)
         # After a cancellation, the caller has waited for the grace period and left. No one would
         # get these errors.
-        if self._is_closed.is_set():
+        if self.phase == "closed":
             errors.log_late()
         if errors.cancel is not None:
             raise errors.cancel
