@@ -5,7 +5,7 @@ everything inside a session.
     RequestMethods    the methods by which a session and its coordinators are stopped, drained and
                       paused
     TasksOwner        what the coordinators of one session share: its tasks and their failures
-    Coordinator       starts and ends background tasks; usable alone
+    Coordinator       starts and ends tasks, and begins waits; usable alone
     SessionWait       a wait that a stop ends, and perhaps a drain or the end of its producers
 
 A session has one coordinator for its lifetime, the lasting one, and one for each raw session. A
@@ -315,11 +315,29 @@ class RequestMethods(InitRequired, abc.ABC):
         return self.requests.pause_reason
 
 
+@dataclasses.dataclass(slots=True)
+class Failure:
+    """The failure of a background task.
+
+    Attributes:
+        error: the error of the task.
+        lasts: whether the task was to live through recoveries. No recovery can undo its failure. It
+            undoes the failure of a raw session's task by replacing the raw session.
+        is_owed: whether the session must still raise the error. It owes the first failure, and the
+            first one from which it does not recover. The others are only logged.
+    """
+
+    error: BaseException
+    lasts: bool
+    is_owed: bool
+
+
 class TasksOwner:
     """The owner of background tasks: all that the coordinators of one session share.
 
-    A session is the owner of its tasks, as a `Lifecycle`. The owner of a coordinator that is used
-    alone is an object of this class itself: it makes no runs and never recovers.
+    It has the tasks, their failures and the requests, and decides what a failure ends. A session is
+    the owner of its tasks, as a `Lifecycle`. The owner of a coordinator that is used alone is an
+    object of this class itself: it makes no runs and never recovers.
     """
 
     grace_secs: float = DEFAULT_GRACE_SECS
@@ -373,22 +391,206 @@ class TasksOwner:
         """Return the current activities."""
         return None
 
+    # -- the code that this is part of
 
-@dataclasses.dataclass(slots=True)
-class Failure:
-    """The failure of a background task.
+    def starter(self) -> Coordinator | None:
+        """Return the coordinator whose background task has started this code, directly or not.
 
-    Attributes:
-        error: the error of the task.
-        lasts: whether the task was to live through recoveries. No recovery can undo its failure. It
-            undoes the failure of a raw session's task by replacing the raw session.
-        is_owed: whether the session must still raise the error. It owes the first failure, and the
-            first one from which it does not recover. The others are only logged.
-    """
+        None means that the code is not part of any background task of this session.
+        """
+        for coordinator in reversed(_background_of.get()):
+            if coordinator.owner is self:
+                return coordinator
+        return None
 
-    error: BaseException
-    lasts: bool
-    is_owed: bool
+    def _scope(self) -> RunScope | None:
+        """Return the scope of the attempt, or of the end, of this session in which this code was
+        started. The attempt may have ended since.
+        """
+        owner: Any = self
+        scope = current_scope.get()
+        while scope is not None and scope.session is not owner:
+            scope = scope.outer
+        return scope
+
+    def is_part_of_call(self) -> bool:
+        """Return whether this code is part of a run in progress of the session, or of its end:
+        usually it is code of a hook or an operation.
+        """
+        scope = self._scope()
+        return scope is not None and scope.active
+
+    def enter_raw_session(self) -> None:
+        """Make the current context part of the raw session's tasks, for a background call of a
+        hook.
+        """
+        _background_of.set((*_background_of.get(), self.raw_coordinator))
+
+    # -- failures
+
+    @property
+    def errors(self) -> list[BaseException]:
+        """The errors of the tasks that have failed so far, in the order of their occurrence."""
+        return [failure.error for failure in self.failures]
+
+    def failures_in(self, raised: BaseException | None) -> list[Failure]:
+        """Return the failures whose error is `raised`, or a member of the group `raised`."""
+        return [failure for failure in self.failures if _is_in(failure.error, raised)]
+
+    def is_recoverable(self, error: BaseException) -> bool:
+        """Return whether a new raw session can help against an error.
+
+        It can if the policy lists the error. But it cannot start a lasting task again, so the
+        failure of such a task is not recoverable.
+        """
+        if any(failure.lasts for failure in self.failures_in(error)):
+            return False
+        return self.policy.recovers(error)
+
+    def root_cause(self, error: BaseException) -> BaseException:
+        """Choose between the error of a run and the failure of a background task, which may be its
+        cause.
+
+        The first failure of a task is chosen if it or the error of the run is recoverable. If
+        neither is, the error of the run is chosen: the code in the run may have raised it because
+        of the failure. The other error becomes a note of the chosen one, or is logged.
+        """
+        if not self.errors or self.errors[0] is error or is_clean_end(error):
+            return error
+        chosen = self.errors[0]
+        hidden = error
+        note = f"the run failed with it: {safe_repr(hidden)}"
+        if not self.is_recoverable(chosen) and not self.is_recoverable(error):
+            chosen = error
+            hidden = self.errors[0]
+            note = f"a background task had failed before: {safe_repr(hidden)}"
+        if not add_note(chosen, note):
+            logger.error("%s: %s", self.requests.label, note, exc_info=hidden)
+        return chosen
+
+    @property
+    def ending_failures(self) -> list[BaseException]:
+        """The failures from which the session does not recover, in the order of occurrence."""
+        return [failure for failure in self.errors if not self.is_recoverable(failure)]
+
+    def record_error(self, error: BaseException, what: str, coordinator: Coordinator) -> None:
+        """Record the error with which a task has ended: a clean end is a stop, and any other error
+        a failure.
+
+        Args:
+            error: the error.
+            what: the task and its end, for messages.
+            coordinator: the coordinator of the task.
+        """
+        if self._is_recorded(error, lasts=coordinator.lasts):
+            return
+        requests = self.requests
+        if is_clean_end(error):
+            # A task that ends because its producers have ended leaves the stop to them.
+            is_stop = not (coordinator.has_no_caller or is_end_of_producers(error))
+            # At the end of the session, this must not become the reason of its stop.
+            if is_stop and not requests.stopped:
+                requests.request_stop(f"{what}: {safe_repr(error)}")
+        elif coordinator.has_no_caller:
+            reason = coordinator.ending_reason
+            logger.error("%s: %s, after %s", requests.label, what, reason, exc_info=error)
+        else:
+            self._record_failure(error, what, lasts=coordinator.lasts)
+
+    def _is_recorded(self, error: BaseException, *, lasts: bool) -> bool:
+        """Return whether an error is a failure that counts already.
+
+        `until` raises the failure of one task in others, which may pass it on. There is one
+        exception: if a recovery gives up with the failure of a raw session's task, the task that
+        made this recovery lasts, and so does the failure from now on. It is recorded again.
+        """
+        return any(
+            failure.error is error and (failure.lasts or not lasts) for failure in self.failures
+        )
+
+    def _record_failure(self, error: BaseException, what: str, *, lasts: bool) -> None:
+        """Record a failure. It ends the waits and the run, and stops a session that does not
+        recover from it.
+
+        Only two failures end anything: the first one, and the first one from which the session does
+        not recover. So another recoverable failure does not interrupt a recovery.
+        """
+        requests = self.requests
+        description = f"{what}: {safe_repr(error)}"
+        first = next(iter(self.errors), None)
+        had_ended = bool(self.ending_failures)
+        failure = Failure(error, lasts=lasts, is_owed=False)
+        self.failures.append(failure)
+        is_end = not self.is_recoverable(error)
+        if is_end and not requests.stopped:
+            requests.record_stop(description)
+        if first is None or (is_end and not had_ended):
+            failure.is_owed = True
+            requests.call_in_loop(functools.partial(self._end_waits_and_run, error))
+        # The session raises the first failure. A later one becomes a note of it, and is logged.
+        # This comes after the waits have ended, because to log an error calls its own methods.
+        if first is not None:
+            add_note(first, f"then {description}")
+            logger.error("%s: %s after another failure", requests.label, what, exc_info=error)
+
+    def _end_waits_and_run(self, failure: BaseException) -> None:
+        """End the waits and the run in progress because of a failure.
+
+        If the session recovers from it, a lasting wait continues, and starts the recovery.
+        """
+        requests = self.requests
+        # The tasks in `wait_for_stop` and the like check again what they wait for.
+        requests.wake_waiters()
+        recovers = self.is_recoverable(failure)
+        for wait in tuple(requests.waits):
+            if recovers and wait.lasts:
+                # Further calls do nothing while a recovery is in progress.
+                self.start_recovery()
+            else:
+                wait.end(failure)
+        self.end_failed_run(failure)
+
+    def note_delivery(self, error: BaseException) -> None:
+        """Note that `error` is raised to the current code. If it is a failure of a background task,
+        the session does not owe it any more.
+
+        A failure is owed until it is raised to code outside of the session's own tasks, which can
+        handle it. If the current code is part of a background task, the failure stays owed.
+        """
+        is_outside = self.starter() is None
+        if is_outside:
+            for failure in self.failures_in(error):
+                failure.is_owed = False
+
+    def note_delivery_outside(self, error: BaseException) -> None:
+        """Do the same as `note_delivery`, unless the current code is part of a run or of the end of
+        the session, such as a hook, or was started there: a failure stays owed then, too.
+        """
+        if self._scope() is None:
+            self.note_delivery(error)
+
+    def take_owed(self, primary: BaseException | None) -> list[BaseException]:
+        """Return the errors that the session still owes at its end, and mark all as not owed.
+
+        The errors from which it does not recover come first. Errors that `primary`, the error that
+        the end raises, is or contains are left out.
+        """
+        owed: list[BaseException] = []
+        for failure in self.failures:
+            if failure.is_owed and not _is_in(failure.error, primary):
+                owed.append(failure.error)
+            failure.is_owed = False
+        return sorted(owed, key=self.is_recoverable)
+
+    def owe_again(self, outcome: BaseException | None) -> None:
+        """Owe the failures in `outcome` again if the current code, which has closed the session and
+        gets this error, is itself a background task or a hook.
+
+        Such code cannot handle it, so the session's block must raise the error, too.
+        """
+        if self.starter() is not None or self._scope() is not None:
+            for failure in self.failures_in(outcome):
+                failure.is_owed = True
 
 
 class Coordinator(RequestMethods):
@@ -451,7 +653,7 @@ class Coordinator(RequestMethods):
         elif self.joined and not is_clean_end(reason):
             raise reason
         else:
-            self._record_error(reason, "reported")
+            self.owner.record_error(reason, "reported", self)
 
     def should_stop(self) -> bool:
         """Return whether a stop was requested, or the raw session was replaced, so that its tasks
@@ -552,6 +754,10 @@ class Coordinator(RequestMethods):
             self.owner.producers.update(producers)
         if drain or producers:
             note_own_end_in_drain()
+        # A wait of a lasting task is lasting, but not a wait inside of a run, which a recovery
+        # repeats.
+        is_lasting_task = self.owner.starter() is self.owner.coordinator
+        lasts = is_lasting_task and not self.owner.is_part_of_call()
         name = describe_awaitable(awaitable) if self.observers else ""
         with active("wait", name, observers=self.observers):
             return await self.wait_until_ended(
@@ -559,9 +765,7 @@ class Coordinator(RequestMethods):
                 awaitable,
                 producers,
                 drain=drain,
-                # A wait of a lasting task is lasting, but not a wait inside of a run: a recovery
-                # repeats the run.
-                lasts=self._starter() is self.owner.coordinator and not self.is_part_of_call(),
+                lasts=lasts,
             )
 
     async def wait_until_ended(
@@ -596,7 +800,7 @@ class Coordinator(RequestMethods):
             return await wait.result_of(awaitable)
         except BaseException as raised:
             close_unawaited(awaitable)
-            self._note_delivery_outside(raised)
+            self.owner.note_delivery_outside(raised)
             raise
         finally:
             wait.forget_producers()
@@ -610,16 +814,16 @@ class Coordinator(RequestMethods):
         """
         # If the raw session was closed, a recovery in progress replaces it because of the failure.
         # The waits in that recovery must begin all the same.
-        is_recovering = self.owner.raw_coordinator._has_no_caller
+        is_recovering = self.owner.raw_coordinator.has_no_caller
         # No failure is kept in a variable: the error's traceback refers to this frame, so there
         # would be a cycle.
-        if self.ending_failures:
-            raise_unchanged(self.ending_failures[0])
+        if self.owner.ending_failures:
+            raise_unchanged(self.owner.ending_failures[0])
         if self.errors and lasts:
             self.owner.start_recovery()
         elif self.errors and not is_recovering:
             raise_unchanged(self.errors[0])
-        starter = self._starter()
+        starter = self.owner.starter()
         if starter is not None and starter._is_disowned and not starter.lasts:
             raise StopRequestedError(f"this task should have ended: {starter._ending}")
         if self.requests.stopped or (drain and self.drain_reason is not None):
@@ -639,11 +843,12 @@ class Coordinator(RequestMethods):
         given: Any = producer
         is_several = isinstance(producer, Iterable) and not is_task(producer)
         producers: Producers = tuple(given) if is_several else (given,)
-        lasting = self.owner.coordinator
+        owner = self.owner
+        lasting = owner.coordinator
         # Code in the session's block, or in a lasting task. A recovery does not end it.
-        is_lasting_code = self._starter() in (None, lasting) and not self.is_part_of_call()
+        is_lasting_code = owner.starter() in (None, lasting) and not owner.is_part_of_call()
         # A session whose policy lists no errors never recovers.
-        outlasts_recoveries = bool(self.owner.policy.on) and is_lasting_code
+        outlasts_recoveries = bool(owner.policy.on) and is_lasting_code
         for task in producers:
             if not is_task(task):
                 close_unawaited(task)
@@ -651,7 +856,7 @@ class Coordinator(RequestMethods):
                     f"producer is {safe_repr(given)}; give the task that session.start_soon"
                     " returned, or a list of tasks"
                 )
-            if outlasts_recoveries and self.owner.tasks.get(task, lasting) is not lasting:
+            if outlasts_recoveries and owner.tasks.get(task, lasting) is not lasting:
                 raise InvalidArgumentError(
                     f"producer is task {task.get_name()!r} of a hook's coordinator: a recovery ends"
                     " it, and not this wait; start the producer with session.start_soon"
@@ -722,8 +927,8 @@ class Coordinator(RequestMethods):
         """
         check_callable(fn, "start_soon's function")
         self.bind()
-        if self._ending_reason is not None:
-            raise SessionClosedError(f"no task can be started any more: {self._ending_reason}")
+        if self.ending_reason is not None:
+            raise SessionClosedError(f"no task can be started any more: {self.ending_reason}")
         # The task gets a copy of the current context, in which it is part of this coordinator, but
         # not of the run in which it was started.
         context = contextvars.copy_context()
@@ -746,7 +951,8 @@ class Coordinator(RequestMethods):
         if error is not None and not self._ends_in_drain(error):
             add_origin(error, f"background task {task.get_name()!r}")
             how = "ended" if is_clean_end(error) else "failed"
-            self._record_error(error, f"background task {task.get_name()!r} {how}")
+            what = f"background task {task.get_name()!r} {how}"
+            self.owner.record_error(error, what, self)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -791,7 +997,7 @@ class Coordinator(RequestMethods):
         finally:
             # `end_tasks` lets no task be started. After it, a coordinator may get tasks again,
             # unless its session has ended or replaced it.
-            if not self._has_no_caller:
+            if not self.has_no_caller:
                 self._ending = None
         self.joined = True
         self.raise_requested_exception()
@@ -893,68 +1099,29 @@ class Coordinator(RequestMethods):
         self.requests.wake_waiters()
 
     @property
-    def _has_no_caller(self) -> bool:
+    def has_no_caller(self) -> bool:
         """Whether this coordinator or the lasting one is disowned."""
         return self._is_disowned or self.owner.coordinator._is_disowned
 
     @property
-    def _ending_reason(self) -> str | None:
+    def ending_reason(self) -> str | None:
         """Why no task can be started any more, or None while tasks can be started."""
         return self._ending or self.owner.coordinator._ending
-
-    # -- the code that this is part of
-
-    def _starter(self) -> Coordinator | None:
-        """Return the coordinator whose background task has started this code, directly or not.
-
-        None means that the code is not part of any background task of this session.
-        """
-        for coordinator in reversed(_background_of.get()):
-            if coordinator.owner is self.owner:
-                return coordinator
-        return None
-
-    def _scope(self) -> RunScope | None:
-        """Return the scope of the attempt, or of the end, of this session in which this code was
-        started. The attempt may have ended since.
-        """
-        owner: Any = self.owner
-        scope = current_scope.get()
-        while scope is not None and scope.session is not owner:
-            scope = scope.outer
-        return scope
-
-    def is_part_of_call(self) -> bool:
-        """Return whether this code is part of a run in progress of the session, or of its end:
-        usually it is code of a hook or an operation.
-        """
-        scope = self._scope()
-        return scope is not None and scope.active
-
-    def enter_raw_session(self) -> None:
-        """Make the current context part of the raw session's tasks, for a background call of a
-        hook.
-        """
-        _background_of.set((*_background_of.get(), self.owner.raw_coordinator))
 
     # -- failures
 
     @property
     def errors(self) -> list[BaseException]:
         """The errors of the tasks that have failed so far, in the order of their occurrence."""
-        return [failure.error for failure in self.owner.failures]
-
-    def failures_in(self, raised: BaseException | None) -> list[Failure]:
-        """Return the failures whose error is `raised`, or a member of the group `raised`."""
-        return [failure for failure in self.owner.failures if _is_in(failure.error, raised)]
+        return self.owner.errors
 
     def raise_requested_exception(self) -> None:
         """Raise the first failure that ends the session, or else the first one, if there is one."""
         if self.errors:
             # No failure is kept in a variable: the error's traceback refers to this frame, so there
             # would be a cycle.
-            self._note_delivery_outside((self.ending_failures or self.errors)[0])
-            raise_unchanged((self.ending_failures or self.errors)[0])
+            self.owner.note_delivery_outside((self.owner.ending_failures or self.errors)[0])
+            raise_unchanged((self.owner.ending_failures or self.errors)[0])
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Generator[None]:
@@ -974,159 +1141,6 @@ class Coordinator(RequestMethods):
         finish their current work first.
         """
         return self.drain_reason is not None and is_clean_end(error)
-
-    def is_recoverable(self, error: BaseException) -> bool:
-        """Return whether a new raw session can help against an error.
-
-        It can if the policy lists the error. But it cannot start a lasting task again, so the
-        failure of such a task is not recoverable.
-        """
-        if any(failure.lasts for failure in self.failures_in(error)):
-            return False
-        return self.owner.policy.recovers(error)
-
-    def root_cause(self, error: BaseException) -> BaseException:
-        """Choose between the error of a run and the failure of a background task, which may be its
-        cause.
-
-        The first failure of a task is chosen if it or the error of the run is recoverable. If
-        neither is, the error of the run is chosen: the code in the run may have raised it because
-        of the failure. The other error becomes a note of the chosen one, or is logged.
-        """
-        if not self.errors or self.errors[0] is error or is_clean_end(error):
-            return error
-        chosen = self.errors[0]
-        hidden = error
-        note = f"the run failed with it: {safe_repr(hidden)}"
-        if not self.is_recoverable(chosen) and not self.is_recoverable(error):
-            chosen = error
-            hidden = self.errors[0]
-            note = f"a background task had failed before: {safe_repr(hidden)}"
-        if not add_note(chosen, note):
-            logger.error("%s: %s", self.requests.label, note, exc_info=hidden)
-        return chosen
-
-    @property
-    def ending_failures(self) -> list[BaseException]:
-        """The failures from which the session does not recover, in the order of occurrence."""
-        return [failure for failure in self.errors if not self.is_recoverable(failure)]
-
-    def _record_error(self, error: BaseException, what: str) -> None:
-        """Record the error with which a task has ended: a clean end is a stop, and any other error
-        a failure.
-
-        `what` describes the task and its end, for messages.
-        """
-        if self._is_recorded(error):
-            return
-        requests = self.requests
-        if is_clean_end(error):
-            # A task that ends because its producers have ended leaves the stop to them.
-            is_stop = not (self._has_no_caller or is_end_of_producers(error))
-            # At the end of the session, this must not become the reason of its stop.
-            if is_stop and not requests.stopped:
-                requests.request_stop(f"{what}: {safe_repr(error)}")
-        elif self._has_no_caller:
-            reason = self._ending_reason
-            logger.error("%s: %s, after %s", requests.label, what, reason, exc_info=error)
-        else:
-            self._record_failure(error, what)
-
-    def _is_recorded(self, error: BaseException) -> bool:
-        """Return whether an error is a failure that counts already.
-
-        `until` raises the failure of one task in others, which may pass it on. There is one
-        exception: if a recovery gives up with the failure of a raw session's task, the task that
-        made this recovery lasts, and so does the failure from now on. It is recorded again.
-        """
-        return any(
-            failure.error is error and (failure.lasts or not self.lasts)
-            for failure in self.owner.failures
-        )
-
-    def _record_failure(self, error: BaseException, what: str) -> None:
-        """Record a failure. It ends the waits and the run, and stops a session that does not
-        recover from it.
-
-        Only two failures end anything: the first one, and the first one from which the session does
-        not recover. So another recoverable failure does not interrupt a recovery.
-        """
-        requests = self.requests
-        description = f"{what}: {safe_repr(error)}"
-        first = next(iter(self.errors), None)
-        had_ended = bool(self.ending_failures)
-        failure = Failure(error, lasts=self.lasts, is_owed=False)
-        self.owner.failures.append(failure)
-        is_end = not self.is_recoverable(error)
-        if is_end and not requests.stopped:
-            requests.record_stop(description)
-        if first is None or (is_end and not had_ended):
-            failure.is_owed = True
-            requests.call_in_loop(functools.partial(self._end_waits_and_run, error))
-        # The session raises the first failure. A later one becomes a note of it, and is logged.
-        # This comes after the waits have ended, because to log an error calls its own methods.
-        if first is not None:
-            add_note(first, f"then {description}")
-            logger.error("%s: %s after another failure", requests.label, what, exc_info=error)
-
-    def _end_waits_and_run(self, failure: BaseException) -> None:
-        """End the waits and the run in progress because of a failure.
-
-        If the session recovers from it, a lasting wait continues, and starts the recovery.
-        """
-        requests = self.requests
-        # The tasks in `wait_for_stop` and the like check again what they wait for.
-        requests.wake_waiters()
-        recovers = self.is_recoverable(failure)
-        for wait in tuple(requests.waits):
-            if recovers and wait.lasts:
-                # Further calls do nothing while a recovery is in progress.
-                self.owner.start_recovery()
-            else:
-                wait.end(failure)
-        self.owner.end_failed_run(failure)
-
-    def note_delivery(self, error: BaseException) -> None:
-        """Note that `error` is raised to the current code. If it is a failure of a background task,
-        the session does not owe it any more.
-
-        A failure is owed until it is raised to code outside of the session's own tasks, which can
-        handle it. If the current code is part of a background task, the failure stays owed.
-        """
-        is_outside = self._starter() is None
-        if is_outside:
-            for failure in self.failures_in(error):
-                failure.is_owed = False
-
-    def _note_delivery_outside(self, error: BaseException) -> None:
-        """Do the same as `note_delivery`, unless the current code is part of a run or of the end of
-        the session, such as a hook, or was started there: a failure stays owed then, too.
-        """
-        if self._scope() is None:
-            self.note_delivery(error)
-
-    def take_owed(self, primary: BaseException | None) -> list[BaseException]:
-        """Return the errors that the session still owes at its end, and mark all as not owed.
-
-        The errors from which it does not recover come first. Errors that `primary`, the error that
-        the end raises, is or contains are left out.
-        """
-        owed: list[BaseException] = []
-        for failure in self.owner.failures:
-            if failure.is_owed and not _is_in(failure.error, primary):
-                owed.append(failure.error)
-            failure.is_owed = False
-        return sorted(owed, key=self.is_recoverable)
-
-    def owe_again(self, outcome: BaseException | None) -> None:
-        """Owe the failures in `outcome` again if the current code, which has closed the session and
-        gets this error, is itself a background task or a hook.
-
-        Such code cannot handle it, so the session's block must raise the error, too.
-        """
-        if self._starter() is not None or self._scope() is not None:
-            for failure in self.failures_in(outcome):
-                failure.is_owed = True
 
     def __repr__(self) -> str:
         doing = "running"

@@ -9,10 +9,10 @@ Read it downward. Each method calls the layer below it:
                 `close` of the hooks
 
 `Turns` has the turns of the session's runs, and `EndErrors` decides which error of its end is
-raised. The module `creators` has the policy and the history of recoveries, and the coordinator
-chooses the root cause of a failure. `Coordinator.is_recoverable` is the one place that decides
-whether a new raw session can help. The docstring of the package defines the words: turn, scope,
-attempt, give up and others.
+raised. The module `creators` has the policy and the history of recoveries. The base class
+`TasksOwner` chooses the root cause of a failure, and its `is_recoverable` is the one place that
+decides whether a new raw session can help. The docstring of the package defines the words: turn,
+scope, attempt, give up and others.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Lifecycle(TasksOwner):
         self.run_waits: RunWaits = RunWaits(owner=self)
         """What the run in progress awaits. To end these waits is to end the run."""
         self.turns: Turns = Turns(self.run_waits, yield_secs)
-        self.hooks: HookSet = HookSet(self.coordinator, hooks, self.graph)
+        self.hooks: HookSet = HookSet(self, hooks, self.graph)
         self.feeds: SessionFeeds = SessionFeeds(self.coordinator, self.run_waits)
         self.recoveries: int = 0
         """The number of recoveries begun."""
@@ -271,7 +271,7 @@ class Lifecycle(TasksOwner):
             # Only in a later recovery may it be an outage, of a server that moves.
             raise
         except BaseException as error:
-            if not self.coordinator.is_recoverable(error):
+            if not self.is_recoverable(error):
                 raise
             await self._replace_session(error, None)
         self._register_publisher(self.store)
@@ -402,8 +402,7 @@ class Lifecycle(TasksOwner):
         if self.session is None:
             return True
         # The first failure counts: it ends the next run.
-        errors = self.coordinator.errors
-        return bool(errors) and self.coordinator.is_recoverable(errors[0])
+        return bool(self.failures) and self.is_recoverable(self.failures[0].error)
 
     async def recover_if_needed(self) -> None:
         """Recover as the next run would, for a caller that needs a raw session but makes no run."""
@@ -468,7 +467,6 @@ class Lifecycle(TasksOwner):
                 background task that is the cause of `error`; or the last error, with the history as
                 notes, when the policy gives up.
         """
-        coordinator = self.coordinator
         # This comes before `end_attempt`, which removes the attempt from its scope.
         commit = self._commit_to_keep(scope)
         scope.end_attempt(error)
@@ -478,14 +476,14 @@ class Lifecycle(TasksOwner):
         self.run_waits.cause = None
         try:
             is_interruption = isinstance(error, (asyncio.CancelledError, FeedsWentBack))
-            if is_interruption or (error is cause and not coordinator.failures_in(error)):
+            if is_interruption or (error is cause and not self.failures_in(error)):
                 # The run has not failed. It was ended from outside: by its caller, a signal, the
                 # end of the session, or a recovery that has restored its feeds.
                 raise_unchanged(error)
-            error = coordinator.root_cause(error)
-            if coordinator.is_recoverable(error):
+            error = self.root_cause(error)
+            if self.is_recoverable(error):
                 return await self._recover(error, commit)
-            coordinator.note_delivery(error)
+            self.note_delivery(error)
             if isinstance(error, StopRequestedError):
                 # Code in the run has raised it without a request. Request the stop, so that
                 # `stop_reason` has its text, unless there is an earlier reason.
@@ -568,7 +566,7 @@ class Lifecycle(TasksOwner):
                 await self._replace_session(error, step)
         except BaseException as raised:
             self.recovering_from = None
-            self.coordinator.note_delivery(raised)
+            self.note_delivery(raised)
             raise
         finally:
             # As in `handle_failure`: no cycle of the error and this frame.
@@ -604,7 +602,6 @@ class Lifecycle(TasksOwner):
         Raises:
             BaseException: the error with which the recovery gives up, or that is not recoverable.
         """
-        coordinator = self.coordinator
         try:
             while True:
                 description = safe_repr(error)
@@ -615,15 +612,15 @@ class Lifecycle(TasksOwner):
                 await self._pause()
                 # A task of the whole session may have failed: during the pause, or together with
                 # the error that is recovered from. No new raw session helps against that.
-                if coordinator.ending_failures:
-                    raise_unchanged(coordinator.ending_failures[0])
+                if self.ending_failures:
+                    raise_unchanged(self.ending_failures[0])
                 try:
                     await self._create_session_in_run()
                     return
                 except BaseException as next_error:
                     # If the failure of a new task has ended the creation, it must not end the next.
                     self.run_waits.cause = None
-                    if not coordinator.is_recoverable(next_error):
+                    if not self.is_recoverable(next_error):
                         raise
                     error = next_error
                     step = None
@@ -702,7 +699,7 @@ class Lifecycle(TasksOwner):
                 await self.hooks.background.finish(self.grace_secs)
             await self.feeds.stop_reading()
         finally:
-            # Even after a cancellation, the next raw session has another coordinator.
+            # If a cancellation has ended one of these waits, this raw session is replaced, too.
             coordinator.disown("its session was replaced")
         if coordinator.all_tasks:
             with wait_log(lambda: f"{label} to recover: {coordinator.descriptions()}"):
@@ -726,7 +723,7 @@ class Lifecycle(TasksOwner):
                 # Perhaps only some hooks have got the new raw session, so no run can use it. Close
                 # it: the next run creates another one.
                 await self._close_raw_session("its creation was cancelled")
-            elif not self.coordinator.is_recoverable(error) and not is_clean_end(error):
+            elif not self.is_recoverable(error) and not is_clean_end(error):
                 # Again only some hooks may have got it, and another attempt cannot help: let no
                 # run begin. After a clean end, the raw session stays open for `end` of the hooks.
                 self.gave_up = error
@@ -769,7 +766,7 @@ class Lifecycle(TasksOwner):
                 await self._end(errors)
                 outcome = await self._close(errors)
                 self._note_outcome(outcome)
-        self.coordinator.owe_again(outcome)
+        self.owe_again(outcome)
         if outcome is None:
             return is_swallowed
         if outcome is error:
@@ -897,9 +894,9 @@ class Lifecycle(TasksOwner):
         comes before it. The other failures are logged, and are notes of the primary error.
         """
         what = f"{self.requests.label}: a background task failed"
-        for failure in self.coordinator.take_owed(errors.primary):
+        for failure in self.take_owed(errors.primary):
             primary = errors.primary
-            is_recoverable = self.coordinator.is_recoverable(failure)
+            is_recoverable = self.is_recoverable(failure)
             if not is_recoverable and (primary is None or errors.gives_way):
                 errors.put_first(failure)
             elif primary is not None:
@@ -1034,7 +1031,7 @@ class Lifecycle(TasksOwner):
             )
         self._raise_if_nested("aclose")
         task = current_task()
-        if task in self.coordinator.all_tasks:
+        if task in self.tasks:
             raise NestedRunError(
                 f"aclose was called from the background task {task.get_name()!r} of the same"
                 " session, which would deadlock; use request_stop to end the session"
@@ -1044,7 +1041,7 @@ class Lifecycle(TasksOwner):
         """Raise if the caller is part of a run in progress, or of the end, of this session: it
         would wait for itself.
         """
-        if not self.coordinator.is_part_of_call():
+        if not self.is_part_of_call():
             return
         where = "the end" if self.phase == "closing" else "a run"
         raise NestedRunError(
@@ -1057,7 +1054,7 @@ class Lifecycle(TasksOwner):
         belongs to another loop.
         """
         self.raise_if_not_entered()
-        is_hook = self.coordinator.is_part_of_call()
+        is_hook = self.is_part_of_call()
         if self.phase == "closing" and not is_hook:
             raise StopRequestedError("the session has ended")
         if self.phase != "open":
@@ -1067,7 +1064,7 @@ class Lifecycle(TasksOwner):
             raise RecoveryExhaustedError(
                 f"recovery has given up on {self.gave_up!r}; leave the session's block"
             ) from self.gave_up
-        if self.coordinator.ending_failures:
+        if self.ending_failures:
             self.coordinator.raise_requested_exception()
         if self.requests.stopped:
             raise StopRequestedError(self.requests.stop_reason)
