@@ -812,18 +812,17 @@ class Coordinator(RequestMethods):
         The reason is the failure of a task, or else a stop, or, if `drain`, a drain. A lasting wait
         may begin in spite of a recoverable failure, from which this starts the recovery.
         """
-        # If the raw session was closed, a recovery in progress replaces it because of the failure.
-        # The waits in that recovery must begin all the same.
-        is_recovering = self.owner.raw_coordinator.has_no_caller
-        # No failure is kept in a variable: the error's traceback refers to this frame, so there
-        # would be a cycle.
-        if self.owner.ending_failures:
-            raise_unchanged(self.owner.ending_failures[0])
-        if self.errors and lasts:
-            self.owner.start_recovery()
-        elif self.errors and not is_recovering:
-            raise_unchanged(self.errors[0])
-        starter = self.owner.starter()
+        owner = self.owner
+        if owner.failures:
+            is_recoverable = not owner.ending_failures
+            # If the raw session was closed, a recovery in progress replaces it because of the
+            # failure. The waits in that recovery must begin all the same.
+            is_recovering = owner.raw_coordinator.has_no_caller
+            if is_recoverable and lasts:
+                owner.start_recovery()
+            elif not (is_recoverable and is_recovering):
+                self.raise_requested_exception()
+        starter = owner.starter()
         if starter is not None and starter._is_disowned and not starter.lasts:
             raise StopRequestedError(f"this task should have ended: {starter._ending}")
         if self.requests.stopped or (drain and self.drain_reason is not None):
