@@ -7,7 +7,7 @@ first: it has one run on one screen. Each of these modules imports only from tho
 
     status          the status of a session, as a value and as text; SessionEvents
     creators        the sources of a session; Scaffold, how raw sessions are created and restored;
-                    RecoveryPolicy and its history
+                    RecoveryPolicy
     coordinator     Coordinator: starts and ends background tasks; TasksOwner: what coordinators
                     share; Requests: the stop, the drain and the pause
     hook            SessionRunHook, and the arguments and results of its methods; HookSet: the hooks

@@ -9,10 +9,10 @@ Read it downward. Each method calls the layer below it:
                 `close` of the hooks
 
 `Turns` has the turns of the session's runs, and `EndErrors` decides which error of its end is
-raised. The module `creators` has the policy and the history of recoveries. The base class
-`TasksOwner` chooses the root cause of a failure, and its `is_recoverable` is the one place that
-decides whether a new raw session can help. The docstring of the package defines the words: turn,
-scope, attempt, give up and others.
+raised. The module `creators` has the policy of recoveries. The base class `TasksOwner` chooses the
+root cause of a failure, and its `is_recoverable` is the one place that decides whether a new raw
+session can help. The docstring of the package defines the words: turn, scope, attempt, give up and
+others.
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ from aiohooks.session.coordinator import (
 )
 from aiohooks.session.creators import (
     ChiefSessionCreator,
-    RecoveryHistory,
     RecoveryPolicy,
     SessionCreator,
     WorkerSessionCreator,
@@ -109,6 +108,8 @@ _FLUSH_SECS = 5.0
 """How long the end waits for the step store to publish to other processes that this session has
 left.
 """
+_SHOWN_ATTEMPTS = 20
+"""How many failed attempts, the latest, an error and a report show."""
 DEFAULT_YIELD_SECS = 0.005
 """The default of `yield_secs`: when the event loop has had no loop turn for this long, it gets one
 before the next run.
@@ -173,7 +174,10 @@ class Lifecycle(TasksOwner):
         """The error with which recovery gave up, or with which the session has failed. While there
         is one, no run can begin.
         """
-        self.history: RecoveryHistory = RecoveryHistory(policy)
+        self._failed_attempts: list[str] = []
+        """The attempts that failed since the last progress, as text, oldest first."""
+        self._failed_step = 0
+        """The highest step whose run has failed. Progress is to complete it, or a later one."""
         self._creator = creator
         self._monitor = Monitor(
             grace_secs, lambda: self.hooks.stateful, self.feeds.state_of, self.hooks.drain_stateful
@@ -631,25 +635,38 @@ class Lifecycle(TasksOwner):
     def _begin_recovery(self, error: BaseException, description: str, step: int | None) -> bool:
         """Count and log a failure, and return whether the session gives up recovering.
 
-        The policy decides that. If it gives up, `error` gets the history as notes, and `gave_up`
-        has the error from now on.
+        It does if the policy allows no further attempt. Then `error` gets as notes what failed, and
+        `gave_up` has the error from now on.
 
         Args:
             error: the error.
-            description: its text for the log and the history.
+            description: its text for the log and the notes.
             step: the step of the failed run, or None for a failed creation.
         """
+        where = "creating a session"
+        if step is not None:
+            where = f"the run of step {step}"
+            self._failed_step = max(step, self._failed_step)
+        self._failed_attempts.append(f"{where}: {description}")
         label = self.requests.label
-        give_up_reason = self.history.failed(description, step)
-        if give_up_reason is None:
+        limit = self.policy.max_attempts
+        if len(self._failed_attempts) <= limit:
             self.recoveries += 1
             logger.warning("%s: recovering from %s", label, description)
             return False
-        logger.error("%s: recovery gave up: %s", label, give_up_reason, exc_info=error)
+        reason = f"{limit} attempts are used up"
+        logger.error("%s: recovery gave up: %s", label, reason, exc_info=error)
         self.gave_up = error
-        for note in self.history.notes(give_up_reason):
-            add_note(error, note)
+        add_note(error, f"recovery gave up: {reason}; what failed, oldest first:")
+        for failed_attempt in self._failed_attempts[-_SHOWN_ATTEMPTS:]:
+            add_note(error, f"  {failed_attempt}")
         return True
+
+    def note_progress(self, step: int) -> None:
+        """Note that the run of `step` is complete. If this is progress, forget what has failed."""
+        if step >= self._failed_step:
+            self._failed_attempts.clear()
+            self._failed_step = 0
 
     async def _pause(self) -> None:
         """Pause before the next attempt to create a raw session, as long as the policy says.
@@ -658,7 +675,7 @@ class Lifecycle(TasksOwner):
         is left out. This happens once: if the attempt after it fails, too, further pauses are made
         in full, and give the missing service time to return.
         """
-        secs = self.history.pause_secs()
+        secs = self.policy.backoff.pause_secs(len(self._failed_attempts))
         is_stopped = self.requests.stopped
         hurries = is_stopped and not self._has_hurried
         if secs > 0 and not hurries:
@@ -1111,7 +1128,7 @@ class Lifecycle(TasksOwner):
         return Awaited(
             "recovery",
             f"the pause of {secs_text(secs)} before recovery {self.recoveries}",
-            f"what failed, oldest first: {'; '.join(self.history.failures)}",
+            f"what failed, oldest first: {'; '.join(self._failed_attempts[-_SHOWN_ATTEMPTS:])}",
         )
 
 

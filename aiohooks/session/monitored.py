@@ -265,7 +265,7 @@ class AsyncMonitoredSession(RequestMethods):
             result = await lifecycle.run_raw(waits, request)
             scope.committed = True
             if lifecycle.recoveries:
-                lifecycle.history.completed(step)
+                lifecycle.note_progress(step)
             return result
         context = scope.attempt = SessionRunContext(
             request,
@@ -298,7 +298,7 @@ class AsyncMonitoredSession(RequestMethods):
             scope.result = result
             raise
         if lifecycle.recoveries:
-            lifecycle.history.completed(step)
+            lifecycle.note_progress(step)
         return result
 
     async def run_step_fn(self, fn: StepFn[T]) -> T:
