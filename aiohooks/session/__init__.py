@@ -7,8 +7,9 @@ first: it has one run on one screen. Each of these modules imports only from tho
 
     status          the status of a session, as a value and as text; SessionEvents
     creators        the sources of a session; Scaffold, how raw sessions are created and restored;
-                    RecoveryPolicy and its history
-    coordinator     Coordinator: background tasks, their failures, the stop, the drain and the pause
+                    RecoveryPolicy
+    coordinator     Coordinator: starts and ends background tasks; TasksOwner: what coordinators
+                    share; Requests: the stop, the drain and the pause
     hook            SessionRunHook, and the arguments and results of its methods; HookSet: the hooks
                     checked, sorted and called, their requests merged
     feeds           the feeds of the loops: prefetched, and set back by a recovery
@@ -35,9 +36,9 @@ The words of these modules, where each is used in this sense alone:
                     run, `SessionWait` for those in `until`
     request         a stop (end soon), a drain (finish accepted work, then stop) or a pause (start
                     no run until it is resumed): `Requests`
-    owner           of a coordinator: the `Lifecycle` whose background tasks it has
-    lasting         of a task or a wait: it belongs to the whole session, so it lives through
-                    recoveries; otherwise it ends with its raw session (`lasts`)
+    owner           of a coordinator: the `Lifecycle` whose background tasks it starts
+    lasting         of a task, a wait or a coordinator: it belongs to the whole session, so it lives
+                    through recoveries; otherwise it ends with its raw session (`lasts`)
     failure         the error of a background task, unless it is a clean end
     owed            a failure that the session still has to raise to a caller
     deliver         raise a failure to code outside of the session's own tasks, so that it is not

@@ -4,10 +4,11 @@ everything inside a session.
     Requests          the stop, the drain and the pause of one session, and the waits that they end
     RequestMethods    the methods by which a session and its coordinators are stopped, drained and
                       paused
-    Coordinator       background tasks and their failures; usable alone
+    TasksOwner        what the coordinators of one session share: its tasks and their failures
+    Coordinator       starts and ends tasks, and begins waits; usable alone
     SessionWait       a wait that a stop ends, and perhaps a drain or the end of its producers
 
-A session has one coordinator for its lifetime, the whole session's, and one for each raw session. A
+A session has one coordinator for its lifetime, the lasting one, and one for each raw session. A
 task that was started with the first is lasting: it lives through recoveries. A task of the second
 ends with its raw session. The docstring of the package defines owner, owed, deliver and others.
 """
@@ -18,7 +19,6 @@ import abc
 import asyncio
 import contextlib
 import contextvars
-import copy
 import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
@@ -315,11 +315,29 @@ class RequestMethods(InitRequired, abc.ABC):
         return self.requests.pause_reason
 
 
-class TasksOwner:
-    """The session of a coordinator, which is a `Lifecycle`.
+@dataclasses.dataclass(slots=True)
+class Failure:
+    """The failure of a background task.
 
-    This class itself stands for the session of a coordinator that is used alone: it never runs and
-    never recovers.
+    Attributes:
+        error: the error of the task.
+        lasts: whether the task was to live through recoveries. No recovery can undo its failure. It
+            undoes the failure of a raw session's task by replacing the raw session.
+        is_owed: whether the session must still raise the error. It owes the first failure, and the
+            first one from which it does not recover. The others are only logged.
+    """
+
+    error: BaseException
+    lasts: bool
+    is_owed: bool
+
+
+class TasksOwner:
+    """The owner of background tasks: all that the coordinators of one session share.
+
+    It has the tasks, their failures and the requests, and decides what a failure ends. A session is
+    the owner of its tasks, as a `Lifecycle`. The owner of a coordinator that is used alone is an
+    object of this class itself: it makes no runs and never recovers.
     """
 
     grace_secs: float = DEFAULT_GRACE_SECS
@@ -328,6 +346,32 @@ class TasksOwner:
     """The hook that records and delivers the effects of the runs."""
     policy: RecoveryPolicy = NEVER
     """From which errors the session recovers."""
+
+    def __init__(self, coordinator: Coordinator | None = None) -> None:
+        """Begin without tasks. `coordinator` is the lasting coordinator, by default a new one."""
+        self.requests: Requests = Requests()
+        self.failures: list[Failure] = []
+        """The failures so far, in the order of their occurrence. A recovery removes those that it
+        undoes.
+        """
+        self.observers: list[Observer] = []
+        """Notified of activities outside of the session's runs, and of all waits in `until`."""
+        self.events: SessionEvents = SessionEvents()
+        """The events by which the session's hooks meet."""
+        self.tasks: dict[Task, Coordinator] = {}
+        """The tasks that have not ended, each with the coordinator that has started it, in the
+        order of their start.
+        """
+        self.cancelled_tasks: WeakSet[Task] = WeakSet()
+        """The tasks that a coordinator has cancelled."""
+        self.producers: WeakSet[Task] = WeakSet()
+        """The tasks that waits in `until` have named as their producers."""
+        self.coordinator: Coordinator = coordinator or Coordinator.of(self)
+        """The lasting coordinator: its tasks live through recoveries."""
+        self.raw_coordinator: Coordinator = self.coordinator
+        """The coordinator of the latest raw session: its tasks end with that. Before the first raw
+        session it is the lasting coordinator.
+        """
 
     def start_recovery(self) -> None:
         """Start a task that recovers from the failure of a task, unless the session already
@@ -347,22 +391,206 @@ class TasksOwner:
         """Return the current activities."""
         return None
 
+    # -- the code that this is part of
 
-@dataclasses.dataclass(slots=True)
-class Failure:
-    """The failure of a background task.
+    def starter(self) -> Coordinator | None:
+        """Return the coordinator whose background task has started this code, directly or not.
 
-    Attributes:
-        error: the error of the task.
-        lasts: whether the task was to live through recoveries. No recovery can undo its failure. It
-            undoes the failure of a raw session's task by replacing the raw session.
-        is_owed: whether the session must still raise the error. It owes the first failure, and the
-            first one from which it does not recover. The others are only logged.
-    """
+        None means that the code is not part of any background task of this session.
+        """
+        for coordinator in reversed(_background_of.get()):
+            if coordinator.owner is self:
+                return coordinator
+        return None
 
-    error: BaseException
-    lasts: bool
-    is_owed: bool
+    def _scope(self) -> RunScope | None:
+        """Return the scope of the attempt, or of the end, of this session in which this code was
+        started. The attempt may have ended since.
+        """
+        owner: Any = self
+        scope = current_scope.get()
+        while scope is not None and scope.session is not owner:
+            scope = scope.outer
+        return scope
+
+    def is_part_of_call(self) -> bool:
+        """Return whether this code is part of a run in progress of the session, or of its end:
+        usually it is code of a hook or an operation.
+        """
+        scope = self._scope()
+        return scope is not None and scope.active
+
+    def enter_raw_session(self) -> None:
+        """Make the current context part of the raw session's tasks, for a background call of a
+        hook.
+        """
+        _background_of.set((*_background_of.get(), self.raw_coordinator))
+
+    # -- failures
+
+    @property
+    def errors(self) -> list[BaseException]:
+        """The errors of the tasks that have failed so far, in the order of their occurrence."""
+        return [failure.error for failure in self.failures]
+
+    def failures_in(self, raised: BaseException | None) -> list[Failure]:
+        """Return the failures whose error is `raised`, or a member of the group `raised`."""
+        return [failure for failure in self.failures if _is_in(failure.error, raised)]
+
+    def is_recoverable(self, error: BaseException) -> bool:
+        """Return whether a new raw session can help against an error.
+
+        It can if the policy lists the error. But it cannot start a lasting task again, so the
+        failure of such a task is not recoverable.
+        """
+        if any(failure.lasts for failure in self.failures_in(error)):
+            return False
+        return self.policy.recovers(error)
+
+    def root_cause(self, error: BaseException) -> BaseException:
+        """Choose between the error of a run and the failure of a background task, which may be its
+        cause.
+
+        The first failure of a task is chosen if it or the error of the run is recoverable. If
+        neither is, the error of the run is chosen: the code in the run may have raised it because
+        of the failure. The other error becomes a note of the chosen one, or is logged.
+        """
+        if not self.errors or self.errors[0] is error or is_clean_end(error):
+            return error
+        chosen = self.errors[0]
+        hidden = error
+        note = f"the run failed with it: {safe_repr(hidden)}"
+        if not self.is_recoverable(chosen) and not self.is_recoverable(error):
+            chosen = error
+            hidden = self.errors[0]
+            note = f"a background task had failed before: {safe_repr(hidden)}"
+        if not add_note(chosen, note):
+            logger.error("%s: %s", self.requests.label, note, exc_info=hidden)
+        return chosen
+
+    @property
+    def ending_failures(self) -> list[BaseException]:
+        """The failures from which the session does not recover, in the order of occurrence."""
+        return [failure for failure in self.errors if not self.is_recoverable(failure)]
+
+    def record_error(self, error: BaseException, what: str, coordinator: Coordinator) -> None:
+        """Record the error with which a task has ended: a clean end is a stop, and any other error
+        a failure.
+
+        Args:
+            error: the error.
+            what: the task and its end, for messages.
+            coordinator: the coordinator of the task.
+        """
+        if self._is_recorded(error, lasts=coordinator.lasts):
+            return
+        requests = self.requests
+        if is_clean_end(error):
+            # A task that ends because its producers have ended leaves the stop to them.
+            is_stop = not (coordinator.has_no_caller or is_end_of_producers(error))
+            # At the end of the session, this must not become the reason of its stop.
+            if is_stop and not requests.stopped:
+                requests.request_stop(f"{what}: {safe_repr(error)}")
+        elif coordinator.has_no_caller:
+            reason = coordinator.ending_reason
+            logger.error("%s: %s, after %s", requests.label, what, reason, exc_info=error)
+        else:
+            self._record_failure(error, what, lasts=coordinator.lasts)
+
+    def _is_recorded(self, error: BaseException, *, lasts: bool) -> bool:
+        """Return whether an error is a failure that counts already.
+
+        `until` raises the failure of one task in others, which may pass it on. There is one
+        exception: if a recovery gives up with the failure of a raw session's task, the task that
+        made this recovery lasts, and so does the failure from now on. It is recorded again.
+        """
+        return any(
+            failure.error is error and (failure.lasts or not lasts) for failure in self.failures
+        )
+
+    def _record_failure(self, error: BaseException, what: str, *, lasts: bool) -> None:
+        """Record a failure. It ends the waits and the run, and stops a session that does not
+        recover from it.
+
+        Only two failures end anything: the first one, and the first one from which the session does
+        not recover. So another recoverable failure does not interrupt a recovery.
+        """
+        requests = self.requests
+        description = f"{what}: {safe_repr(error)}"
+        first = next(iter(self.errors), None)
+        had_ended = bool(self.ending_failures)
+        failure = Failure(error, lasts=lasts, is_owed=False)
+        self.failures.append(failure)
+        is_end = not self.is_recoverable(error)
+        if is_end and not requests.stopped:
+            requests.record_stop(description)
+        if first is None or (is_end and not had_ended):
+            failure.is_owed = True
+            requests.call_in_loop(functools.partial(self._end_waits_and_run, error))
+        # The session raises the first failure. A later one becomes a note of it, and is logged.
+        # This comes after the waits have ended, because to log an error calls its own methods.
+        if first is not None:
+            add_note(first, f"then {description}")
+            logger.error("%s: %s after another failure", requests.label, what, exc_info=error)
+
+    def _end_waits_and_run(self, failure: BaseException) -> None:
+        """End the waits and the run in progress because of a failure.
+
+        If the session recovers from it, a lasting wait continues, and starts the recovery.
+        """
+        requests = self.requests
+        # The tasks in `wait_for_stop` and the like check again what they wait for.
+        requests.wake_waiters()
+        recovers = self.is_recoverable(failure)
+        for wait in tuple(requests.waits):
+            if recovers and wait.lasts:
+                # Further calls do nothing while a recovery is in progress.
+                self.start_recovery()
+            else:
+                wait.end(failure)
+        self.end_failed_run(failure)
+
+    def note_delivery(self, error: BaseException) -> None:
+        """Note that `error` is raised to the current code. If it is a failure of a background task,
+        the session does not owe it any more.
+
+        A failure is owed until it is raised to code outside of the session's own tasks, which can
+        handle it. If the current code is part of a background task, the failure stays owed.
+        """
+        is_outside = self.starter() is None
+        if is_outside:
+            for failure in self.failures_in(error):
+                failure.is_owed = False
+
+    def note_delivery_outside(self, error: BaseException) -> None:
+        """Do the same as `note_delivery`, unless the current code is part of a run or of the end of
+        the session, such as a hook, or was started there: a failure stays owed then, too.
+        """
+        if self._scope() is None:
+            self.note_delivery(error)
+
+    def take_owed(self, primary: BaseException | None) -> list[BaseException]:
+        """Return the errors that the session still owes at its end, and mark all as not owed.
+
+        The errors from which it does not recover come first. Errors that `primary`, the error that
+        the end raises, is or contains are left out.
+        """
+        owed: list[BaseException] = []
+        for failure in self.failures:
+            if failure.is_owed and not _is_in(failure.error, primary):
+                owed.append(failure.error)
+            failure.is_owed = False
+        return sorted(owed, key=self.is_recoverable)
+
+    def owe_again(self, outcome: BaseException | None) -> None:
+        """Owe the failures in `outcome` again if the current code, which has closed the session and
+        gets this error, is itself a background task or a hook.
+
+        Such code cannot handle it, so the session's block must raise the error, too.
+        """
+        if self.starter() is not None or self._scope() is not None:
+            for failure in self.failures_in(outcome):
+                failure.is_owed = True
 
 
 class Coordinator(RequestMethods):
@@ -379,59 +607,33 @@ class Coordinator(RequestMethods):
     """
 
     def __init__(self) -> None:
-        """Start without tasks, not stopped.
+        """Start without tasks, not stopped."""
+        self._belong_to(TasksOwner(self))
 
-        A session has a coordinator of the whole session, and one for each of its raw sessions, a
-        copy that `for_raw_session` makes. Some attributes are its own, some are shared by all
-        copies, and some are only kept up to date in the coordinator of the whole session.
-        """
+    @classmethod
+    def of(cls, owner: TasksOwner) -> Coordinator:
+        """Return a new coordinator of an owner: for the library."""
+        coordinator = cls.__new__(cls)
+        coordinator._belong_to(owner)
+        return coordinator
+
+    def _belong_to(self, owner: TasksOwner) -> None:
+        """Set the attributes: the owner, three of its parts, and the state of this coordinator."""
+        self.owner: TasksOwner = owner
+        self.requests: Requests = owner.requests
+        self.observers: list[Observer] = owner.observers
+        self.events: SessionEvents = owner.events
         self.joined: bool = False
         """Whether a `join` has completed."""
         self._ending: str | None = None
-        """Why no task can be started any more, or None while tasks can be."""
+        """Why this coordinator starts no task any more, or None while it does."""
         self._is_disowned = False
-        """Whether no caller is left who could get the errors of its tasks. They are only logged."""
-        self._whole: Coordinator = self
-        """The coordinator of the whole session, whose tasks live through recoveries."""
-        self._raw: Coordinator = self
-        """The coordinator of the raw session, or `_whole` itself while there is no raw session. It
-        is only kept up to date in `_whole`.
-        """
+        """Whether `disown` was called: it starts no task, and its errors are only logged."""
 
-        # Shared: the copies refer to the same objects.
-        self.owner: TasksOwner = TasksOwner()
-        """The session that these tasks belong to."""
-        self.requests: Requests = Requests()
-        self.failures: list[Failure] = []
-        """The failures so far, in the order of their occurrence."""
-        self.observers: list[Observer] = []
-        """Notified of activities outside of the session's runs, and of all waits in `until`."""
-        self.events: SessionEvents = SessionEvents()
-        """The events by which the session's hooks meet."""
-        self._tasks: dict[Task, Coordinator] = {}
-        """The tasks that have not ended, each with the coordinator that has started it, in the
-        order of their start.
-        """
-        self._cancelled: WeakSet[Task] = WeakSet()
-        """The tasks that a coordinator of this session has cancelled."""
-
-        # Only kept up to date in `_whole`: a change does not reach the copies.
-        self.closed: bool = False
-        """Whether its session is ending."""
-        self._producers: WeakSet[Task] = WeakSet()
-        """The tasks that waits in `until` have named as their producers."""
-
-    def for_raw_session(self) -> Coordinator:
-        """Make a coordinator for the tasks of a new raw session, and forget the failures that the
-        new raw session undoes.
-        """
-        # The copy shares the tasks, the failures and the requests: see `__init__`. Its own are
-        # `joined`, why no task can be started, and whether it has a caller for errors.
-        raw = copy.copy(self)
-        self._raw = raw
-        # Change the list in place, because all copies share it.
-        self.failures[:] = [failure for failure in self.failures if failure.lasts]
-        return raw
+    @property
+    def lasts(self) -> bool:
+        """Whether this is the lasting coordinator, whose tasks live through recoveries."""
+        return self is self.owner.coordinator
 
     # -- the stop
 
@@ -451,18 +653,13 @@ class Coordinator(RequestMethods):
         elif self.joined and not is_clean_end(reason):
             raise reason
         else:
-            self._record_error(reason, "reported")
+            self.owner.record_error(reason, "reported", self)
 
     def should_stop(self) -> bool:
         """Return whether a stop was requested, or the raw session was replaced, so that its tasks
         end. This never waits or raises.
         """
-        return self.requests.stopped or self._is_replaced
-
-    @property
-    def _is_replaced(self) -> bool:
-        """Whether a recovery has closed the raw session of these tasks."""
-        return self not in (self._whole, self._whole._raw)
+        return self.requests.stopped or self._is_disowned
 
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
         """Wait until a stop is requested, for at most `timeout` seconds. Return whether it was."""
@@ -474,7 +671,7 @@ class Coordinator(RequestMethods):
         """In a drain, cancel these producers and those of all waits in `until`, except producers
         that end by themselves.
         """
-        for task in {*producers, *self._whole._producers}.difference(_ending_in_drains):
+        for task in {*producers, *self.owner.producers}.difference(_ending_in_drains):
             if task.done():
                 continue
             # From now on the task ends in any case: a further call must not cancel it again.
@@ -554,9 +751,13 @@ class Coordinator(RequestMethods):
             close_unawaited(awaitable)
             raise
         if producers:
-            self._whole._producers.update(producers)
+            self.owner.producers.update(producers)
         if drain or producers:
             note_own_end_in_drain()
+        # A wait of a lasting task is lasting, but not a wait inside of a run, which a recovery
+        # repeats.
+        is_lasting_task = self.owner.starter() is self.owner.coordinator
+        lasts = is_lasting_task and not self.owner.is_part_of_call()
         name = describe_awaitable(awaitable) if self.observers else ""
         with active("wait", name, observers=self.observers):
             return await self.wait_until_ended(
@@ -564,9 +765,7 @@ class Coordinator(RequestMethods):
                 awaitable,
                 producers,
                 drain=drain,
-                # A wait of a lasting task is lasting, but not a wait inside of a run: a recovery
-                # repeats the run.
-                lasts=self._starter() is self._whole and not self.is_part_of_call(),
+                lasts=lasts,
             )
 
     async def wait_until_ended(
@@ -601,7 +800,7 @@ class Coordinator(RequestMethods):
             return await wait.result_of(awaitable)
         except BaseException as raised:
             close_unawaited(awaitable)
-            self._note_delivery_outside(raised)
+            self.owner.note_delivery_outside(raised)
             raise
         finally:
             wait.forget_producers()
@@ -613,19 +812,18 @@ class Coordinator(RequestMethods):
         The reason is the failure of a task, or else a stop, or, if `drain`, a drain. A lasting wait
         may begin in spite of a recoverable failure, from which this starts the recovery.
         """
-        # Without a raw session, a recovery is in progress, and replaces it because of the failure.
-        # The waits in that recovery must begin all the same.
-        is_recovering = self._whole._raw is self._whole
-        # No failure is kept in a variable: the error's traceback refers to this frame, so there
-        # would be a cycle.
-        if self.ending_failures:
-            raise_unchanged(self.ending_failures[0])
-        if self.errors and lasts:
-            self.owner.start_recovery()
-        elif self.errors and not is_recovering:
-            raise_unchanged(self.errors[0])
-        starter = self._starter()
-        if starter is not None and starter._is_replaced:
+        owner = self.owner
+        if owner.failures:
+            is_recoverable = not owner.ending_failures
+            # If the raw session was closed, a recovery in progress replaces it because of the
+            # failure. The waits in that recovery must begin all the same.
+            is_recovering = owner.raw_coordinator.has_no_caller
+            if is_recoverable and lasts:
+                owner.start_recovery()
+            elif not (is_recoverable and is_recovering):
+                self.raise_requested_exception()
+        starter = owner.starter()
+        if starter is not None and starter._is_disowned and not starter.lasts:
             raise StopRequestedError(f"this task should have ended: {starter._ending}")
         if self.requests.stopped or (drain and self.drain_reason is not None):
             raise_unchanged(self.requests.stop_error())
@@ -644,11 +842,12 @@ class Coordinator(RequestMethods):
         given: Any = producer
         is_several = isinstance(producer, Iterable) and not is_task(producer)
         producers: Producers = tuple(given) if is_several else (given,)
-        whole = self._whole
+        owner = self.owner
+        lasting = owner.coordinator
         # Code in the session's block, or in a lasting task. A recovery does not end it.
-        is_lasting_code = self._starter() in (None, whole) and not self.is_part_of_call()
+        is_lasting_code = owner.starter() in (None, lasting) and not owner.is_part_of_call()
         # A session whose policy lists no errors never recovers.
-        outlasts_recoveries = bool(self.owner.policy.on) and is_lasting_code
+        outlasts_recoveries = bool(owner.policy.on) and is_lasting_code
         for task in producers:
             if not is_task(task):
                 close_unawaited(task)
@@ -656,7 +855,7 @@ class Coordinator(RequestMethods):
                     f"producer is {safe_repr(given)}; give the task that session.start_soon"
                     " returned, or a list of tasks"
                 )
-            if outlasts_recoveries and self._tasks.get(task, whole) is not whole:
+            if outlasts_recoveries and owner.tasks.get(task, lasting) is not lasting:
                 raise InvalidArgumentError(
                     f"producer is task {task.get_name()!r} of a hook's coordinator: a recovery ends"
                     " it, and not this wait; start the producer with session.start_soon"
@@ -727,9 +926,8 @@ class Coordinator(RequestMethods):
         """
         check_callable(fn, "start_soon's function")
         self.bind()
-        ending = self._ending or self._whole._ending
-        if ending is not None:
-            raise SessionClosedError(f"no task can be started any more: {ending}")
+        if self.ending_reason is not None:
+            raise SessionClosedError(f"no task can be started any more: {self.ending_reason}")
         # The task gets a copy of the current context, in which it is part of this coordinator, but
         # not of the run in which it was started.
         context = contextvars.copy_context()
@@ -737,34 +935,37 @@ class Coordinator(RequestMethods):
         context.run(_background_of.set, (*_background_of.get(), self))
         coro: Any = context.run(fn, *args)
         task: asyncio.Task[T] = new_task(coro, name or getattr(fn, "__name__", None), context)
-        self._tasks[task] = self
+        self.owner.tasks[task] = self
         task.add_done_callback(self._task_ended)
         return task
 
     def _task_ended(self, task: Task) -> None:
         """Forget a task that has ended, and record its error. The task calls this."""
-        del self._tasks[task]
+        del self.owner.tasks[task]
         # The waiters for tasks check all tasks. With thousands of tasks that would take long for
         # each of them, so only the end of this coordinator's last task wakes the waiters.
-        if self not in self._tasks.values():
+        if self not in self.owner.tasks.values():
             self.requests.wake_waiters()
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._ends_in_drain(error):
             add_origin(error, f"background task {task.get_name()!r}")
             how = "ended" if is_clean_end(error) else "failed"
-            self._record_error(error, f"background task {task.get_name()!r} {how}")
+            what = f"background task {task.get_name()!r} {how}"
+            self.owner.record_error(error, what, self)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The background tasks that have not ended, in the order of their start."""
-        return tuple(task for task, starter in self._tasks.items() if starter is self)
+        return tuple(task for task, starter in self.owner.tasks.items() if starter is self)
 
     @property
     def all_tasks(self) -> list[Task]:
-        """The tasks of this coordinator. For the coordinator of the whole session, those of its raw
-        sessions as well.
+        """The tasks of this coordinator. The lasting coordinator has those of the raw sessions as
+        well.
         """
-        return [task for task, starter in self._tasks.items() if self in (starter, starter._whole)]
+        if self.lasts:
+            return list(self.owner.tasks)
+        return list(self.tasks)
 
     async def join(self, stop_grace_period_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Wait until all tasks have ended, or until the grace period after a stop has passed.
@@ -795,7 +996,7 @@ class Coordinator(RequestMethods):
         finally:
             # `end_tasks` lets no task be started. After it, a coordinator may get tasks again,
             # unless its session has ended or replaced it.
-            if not (self._whole.closed or self._has_no_caller):
+            if not self.has_no_caller:
                 self._ending = None
         self.joined = True
         self.raise_requested_exception()
@@ -867,8 +1068,8 @@ class Coordinator(RequestMethods):
         """Cancel all tasks that were not cancelled before. No task can be started from now on."""
         self._ending = self._ending or reason
         for task in self.all_tasks:
-            if task not in self._cancelled:
-                self._cancelled.add(task)
+            if task not in self.owner.cancelled_tasks:
+                self.owner.cancelled_tasks.add(task)
                 task.cancel(reason)
 
     def close(self, failure: str | None = None) -> None:
@@ -877,7 +1078,6 @@ class Coordinator(RequestMethods):
         `failure` is the reason of a session that has failed: its tasks are cancelled immediately.
         It becomes the reason of the stop, unless there is one already.
         """
-        self.closed = True
         requests = self.requests
         if failure is not None:
             self.cancel_tasks(failure)
@@ -890,72 +1090,37 @@ class Coordinator(RequestMethods):
         """Leave the tasks without a caller: from now on, their errors are only logged, and no task
         can be started. `reason` says why, in messages.
 
-        The coordinator of a raw session is disowned when a recovery closes the raw session, and
-        that of the whole session at its end.
+        The coordinator of a raw session is disowned when a recovery closes the raw session, and the
+        lasting coordinator at the end of the session.
         """
         self._is_disowned = True
         self._ending = self._ending or reason
-        self._whole._raw = self._whole
         self.requests.wake_waiters()
 
     @property
-    def _has_no_caller(self) -> bool:
-        """Whether the coordinator, or the whole session, is disowned."""
-        return self._is_disowned or self._whole._is_disowned
+    def has_no_caller(self) -> bool:
+        """Whether this coordinator or the lasting one is disowned."""
+        return self._is_disowned or self.owner.coordinator._is_disowned
 
-    # -- the code that this is part of
-
-    def _starter(self) -> Coordinator | None:
-        """Return the coordinator whose background task has started this code, directly or not.
-
-        None means that the code is not part of any background task of this session.
-        """
-        for coordinator in reversed(_background_of.get()):
-            if coordinator._whole is self._whole:
-                return coordinator
-        return None
-
-    def _scope(self) -> RunScope | None:
-        """Return the scope of the attempt, or of the end, of this session in which this code was
-        started. The attempt may have ended since.
-        """
-        owner: Any = self.owner
-        scope = current_scope.get()
-        while scope is not None and scope.session is not owner:
-            scope = scope.outer
-        return scope
-
-    def is_part_of_call(self) -> bool:
-        """Return whether this code is part of a run in progress of the session, or of its end:
-        usually it is code of a hook or an operation.
-        """
-        scope = self._scope()
-        return scope is not None and scope.active
-
-    def enter_raw_session(self) -> None:
-        """Make the current context part of the raw session's tasks, for a background call of a
-        hook.
-        """
-        _background_of.set((*_background_of.get(), self._raw))
+    @property
+    def ending_reason(self) -> str | None:
+        """Why no task can be started any more, or None while tasks can be started."""
+        return self._ending or self.owner.coordinator._ending
 
     # -- failures
 
     @property
     def errors(self) -> list[BaseException]:
         """The errors of the tasks that have failed so far, in the order of their occurrence."""
-        return [failure.error for failure in self.failures]
-
-    def failures_in(self, raised: BaseException | None) -> list[Failure]:
-        """Return the failures whose error is `raised`, or a member of the group `raised`."""
-        return [failure for failure in self.failures if _is_in(failure.error, raised)]
+        return self.owner.errors
 
     def raise_requested_exception(self) -> None:
         """Raise the first failure that ends the session, or else the first one, if there is one."""
-        if self.failures:
+        if self.errors:
             # No failure is kept in a variable: the error's traceback refers to this frame, so there
             # would be a cycle.
-            self._note_delivery_outside((self.ending_failures or self.errors)[0])
-            raise_unchanged((self.ending_failures or self.errors)[0])
+            self.owner.note_delivery_outside((self.owner.ending_failures or self.errors)[0])
+            raise_unchanged((self.owner.ending_failures or self.errors)[0])
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Generator[None]:
@@ -975,158 +1140,6 @@ class Coordinator(RequestMethods):
         finish their current work first.
         """
         return self.drain_reason is not None and is_clean_end(error)
-
-    def is_recoverable(self, error: BaseException) -> bool:
-        """Return whether a new raw session can help against an error.
-
-        It can if the policy lists the error. But it cannot start a lasting task again, so the
-        failure of such a task is not recoverable.
-        """
-        if any(failure.lasts for failure in self.failures_in(error)):
-            return False
-        return self.owner.policy.recovers(error)
-
-    def root_cause(self, error: BaseException) -> BaseException:
-        """Choose between the error of a run and the failure of a background task, which may be its
-        cause.
-
-        The first failure of a task is chosen if it or the error of the run is recoverable. If
-        neither is, the error of the run is chosen: the code in the run may have raised it because
-        of the failure. The other error becomes a note of the chosen one, or is logged.
-        """
-        if not self.errors or self.errors[0] is error or is_clean_end(error):
-            return error
-        chosen = self.errors[0]
-        hidden = error
-        note = f"the run failed with it: {safe_repr(hidden)}"
-        if not self.is_recoverable(chosen) and not self.is_recoverable(error):
-            chosen = error
-            hidden = self.errors[0]
-            note = f"a background task had failed before: {safe_repr(hidden)}"
-        if not add_note(chosen, note):
-            logger.error("%s: %s", self.requests.label, note, exc_info=hidden)
-        return chosen
-
-    @property
-    def ending_failures(self) -> list[BaseException]:
-        """The failures from which the session does not recover, in the order of occurrence."""
-        return [failure for failure in self.errors if not self.is_recoverable(failure)]
-
-    def _record_error(self, error: BaseException, what: str) -> None:
-        """Record the error with which a task has ended: a clean end is a stop, and any other error
-        a failure.
-
-        `what` describes the task and its end, for messages.
-        """
-        if self._is_recorded(error):
-            return
-        requests = self.requests
-        if is_clean_end(error):
-            is_ending = self._has_no_caller or self._whole.closed
-            # A task that ends because its producers have ended leaves the stop to them.
-            if not is_ending and not is_end_of_producers(error):
-                requests.request_stop(f"{what}: {safe_repr(error)}")
-        elif self._has_no_caller:
-            logger.error("%s: %s, after %s", requests.label, what, self._ending, exc_info=error)
-        else:
-            self._record_failure(error, what)
-
-    def _is_recorded(self, error: BaseException) -> bool:
-        """Return whether an error is a failure that counts already.
-
-        `until` raises the failure of one task in others, which may pass it on. There is one
-        exception: if a recovery gives up with the failure of a raw session's task, the task that
-        made this recovery lasts, and so does the failure from now on. It is recorded again.
-        """
-        is_lasting = self is self._whole
-        return any(
-            failure.error is error and (failure.lasts or not is_lasting)
-            for failure in self.failures
-        )
-
-    def _record_failure(self, error: BaseException, what: str) -> None:
-        """Record a failure. It ends the waits and the run, and stops a session that does not
-        recover from it.
-
-        Only two failures end anything: the first one, and the first one from which the session does
-        not recover. So another recoverable failure does not interrupt a recovery.
-        """
-        requests = self.requests
-        description = f"{what}: {safe_repr(error)}"
-        first = next(iter(self.errors), None)
-        had_ended = bool(self.ending_failures)
-        failure = Failure(error, lasts=self is self._whole, is_owed=False)
-        self.failures.append(failure)
-        is_end = not self.is_recoverable(error)
-        if is_end and not requests.stopped:
-            requests.record_stop(description)
-        if first is None or (is_end and not had_ended):
-            failure.is_owed = True
-            requests.call_in_loop(functools.partial(self._end_waits_and_run, error))
-        # The session raises the first failure. A later one becomes a note of it, and is logged.
-        # This comes after the waits have ended, because to log an error calls its own methods.
-        if first is not None:
-            add_note(first, f"then {description}")
-            logger.error("%s: %s after another failure", requests.label, what, exc_info=error)
-
-    def _end_waits_and_run(self, failure: BaseException) -> None:
-        """End the waits and the run in progress because of a failure.
-
-        If the session recovers from it, a lasting wait continues, and starts the recovery.
-        """
-        requests = self.requests
-        # The tasks in `wait_for_stop` and the like check again what they wait for.
-        requests.wake_waiters()
-        recovers = self.is_recoverable(failure)
-        for wait in tuple(requests.waits):
-            if recovers and wait.lasts:
-                # Further calls do nothing while a recovery is in progress.
-                self.owner.start_recovery()
-            else:
-                wait.end(failure)
-        self.owner.end_failed_run(failure)
-
-    def note_delivery(self, error: BaseException) -> None:
-        """Note that `error` is raised to the current code. If it is a failure of a background task,
-        the session does not owe it any more.
-
-        A failure is owed until it is raised to code outside of the session's own tasks, which can
-        handle it. If the current code is part of a background task, the failure stays owed.
-        """
-        is_outside = self._starter() is None
-        if is_outside:
-            for failure in self.failures_in(error):
-                failure.is_owed = False
-
-    def _note_delivery_outside(self, error: BaseException) -> None:
-        """Do the same as `note_delivery`, unless the current code is part of a run or of the end of
-        the session, such as a hook, or was started there: a failure stays owed then, too.
-        """
-        if self._scope() is None:
-            self.note_delivery(error)
-
-    def take_owed(self, primary: BaseException | None) -> list[BaseException]:
-        """Return the errors that the session still owes at its end, and mark all as not owed.
-
-        The errors from which it does not recover come first. Errors that `primary`, the error that
-        the end raises, is or contains are left out.
-        """
-        owed: list[BaseException] = []
-        for failure in self.failures:
-            if failure.is_owed and not _is_in(failure.error, primary):
-                owed.append(failure.error)
-            failure.is_owed = False
-        return sorted(owed, key=self.is_recoverable)
-
-    def owe_again(self, outcome: BaseException | None) -> None:
-        """Owe the failures in `outcome` again if the current code, which has closed the session and
-        gets this error, is itself a background task or a hook.
-
-        Such code cannot handle it, so the session's block must raise the error, too.
-        """
-        if self._starter() is not None or self._scope() is not None:
-            for failure in self.failures_in(outcome):
-                failure.is_owed = True
 
     def __repr__(self) -> str:
         doing = "running"

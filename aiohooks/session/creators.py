@@ -4,7 +4,7 @@ restore_session, restore_hooks              restore a raw session from a checkpo
 Scaffold                                    how a raw session is initialized
 ChiefSessionCreator, WorkerSessionCreator   create raw sessions
 creator_of                                  the creator for the first argument of a session
-RecoveryPolicy, RecoveryHistory             after which errors, and how often, to recover
+RecoveryPolicy                              after which errors, and how often, to recover
 """
 
 from __future__ import annotations
@@ -578,9 +578,6 @@ def graph_of(source: object, wanted: str = "a Graph") -> Graph:
     )
 
 
-# -- recovery, as far as it is a decision
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
     """Which errors a session recovers from, and when it gives up.
@@ -637,56 +634,3 @@ class RecoveryPolicy:
 
 NEVER = RecoveryPolicy((), max_attempts=0)
 """The policy of a session that never recovers."""
-
-
-class RecoveryHistory:
-    """The failures since the last progress, and whether to give up."""
-
-    def __init__(self, policy: RecoveryPolicy) -> None:
-        self._policy = policy
-        self._failures: list[str] = []
-        self._failed_step = 0
-        """The highest step whose run has failed. Progress is to complete it, or a later one."""
-
-    def failed(self, description: str, step: int | None) -> str | None:
-        """Record a failure, and decide whether to give up.
-
-        Args:
-            description: the error.
-            step: the step of the run that failed, or None if the creation of a session failed.
-
-        Returns:
-            The reason to give up, or None to continue.
-        """
-        where = "creating a session"
-        if step is not None:
-            where = f"the run of step {step}"
-            self._failed_step = max(step, self._failed_step)
-        self._failures.append(f"{where}: {description}")
-        if len(self._failures) > self._policy.max_attempts:
-            return f"{self._policy.max_attempts} attempts are used up"
-        return None
-
-    def completed(self, step: int) -> None:
-        """Record a completed run of `step`. If it is progress, forget the failures."""
-        if step >= self._failed_step:
-            self._failures.clear()
-            self._failed_step = 0
-
-    def pause_secs(self) -> float:
-        """Return the pause before the next attempt."""
-        return self._policy.backoff.pause_secs(len(self._failures))
-
-    @property
-    def failures(self) -> list[str]:
-        """The last 20 failures without progress, oldest first."""
-        return self._failures[-20:]
-
-    def notes(self, why: str) -> list[str]:
-        """Return the history as notes for the error with which recovery gives up. `why` is the
-        reason.
-        """
-        return [
-            f"recovery gave up: {why}; what failed, oldest first:",
-            *(f"  {line}" for line in self.failures),
-        ]

@@ -78,7 +78,7 @@ from aiohooks.graph.session import (
     canonical_feeds,
     taking,
 )
-from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.coordinator import Coordinator, TasksOwner
 from aiohooks.session.status import EffectRecorder
 
 
@@ -326,17 +326,14 @@ class HookSet:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        session: TasksOwner,
         hooks: Iterable[SessionRunHook | HookRegistration],
         graph: Graph,
     ) -> None:
-        """Check the hooks, and make the calls of their methods.
-
-        `coordinator` is that of the whole session.
-        """
-        self._coordinator = coordinator
+        """Check the hooks, and make the calls of their methods."""
+        self._session = session
         self._graph = graph
-        self._grace_secs = coordinator.owner.grace_secs
+        self._grace_secs = session.grace_secs
         self.registered: list[RegisteredHook] = []
         """The hooks in the order of the list."""
         numbers: Counter[str] = Counter()
@@ -348,7 +345,7 @@ class HookSet:
         # process, as a forked child may use the same objects in a session of its own.
         self._by_key = {(os.getpid(), id(entry.hook)): entry for entry in self.registered}
         self.background: BackgroundCalls = BackgroundCalls(
-            self._grace_secs, self._enter_background, coordinator.observers, _step_of
+            self._grace_secs, self._enter_background, session.observers, _step_of
         )
         """The calls of `after_run` that run alongside the next steps."""
         self.has_background: bool = any(
@@ -387,7 +384,7 @@ class HookSet:
         part of the raw session.
         """
         make_default(self._graph)
-        self._coordinator.enter_raw_session()
+        self._session.enter_raw_session()
 
     def hold(self) -> None:
         """Reserve the hooks for this session until `release`.
@@ -398,7 +395,7 @@ class HookSet:
         for key, registered in self._by_key.items():
             user = _users.get(key)
             if user is not None:
-                label = user._coordinator.requests.label
+                label = user._session.requests.label
                 raise InvalidHookError(
                     f"{registered.hook!r} is used in {label}, which is open; a hook keeps the state"
                     " of one session: make another object, or use it when that session has ended"
@@ -510,8 +507,8 @@ class HookSet:
 
     async def _call(self, groups: tuple[OrderGroup, ...], *args: Any, **options: Any) -> None:
         """Call a method of hooks outside of a run, with waits of its own."""
-        waits = RunWaits(current_scope.get(), current_clock().now, self._coordinator.owner)
-        observers = self._coordinator.observers
+        waits = RunWaits(current_scope.get(), current_clock().now, self._session)
+        observers = self._session.observers
         await call_groups(groups, args, waits=waits, observers=observers, **options)
 
     def _calls(

@@ -9,10 +9,10 @@ Read it downward. Each method calls the layer below it:
                 `close` of the hooks
 
 `Turns` has the turns of the session's runs, and `EndErrors` decides which error of its end is
-raised. The module `creators` has the policy and the history of recoveries, and the coordinator
-chooses the root cause of a failure. `Coordinator.is_recoverable` is the one place that decides
-whether a new raw session can help. The docstring of the package defines the words: turn, scope,
-attempt, give up and others.
+raised. The module `creators` has the policy of recoveries. The base class `TasksOwner` chooses the
+root cause of a failure, and its `is_recoverable` is the one place that decides whether a new raw
+session can help. The docstring of the package defines the words: turn, scope, attempt, give up and
+others.
 """
 
 from __future__ import annotations
@@ -73,12 +73,10 @@ from aiohooks.graph.graph import Graph, held
 from aiohooks.graph.session import GatheredRun, Monitor, Session, monitored_run
 from aiohooks.session.coordinator import (
     Coordinator,
-    Requests,
     TasksOwner,
 )
 from aiohooks.session.creators import (
     ChiefSessionCreator,
-    RecoveryHistory,
     RecoveryPolicy,
     SessionCreator,
     WorkerSessionCreator,
@@ -110,6 +108,8 @@ _FLUSH_SECS = 5.0
 """How long the end waits for the step store to publish to other processes that this session has
 left.
 """
+_SHOWN_ATTEMPTS = 20
+"""How many failed attempts, the latest, an error and a report show."""
 DEFAULT_YIELD_SECS = 0.005
 """The default of `yield_secs`: when the event loop has had no loop turn for this long, it gets one
 before the next run.
@@ -123,8 +123,7 @@ in the second it calls the event's callback, in the third the task that waited f
 class Lifecycle(TasksOwner):
     """Opens, runs, recovers and closes one monitored session.
 
-    It owns the raw session. `coordinator` owns the background tasks and the requests of the whole
-    session, and `raw_coordinator` the tasks of the raw session, so it is new after each recovery.
+    It owns the raw session, and the background tasks of its two coordinators (`TasksOwner`).
     """
 
     def __init__(
@@ -137,6 +136,7 @@ class Lifecycle(TasksOwner):
         name: str | None,
     ) -> None:
         """Make the parts of the session. Only `open` starts anything."""
+        super().__init__()
         self.name: str | None = name
         self.graph: Graph = creator.graph
         self.grace_secs = grace_secs
@@ -147,14 +147,6 @@ class Lifecycle(TasksOwner):
         costs less than to look up the running loop.
         """
         self.policy = policy
-        self.coordinator: Coordinator = Coordinator()
-        """The coordinator of the whole session: its tasks live through recoveries."""
-        self.coordinator.owner = self
-        self.requests: Requests = self.coordinator.requests
-        self.raw_coordinator: Coordinator = self.coordinator
-        """The coordinator of the current raw session: its tasks end with that. Before the first raw
-        session it is the coordinator of the whole session.
-        """
         self.session: Session | None = None
         """The raw session. It is None before the first one, while it is being replaced, after a
         recovery that was cancelled, and at the end.
@@ -166,7 +158,7 @@ class Lifecycle(TasksOwner):
         self.run_waits: RunWaits = RunWaits(owner=self)
         """What the run in progress awaits. To end these waits is to end the run."""
         self.turns: Turns = Turns(self.run_waits, yield_secs)
-        self.hooks: HookSet = HookSet(self.coordinator, hooks, self.graph)
+        self.hooks: HookSet = HookSet(self, hooks, self.graph)
         self.feeds: SessionFeeds = SessionFeeds(self.coordinator, self.run_waits)
         self.recoveries: int = 0
         """The number of recoveries begun."""
@@ -182,7 +174,10 @@ class Lifecycle(TasksOwner):
         """The error with which recovery gave up, or with which the session has failed. While there
         is one, no run can begin.
         """
-        self.history: RecoveryHistory = RecoveryHistory(policy)
+        self._failed_attempts: list[str] = []
+        """The attempts that failed since the last progress, as text, oldest first."""
+        self._failed_step = 0
+        """The highest step whose run has failed. Progress is to complete it, or a later one."""
         self._creator = creator
         self._monitor = Monitor(
             grace_secs, lambda: self.hooks.stateful, self.feeds.state_of, self.hooks.drain_stateful
@@ -193,6 +188,8 @@ class Lifecycle(TasksOwner):
         """The task that has entered the session's block, until the session is closed."""
         self.phase_began_at: float | None = None
         """The time of the current clock at which the phase began. None stands for "new"."""
+        self._closes_parts = False
+        """Whether the session has begun to close its parts: no raw session can be created."""
         self._is_closed = asyncio.Event()
         self._end_log: TimerHandle = NO_TIMER
         """The timer that logs what the session waits for, after a signal and when it closes."""
@@ -240,7 +237,7 @@ class Lifecycle(TasksOwner):
             if signals is not None:
                 self._at_end.callback(signals.install())
             with self.graph.as_default():
-                with assigned(opening_events, self.coordinator.events):
+                with assigned(opening_events, self.events):
                     await self.hooks.begin()
                 self._at_end.callback(held(self.graph))
                 await self._create_first_session()
@@ -278,7 +275,7 @@ class Lifecycle(TasksOwner):
             # Only in a later recovery may it be an outage, of a server that moves.
             raise
         except BaseException as error:
-            if not self.coordinator.is_recoverable(error):
+            if not self.is_recoverable(error):
                 raise
             await self._replace_session(error, None)
         self._register_publisher(self.store)
@@ -296,17 +293,19 @@ class Lifecycle(TasksOwner):
             session = await self._creator.create_session()
         self.session = session
         self.run_raw = monitored_run(session, self._monitor)
-        if self.coordinator.closed:
+        if self._closes_parts:
             # The session was closed while its creator worked, and the creator has ignored that its
             # task was cancelled.
             await self._close_raw_session("the session was closed")
             raise SessionClosedError("the session was closed while a raw session was created")
         self.store = session.global_step
-        self.raw_coordinator = self.coordinator.for_raw_session()
+        self.raw_coordinator = Coordinator.of(self)
+        # The new raw session undoes the failures of the tasks of the previous one.
+        self.failures = [failure for failure in self.failures if failure.lasts]
         if session.restored is not None:
             restore_hooks(session, session.restored)
             checkpoint = session.restored.checkpoint
-            await self.coordinator.events.restored.emit(checkpoint.step, checkpoint.path)
+            await self.events.restored.emit(checkpoint.step, checkpoint.path)
         # The feeds are restored already, and give the elements in use again. Note this before the
         # hooks are called, because a hook may fail.
         self.feeds.note_new_session(session, self.recovering_from)
@@ -361,9 +360,7 @@ class Lifecycle(TasksOwner):
             return self.begin_run()
         self._raise_if_nested("run")
         self._raise_if_unusable()
-        with active(
-            "wait", "turn to run", self._awaited_turn, observers=self.coordinator.observers
-        ):
+        with active("wait", "turn to run", self._awaited_turn, observers=self.observers):
             await turns.wait()
         try:
             await self.coordinator.wait_for_resume()
@@ -397,26 +394,26 @@ class Lifecycle(TasksOwner):
         Raises:
             BaseException: the failure of a background task, or of the creation.
         """
-        errors = self.raw_coordinator.errors
-        if errors:
-            raise errors[0]
+        if self.failures:
+            raise self.failures[0].error
         return self.session or await self._create_session_in_run()
 
-    async def recover_if_needed(self) -> None:
-        """Do what the next run would do before it begins, for a caller that needs a raw session but
-        makes no run.
-
-        That is to recover if a task has failed, and to create a raw session if a cancelled recovery
-        has left none.
+    @property
+    def _needs_recovery(self) -> bool:
+        """Whether the next run would create a raw session before it begins: a task has failed, or
+        a cancelled recovery has left no raw session.
         """
-        errors = self.raw_coordinator.errors
+        if self.session is None:
+            return True
         # The first failure counts: it ends the next run.
-        needs_recovery = bool(errors) and self.coordinator.is_recoverable(errors[0])
-        if self.session is not None and not needs_recovery:
-            return
-        # `session_for_run` creates a missing raw session, or raises the failure of the task. From
-        # that failure `repeat` recovers, as from that of a run.
-        await self.repeat(lambda _: self.session_for_run())
+        return bool(self.failures) and self.is_recoverable(self.failures[0].error)
+
+    async def recover_if_needed(self) -> None:
+        """Recover as the next run would, for a caller that needs a raw session but makes no run."""
+        if self._needs_recovery:
+            # `session_for_run` creates a missing raw session, or raises the failure of the task.
+            # From that failure `repeat` recovers, as from that of a run.
+            await self.repeat(lambda _: self.session_for_run())
 
     async def repeat(self, attempt: Callable[[RunScope], Awaitable[T]]) -> T:
         """Take a turn to run, and call `attempt` again after each recovery until it succeeds.
@@ -444,15 +441,6 @@ class Lifecycle(TasksOwner):
         is_started = self._recovery is not None and not self._recovery.done()
         if self.phase == "open" and self.recovering_from is None and not is_started:
             self._recovery = self.coordinator.start_soon(self._recover_for_waits, name="recovery")
-
-    def _recover_for_lasting_waits(self) -> None:
-        """Start another recovery if lasting waits remain after one that was cancelled or gave up.
-
-        Without a raw session nothing reads feeds, so a wait for the next feed would never end. The
-        new recovery either succeeds, and reading continues, or its failure ends the waits.
-        """
-        if any(wait.lasts for wait in self.requests.waits):
-            self.start_recovery()
 
     async def _recover_for_waits(self) -> None:
         """Recover after the run in progress, whose turn this waits for. That run may have recovered
@@ -483,7 +471,6 @@ class Lifecycle(TasksOwner):
                 background task that is the cause of `error`; or the last error, with the history as
                 notes, when the policy gives up.
         """
-        coordinator = self.coordinator
         # This comes before `end_attempt`, which removes the attempt from its scope.
         commit = self._commit_to_keep(scope)
         scope.end_attempt(error)
@@ -493,19 +480,26 @@ class Lifecycle(TasksOwner):
         self.run_waits.cause = None
         try:
             is_interruption = isinstance(error, (asyncio.CancelledError, FeedsWentBack))
-            if is_interruption or (error is cause and not coordinator.failures_in(error)):
+            if is_interruption or (error is cause and not self.failures_in(error)):
                 # The run has not failed. It was ended from outside: by its caller, a signal, the
                 # end of the session, or a recovery that has restored its feeds.
                 raise_unchanged(error)
-            error = coordinator.root_cause(error)
-            if coordinator.is_recoverable(error):
+            error = self.root_cause(error)
+            if self.is_recoverable(error):
                 return await self._recover(error, commit)
-            coordinator.note_delivery(error)
+            self.note_delivery(error)
             if isinstance(error, StopRequestedError):
                 # Code in the run has raised it without a request. Request the stop, so that
                 # `stop_reason` has its text, unless there is an earlier reason.
                 self.requests.request_stop(str(error))
             raise_unchanged(error)
+        except BaseException:
+            # A lasting wait outlives this run, whose recovery may have been cancelled or have given
+            # up. Without a raw session nothing reads feeds, so a wait for the next feed would never
+            # end. Another recovery succeeds, and reading continues, or its failure ends the wait.
+            if self._needs_recovery and any(wait.lasts for wait in self.requests.waits):
+                self.start_recovery()
+            raise
         finally:
             # The traceback of the raised error refers to this frame. A reference back would be a
             # cycle, which only the garbage collector frees.
@@ -539,7 +533,7 @@ class Lifecycle(TasksOwner):
         if failure is self.recovering_from:
             return
         # `session` is None while a recovery replaces it.
-        has_lasting_failure = any(other.lasts for other in self.coordinator.failures)
+        has_lasting_failure = any(other.lasts for other in self.failures)
         if self.session is not None or has_lasting_failure:
             self.end_run(failure)
 
@@ -572,12 +566,11 @@ class Lifecycle(TasksOwner):
         self.recovering_from = error
         what = f"recovery from {type(error).__name__}"
         try:
-            with active("recovery", what, observers=self.coordinator.observers):
+            with active("recovery", what, observers=self.observers):
                 await self._replace_session(error, step)
         except BaseException as raised:
             self.recovering_from = None
-            self.coordinator.note_delivery(raised)
-            self._recover_for_lasting_waits()
+            self.note_delivery(raised)
             raise
         finally:
             # As in `handle_failure`: no cycle of the error and this frame.
@@ -613,7 +606,6 @@ class Lifecycle(TasksOwner):
         Raises:
             BaseException: the error with which the recovery gives up, or that is not recoverable.
         """
-        coordinator = self.coordinator
         try:
             while True:
                 description = safe_repr(error)
@@ -624,15 +616,15 @@ class Lifecycle(TasksOwner):
                 await self._pause()
                 # A task of the whole session may have failed: during the pause, or together with
                 # the error that is recovered from. No new raw session helps against that.
-                if coordinator.ending_failures:
-                    raise_unchanged(coordinator.ending_failures[0])
+                if self.ending_failures:
+                    raise_unchanged(self.ending_failures[0])
                 try:
                     await self._create_session_in_run()
                     return
                 except BaseException as next_error:
                     # If the failure of a new task has ended the creation, it must not end the next.
                     self.run_waits.cause = None
-                    if not coordinator.is_recoverable(next_error):
+                    if not self.is_recoverable(next_error):
                         raise
                     error = next_error
                     step = None
@@ -643,25 +635,38 @@ class Lifecycle(TasksOwner):
     def _begin_recovery(self, error: BaseException, description: str, step: int | None) -> bool:
         """Count and log a failure, and return whether the session gives up recovering.
 
-        The policy decides that. If it gives up, `error` gets the history as notes, and `gave_up`
-        has the error from now on.
+        It does if the policy allows no further attempt. Then `error` gets as notes what failed, and
+        `gave_up` has the error from now on.
 
         Args:
             error: the error.
-            description: its text for the log and the history.
+            description: its text for the log and the notes.
             step: the step of the failed run, or None for a failed creation.
         """
+        where = "creating a session"
+        if step is not None:
+            where = f"the run of step {step}"
+            self._failed_step = max(step, self._failed_step)
+        self._failed_attempts.append(f"{where}: {description}")
         label = self.requests.label
-        give_up_reason = self.history.failed(description, step)
-        if give_up_reason is None:
+        limit = self.policy.max_attempts
+        if len(self._failed_attempts) <= limit:
             self.recoveries += 1
             logger.warning("%s: recovering from %s", label, description)
             return False
-        logger.error("%s: recovery gave up: %s", label, give_up_reason, exc_info=error)
+        reason = f"{limit} attempts are used up"
+        logger.error("%s: recovery gave up: %s", label, reason, exc_info=error)
         self.gave_up = error
-        for note in self.history.notes(give_up_reason):
-            add_note(error, note)
+        add_note(error, f"recovery gave up: {reason}; what failed, oldest first:")
+        for failed_attempt in self._failed_attempts[-_SHOWN_ATTEMPTS:]:
+            add_note(error, f"  {failed_attempt}")
         return True
+
+    def note_progress(self, step: int) -> None:
+        """Note that the run of `step` is complete. If this is progress, forget what has failed."""
+        if step >= self._failed_step:
+            self._failed_attempts.clear()
+            self._failed_step = 0
 
     async def _pause(self) -> None:
         """Pause before the next attempt to create a raw session, as long as the policy says.
@@ -670,7 +675,7 @@ class Lifecycle(TasksOwner):
         is left out. This happens once: if the attempt after it fails, too, further pauses are made
         in full, and give the missing service time to return.
         """
-        secs = self.history.pause_secs()
+        secs = self.policy.backoff.pause_secs(len(self._failed_attempts))
         is_stopped = self.requests.stopped
         hurries = is_stopped and not self._has_hurried
         if secs > 0 and not hurries:
@@ -706,10 +711,13 @@ class Lifecycle(TasksOwner):
         coordinator = self.raw_coordinator
         label = self.requests.label
         # Background calls of `after_run` still use this raw session.
-        if self.hooks.has_background:
-            await self.hooks.background.finish(self.grace_secs)
-        await self.feeds.stop_reading()
-        coordinator.disown("its session was replaced")
+        try:
+            if self.hooks.has_background:
+                await self.hooks.background.finish(self.grace_secs)
+            await self.feeds.stop_reading()
+        finally:
+            # If a cancellation has ended one of these waits, this raw session is replaced, too.
+            coordinator.disown("its session was replaced")
         if coordinator.all_tasks:
             with wait_log(lambda: f"{label} to recover: {coordinator.descriptions()}"):
                 await coordinator.end_tasks(0, self.grace_secs, reason)
@@ -732,13 +740,10 @@ class Lifecycle(TasksOwner):
                 # Perhaps only some hooks have got the new raw session, so no run can use it. Close
                 # it: the next run creates another one.
                 await self._close_raw_session("its creation was cancelled")
-            elif not self.coordinator.is_recoverable(error) and not is_clean_end(error):
+            elif not self.is_recoverable(error) and not is_clean_end(error):
                 # Again only some hooks may have got it, and another attempt cannot help: let no
                 # run begin. After a clean end, the raw session stays open for `end` of the hooks.
                 self.gave_up = error
-            # A lasting wait outlives the run that is ended here. It tries again, or fails if the
-            # session has given up.
-            self._recover_for_lasting_waits()
             raise
 
     # -- close
@@ -778,7 +783,7 @@ class Lifecycle(TasksOwner):
                 await self._end(errors)
                 outcome = await self._close(errors)
                 self._note_outcome(outcome)
-        self.coordinator.owe_again(outcome)
+        self.owe_again(outcome)
         if outcome is None:
             return is_swallowed
         if outcome is error:
@@ -807,7 +812,7 @@ class Lifecycle(TasksOwner):
         `error` is the error that has left the block, if any. If this wait is cancelled, the
         cancellation is raised instead of it, and it is logged.
         """
-        if self._is_closed.is_set():
+        if self.phase == "closed":
             return
         label = self.requests.label
         try:
@@ -906,9 +911,9 @@ class Lifecycle(TasksOwner):
         comes before it. The other failures are logged, and are notes of the primary error.
         """
         what = f"{self.requests.label}: a background task failed"
-        for failure in self.coordinator.take_owed(errors.primary):
+        for failure in self.take_owed(errors.primary):
             primary = errors.primary
-            is_recoverable = self.coordinator.is_recoverable(failure)
+            is_recoverable = self.is_recoverable(failure)
             if not is_recoverable and (primary is None or errors.gives_way):
                 errors.put_first(failure)
             elif primary is not None:
@@ -953,6 +958,7 @@ class Lifecycle(TasksOwner):
         If other code cancels the task of this call, `_close` makes another call, for the remaining
         parts. So each part is taken from the session before it is closed.
         """
+        self._closes_parts = True
         # Forget the cancellation of an earlier call.
         errors.cancel = None
         publisher = self._publisher
@@ -979,7 +985,7 @@ class Lifecycle(TasksOwner):
                 await self.store.flush(_FLUSH_SECS)
         # After a cancellation, the caller has waited for the grace period and left. No one would
         # get these errors.
-        if self._is_closed.is_set():
+        if self.phase == "closed":
             errors.log_late()
         if errors.cancel is not None:
             raise errors.cancel
@@ -1042,7 +1048,7 @@ class Lifecycle(TasksOwner):
             )
         self._raise_if_nested("aclose")
         task = current_task()
-        if task in self.coordinator.all_tasks:
+        if task in self.tasks:
             raise NestedRunError(
                 f"aclose was called from the background task {task.get_name()!r} of the same"
                 " session, which would deadlock; use request_stop to end the session"
@@ -1052,7 +1058,7 @@ class Lifecycle(TasksOwner):
         """Raise if the caller is part of a run in progress, or of the end, of this session: it
         would wait for itself.
         """
-        if not self.coordinator.is_part_of_call():
+        if not self.is_part_of_call():
             return
         where = "the end" if self.phase == "closing" else "a run"
         raise NestedRunError(
@@ -1065,7 +1071,7 @@ class Lifecycle(TasksOwner):
         belongs to another loop.
         """
         self.raise_if_not_entered()
-        is_hook = self.coordinator.is_part_of_call()
+        is_hook = self.is_part_of_call()
         if self.phase == "closing" and not is_hook:
             raise StopRequestedError("the session has ended")
         if self.phase != "open":
@@ -1075,7 +1081,7 @@ class Lifecycle(TasksOwner):
             raise RecoveryExhaustedError(
                 f"recovery has given up on {self.gave_up!r}; leave the session's block"
             ) from self.gave_up
-        if self.coordinator.ending_failures:
+        if self.ending_failures:
             self.coordinator.raise_requested_exception()
         if self.requests.stopped:
             raise StopRequestedError(self.requests.stop_reason)
@@ -1122,7 +1128,7 @@ class Lifecycle(TasksOwner):
         return Awaited(
             "recovery",
             f"the pause of {secs_text(secs)} before recovery {self.recoveries}",
-            f"what failed, oldest first: {'; '.join(self.history.failures)}",
+            f"what failed, oldest first: {'; '.join(self._failed_attempts[-_SHOWN_ATTEMPTS:])}",
         )
 
 

@@ -253,7 +253,7 @@ class AsyncMonitoredSession(RequestMethods):
         if request.options is not None:
             check_mapping(request.options, "options")
         session = lifecycle.session
-        if session is None or lifecycle.raw_coordinator.failures:
+        if session is None or lifecycle.failures:
             # This raises the failure of a background task, or creates a raw session.
             session = await lifecycle.session_for_run()
         if lifecycle.feeds.in_use:
@@ -265,7 +265,7 @@ class AsyncMonitoredSession(RequestMethods):
             result = await lifecycle.run_raw(waits, request)
             scope.committed = True
             if lifecycle.recoveries:
-                lifecycle.history.completed(step)
+                lifecycle.note_progress(step)
             return result
         context = scope.attempt = SessionRunContext(
             request,
@@ -298,7 +298,7 @@ class AsyncMonitoredSession(RequestMethods):
             scope.result = result
             raise
         if lifecycle.recoveries:
-            lifecycle.history.completed(step)
+            lifecycle.note_progress(step)
         return result
 
     async def run_step_fn(self, fn: StepFn[T]) -> T:
@@ -780,7 +780,7 @@ class Steps(Generic[T_co]):
             # if all had ended: for a few iterations of the event loop.
             producers = producers or ()
         try:
-            with active("feed", "next feed", observers=coordinator.observers):
+            with active("feed", "next feed", observers=lifecycle.observers):
                 await coordinator.wait_until_ended(
                     "next feed",
                     source.wait(),

@@ -161,7 +161,7 @@ def status_of(session: AnySession) -> SessionStatus:
     turns = session.turns
     store = session.store
     is_active = session.phase not in ("new", "closed")
-    failure = session.gave_up or next(iter(session.coordinator.errors), None)
+    failure = session.gave_up or next(iter(session.errors), None)
     return SessionStatus(
         state=session.phase,
         global_step=None if store is None else store.latest.step,
@@ -174,7 +174,7 @@ def status_of(session: AnySession) -> SessionStatus:
         name=session.name,
         summary=summary_of(session),
         doing=tuple(_activities(session)) if is_active else (),
-        background=tuple(background_activities(session.coordinator.all_tasks)),
+        background=tuple(background_activities(session.tasks)),
         steps=None if store is None else store.statistics(),
         feeds_unused=session.feeds.unused,
         pause_reason=requests.pause_reason,

@@ -343,11 +343,12 @@ async def test_an_error_that_cannot_be_shown_is_one_like_any_other(wait: str) ->
     assert recovering.status().recoveries == 1
 
 
+@pytest.mark.parametrize("owner", ["session", "coord"])
 async def test_a_task_that_fails_after_its_session_has_ended_is_logged(
-    caplog: pytest.LogCaptureFixture, clock: ManualClock
+    owner: str, caplog: pytest.LogCaptureFixture, clock: ManualClock
 ) -> None:
     """A task that ignored its cancellation, and fails after the session has ended without it: the
-    error is logged.
+    error is logged, with the reason why the session has ended its tasks.
     """
     released, tasks = asyncio.Event(), list[asyncio.Task[None]]()
 
@@ -356,7 +357,8 @@ async def test_a_task_that_fails_after_its_session_has_ended_is_logged(
         raise OSError("too late")
 
     async def use(session: ah.AsyncMonitoredSession) -> None:
-        tasks.append(session.start_soon(stubborn))
+        starts: Any = session if owner == "session" else session.coord
+        tasks.append(starts.start_soon(stubborn))
 
     ending = asyncio.create_task(outcome(doubling(stop_grace_period_secs=9), use))
     for _ in range(2):
@@ -367,6 +369,7 @@ async def test_a_task_that_fails_after_its_session_has_ended_is_logged(
     released.set()
     await asyncio.wait(tasks)
     assert repr(logged_errors(caplog)) == "[OSError('too late')]"
+    assert "after the session has ended, and its grace period of 9 s is over" in caplog.text
 
 
 async def test_a_background_failure_from_which_the_next_run_would_have_recovered(

@@ -20,7 +20,7 @@ from aiohooks.dispatch.answers import SortedHooks, WrapperCall
 from aiohooks.errors import raise_unchanged
 from aiohooks.graph.graph import Values
 from aiohooks.graph.session import Session
-from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.coordinator import TasksOwner
 from aiohooks.session.hook import HookSet
 from aiohooks.session.lifecycle import Lifecycle
 from tests.fuzz._harness import Bug, Bugs, Method
@@ -159,7 +159,7 @@ async def end_after_an_error(
     return bool(result)
 
 
-@bug(Coordinator, "take_owed", "failure kept")
+@bug(TasksOwner, "take_owed", "failure kept")
 def failure_of_a_task_is_dropped_at_the_end(*args: Any) -> list[BaseException]:
     return []
 
