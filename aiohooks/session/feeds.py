@@ -63,9 +63,8 @@ Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 
 
 class FeedsWentBack(BaseException):
-    """Ends a run whose feeds were restored by a recovery of another task.
-
-    The feeds give its element again, after the elements that come before it.
+    """Ends a run whose element is used later, after the elements that come before it: a recovery of
+    another task has restored the feeds, or an earlier element has gone back to its place.
     """
 
 
@@ -275,11 +274,18 @@ class SessionFeeds:
         return element is not None and self.is_tracked(element.source.feeds)
 
     def raise_if_element_went_back(self) -> None:
-        """Raise `FeedsWentBack` if a recovery by another task has restored the feeds of the run
-        that the current task makes.
+        """Raise `FeedsWentBack` if the current task must not make its run with the element that it
+        has taken.
+
+        Either a recovery by another task has restored the feeds. Or the run of another task has
+        failed, and its element, which comes before this one, has gone back to its place. If this
+        element were used first, a checkpoint could not say that only the earlier one is unused.
         """
         element = self.in_use.get(id(current_task()))
-        if element is not None and element.use == "comes again":
+        if element is None:
+            return
+        earlier = element.source.first_unused()
+        if element.use == "comes again" or (earlier and earlier.place < element.place):
             raise FeedsWentBack
 
     def keep_element_of_run(self) -> None:
@@ -773,11 +779,16 @@ class IterableSource(FeedSource):
         It has to be a single task: a block around the `yield` of a generator, such as a time limit,
         belongs to the task that has entered it.
         """
+        task = current_task()
         try:
-            while await self._read_next():
+            while await self._read_next() and not task.cancelling():
                 pass
         finally:
             await self._close_iterator()
+        if task.cancelling():
+            # The feeds have swallowed the cancellation by which this task ends, for example because
+            # their cleanup has raised another error.
+            return
         self.has_ended: bool = True
         self.changes.wake()
         # The task continues until loops have taken all elements: if a stop comes before that, the
@@ -845,23 +856,37 @@ class IterableSource(FeedSource):
         """Close the iterator if it is a generator, and forget it. Only log an error of that."""
         iterator: Any = self._iterator
         self._iterator = None
+        failure: BaseException | None = None
         try:
             if isinstance(iterator, AsyncGenerator):
                 await iterator.aclose()
             elif isinstance(iterator, GeneratorType) and not iterator.gi_running:
                 await self._call(iterator.close)
         except Exception as error:
-            # If the error were raised, it would replace the cancellation that ends the task.
-            if not is_clean_end(error):
-                logger.exception(
-                    "%s: closing the feeds %s failed",
-                    self._coordinator.requests.label,
-                    safe_repr(self.feeds),
-                )
+            failure = error
+        except BaseExceptionGroup as group:
+            # A task group around a `yield` puts the GeneratorExit that closes the generator into a
+            # group.
+            _, failure = group.split(GeneratorExit)
+            if failure is not None and not isinstance(failure, Exception):
+                raise failure from None
+        # If the error were raised, it would replace the cancellation that ends the task.
+        if failure is not None and not is_clean_end(failure):
+            logger.error(
+                "%s: closing the feeds %s failed",
+                self._coordinator.requests.label,
+                safe_repr(self.feeds),
+                exc_info=failure,
+            )
 
     async def _call(self, fn: Callable[..., object], *args: object) -> None:
         """Call a function, in a thread if the loop over the feeds asks for one."""
         if self._thread:
-            await to_thread(fn, *args, grace_secs=self._coordinator.owner.grace_secs)
+            await to_thread(
+                fn,
+                *args,
+                grace_secs=self._coordinator.owner.grace_secs,
+                what=f"the thread that reads the feeds {safe_repr(self.feeds)}",
+            )
         else:
             fn(*args)

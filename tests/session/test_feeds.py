@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 import aiohooks as ah
@@ -396,6 +397,78 @@ async def test_feeds_that_fail_when_a_stop_closes_them_delay_no_end(
     assert await outcome(session, use) is None
     assert hook.phases()[-2:] == ["end", "close"]
     assert logged_errors(caplog) == [error]
+
+
+@pytest.mark.parametrize("ending", ["raises", "yields"])
+async def test_feeds_that_swallow_their_cancellation_delay_no_end(
+    ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their cleanup raises another error, or they give another element, although a stop has
+    cancelled them: what reads them ends all the same.
+    """
+    error, hook = ConnectionError("the connection is lost"), RecordingHook()
+
+    async def numbers() -> AsyncIterator[int]:
+        yield 1
+        session.request_stop("SIGTERM")
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            if ending == "raises":
+                raise error from None
+        yield 2
+        await forever()
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        await use_up(session.steps("batch", feeds=numbers()))
+
+    session = ah.AsyncMonitoredSession(same, [hook])
+    assert await outcome(session, use) is None
+    assert hook.phases()[-2:] == ["end", "close"]
+    assert logged_errors(caplog) == ([error] if ending == "raises" else [])
+    assert "still active" not in caplog.text
+
+
+@pytest.mark.parametrize("task_group", [asyncio.TaskGroup, anyio.create_task_group])
+@pytest.mark.parametrize("ending", ["stop", "drain", "break", "failure"])
+async def test_feeds_with_a_task_group_around_their_yield(
+    ending: str, task_group: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When such a generator is closed, the group raises the GeneratorExit in a group of errors,
+    which is no failure. What a task of the group raises meanwhile is logged.
+    """
+    error, hook = ConnectionError("the connection is lost"), RecordingHook()
+
+    async def fail_at_the_end() -> None:
+        try:
+            await forever()
+        finally:
+            raise error
+
+    async def numbers() -> AsyncIterator[int]:
+        async with task_group() as group:
+            start = getattr(group, "create_task", None)
+            if ending == "failure":
+                start(fail_at_the_end()) if start else group.start_soon(fail_at_the_end)
+            for number in range(100):
+                yield number
+                await asyncio.sleep(0)
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        async for _ in session.steps("batch", feeds=numbers()):
+            if ending == "drain":
+                session.request_drain("enough")
+            elif ending == "break":
+                break
+            else:
+                session.request_stop("enough")
+
+    assert await outcome(ah.AsyncMonitoredSession(same, [hook]), use) is None
+    assert hook.phases()[-2:] == ["end", "close"]
+    logged: Any = logged_errors(caplog)
+    assert len(logged) == (ending == "failure")
+    if logged:
+        assert logged[0].exceptions == (error,)
 
 
 @pytest.mark.parametrize("thread", [False, True])
