@@ -303,7 +303,7 @@ class AsyncMonitoredSession(RequestMethods):
 
     async def run_step_fn(self, fn: StepFn[T]) -> T:
         """Call `fn(step_context)`, which may run the raw session, and runs with hooks. A recovery
-        repeats all of it.
+        repeats all of it. A run that it completes counts as progress of the recovery policy.
 
         Args:
             fn: a coroutine function with one parameter. See `StepContext`.
@@ -671,7 +671,7 @@ class Steps(Generic[T_co]):
                 element = await self._next_element()
                 return await self._run_with(element)
             except FeedsWentBack:
-                # A recovery by another task has restored the feeds, which give this element again.
+                # The feeds give this element again, after earlier ones.
                 continue
             except (StopAsyncIteration, StopRequestedError):
                 # A later loop over the same feeds begins with the elements that are not used, so
@@ -681,6 +681,11 @@ class Steps(Generic[T_co]):
                 raise StopAsyncIteration from None
             except BaseException:
                 feeds.keep_sources()
+                # An `async for` ends here. The error, which may be kept, refers to the loop, so the
+                # loop would not disappear from `loops`, and a drain would wait for it. Code that
+                # calls `anext` itself, as with a time limit, continues the loop by its next call.
+                feeds.loops.discard(self)
+                self._has_begun = False
                 raise
 
     async def _next_element(self) -> Element | None:

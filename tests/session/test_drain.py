@@ -176,6 +176,37 @@ async def test_every_loop_finishes_before_the_stop() -> None:
     assert used == [[0], [1]]
 
 
+@pytest.mark.parametrize("way", ["loop", "anext"])
+async def test_a_loop_that_has_failed_does_not_count_however_long_its_error_is_kept(
+    way: str,
+) -> None:
+    """The traceback of the error refers to the loop. A drain does not wait for the end of that."""
+    queue, used, errors = asyncio.Queue[int](), list[int](), list[ValueError]()
+    for number in (1, -1, 2):
+        queue.put_nowait(number)
+
+    async def step(batch: int) -> int:
+        if batch < 0 and not errors:
+            raise ValueError(batch)
+        return batch
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        steps = aiter(session.steps("step", feeds=queue))
+        while not session.should_stop():
+            try:
+                if way == "loop":
+                    await use_up(session.steps("step", feeds=queue), used)
+                else:
+                    used.append(await anext(steps))
+            except ValueError as error:
+                errors.append(error)
+                session.request_drain("enough")
+            except StopAsyncIteration:
+                break
+        assert session.should_stop()
+    assert (used, len(errors)) == ([1, -1, 2], 1)
+
+
 # -- with other events
 
 

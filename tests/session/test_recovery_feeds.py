@@ -231,6 +231,27 @@ async def test_an_element_is_used_once_where_loops_share_feeds(
     assert feed.position == count
 
 
+async def test_loops_that_share_feeds_use_them_in_their_order(tmp_path: Path) -> None:
+    """The run of the first element is cancelled while another loop waits for its turn with the
+    second: it makes a step with the first before. So a recovery repeats no step that is kept.
+    """
+    feed, hold = Feed(3), [True]
+
+    async def wait(context: ah.SessionRunContext) -> None:
+        if hold:
+            await forever()
+
+    creator = training(fails_once(("step", 1)), tmp_path, feed=feed)
+    hooks = [PhaseHook("before_run", wait), saving(1, background=False)]
+    async with ah.AsyncMonitoredSession(creator, hooks, recovery=recovery_policy()) as session:
+        loops = [asyncio.create_task(use_up(session.steps("train", feeds=feed))) for _ in range(2)]
+        await ticks(20)
+        hold.clear()
+        await cancel_and_wait(loops[0])
+        await loops[1]
+        assert await session.run("seen") == (1, 2, 3)
+
+
 class Slow(Async):
     """The same, whose elements may take time."""
 
