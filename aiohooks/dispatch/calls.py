@@ -259,6 +259,8 @@ def hook_call(
     method: str,
     function: AsyncFunction | None = None,
     timeout: float | None = None,
+    *,
+    may_be_disabled: bool = True,
 ) -> HookCall:
     """Return the call of a hook's method.
 
@@ -267,6 +269,7 @@ def hook_call(
         method: the name of the method.
         function: the function that is called, by default the method itself.
         timeout: the time limit if the hook has none of its own.
+        may_be_disabled: whether the call is left out while the hook is disabled.
     """
     if function is None:
         function = _async_method(registered, method)
@@ -276,7 +279,7 @@ def hook_call(
     if condition is not None:
         # The mark is the name of the condition, which is a method of the hook.
         condition = getattr(registered.hook, condition)
-    if registered.registration.disable_after is not None:
+    if may_be_disabled and registered.registration.disable_after is not None:
         function = _unless_disabled(function, registered)
     return HookCall(
         registered.call_name(method),

@@ -104,7 +104,7 @@ def configure(
         max_pending: how many background calls may be queued before the caller has to wait. Code
             that is part of a background call itself never waits for a place in a queue.
         disable_after: after how many failures in a row the hook is no longer called. A warning
-            reports this.
+            reports this. At the end, it is still exited, or closed by its session.
         name: the name of the hook in messages and in the status, in place of its class's name.
         once: whether a function is called only once. It is removed when that call starts.
 

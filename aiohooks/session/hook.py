@@ -369,8 +369,7 @@ class HookSet:
         # its reverse, because a hook may use what an earlier hook has opened.
         self._begin = self._calls("begin", self.registered)
         self._end = self._calls("end", [*sorted(others, key=order), *sorted(savers, key=order)])
-        # Unlike the other methods, `close` always has a time limit.
-        self._close = self._calls("close", self.registered, limit=self._grace_secs)
+        self._close = self._calls("close", self.registered)
         # These methods are called for all hooks of an order together.
         self._after_create_session = self._groups("after_create_session", self.registered)
         self.before_run: tuple[OrderGroup, ...] = self._groups("before_run", self.registered)
@@ -512,10 +511,14 @@ class HookSet:
         await call_groups(groups, args, waits=waits, observers=observers, **options)
 
     def _calls(
-        self, method: str, hooks: Iterable[RegisteredHook], limit: float | None = None
+        self, method: str, hooks: Iterable[RegisteredHook]
     ) -> dict[RegisteredHook, OrderGroup]:
         """Return for each hook that overrides a method an order group of this hook alone."""
-        make_call = partial(hook_call, timeout=limit)
+        make_call: MakeCall = hook_call
+        if method == "close":
+            # Unlike the other methods, `close` always has a time limit, and is called on disabled
+            # hooks, too: it releases what `begin` has opened.
+            make_call = partial(hook_call, timeout=self._grace_secs, may_be_disabled=False)
         return {
             registered: OrderGroup(method, [registered], self._grace_secs, make_call)
             for registered in _overriding(hooks, method)

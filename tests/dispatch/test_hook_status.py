@@ -169,3 +169,23 @@ async def test_the_status_of_a_session_has_its_hooks() -> None:
         assert plain == ("SessionRunHook", 0, None, 0, None, 0)
         assert audit[:4] == ("Audit", 2, "ConnectionError('down')", 1)
         assert "HookStatus(name='Audit', failures=2, " in str(session.status())
+
+
+async def test_a_disabled_hook_is_closed() -> None:
+    """What its `begin` has opened is released; nothing else of it is called."""
+    phases = list[str]()
+
+    class Connected(Audit):
+        async def begin(self) -> None:
+            phases.append("begin")
+
+        async def end(self, session: ah.Session) -> None:
+            phases.append("end")
+
+        async def close(self, exc: BaseException | None) -> None:
+            phases.append("close")
+
+    async with doubling(ah.configure(Connected(), on_error="log", disable_after=1)) as session:
+        await make_runs(session, 2, "loss")
+        assert session.status().hooks[0].failures == 1
+    assert phases == ["begin", "close"]
