@@ -23,6 +23,7 @@ from tests.support.saving_sessions import (
     train,
     writes_done,
 )
+from tests.support.sessions import Loader, outcome
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -152,3 +153,26 @@ async def test_a_failed_save_is_tried_once_more_after_the_error(tmp_path: Path) 
         await train(array_graph(), [hook], 3)
     assert await on_disk(tmp_path) == [1]
     await saver.aclose()
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+async def test_a_tracked_object_that_has_changed_before_an_error(
+    tmp_path: Path, is_changed: bool
+) -> None:
+    """It is saved although the step is, like at a normal end; without a change nothing is."""
+    counter = Loader(5)
+    creator = ah.ChiefSessionCreator(
+        array_graph(), scaffold=ah.Scaffold(tracked={"counter": counter}), checkpoint_dir=tmp_path
+    )
+    hook = ah.CheckpointSaverHook(every=ah.Every(steps=1), background=False, save_on_error=True)
+    saved: list[int] = []
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        await session.run("train")
+        saved.append(hook.saved)
+        if is_changed:
+            counter.position = 3
+
+    error = ValueError("the block")
+    assert await outcome(ah.AsyncMonitoredSession(creator, [hook]), use, error) is error
+    assert [hook.saved] == [saved[0] + is_changed]
