@@ -24,7 +24,6 @@ import asyncio
 import bisect
 import contextlib
 import contextvars
-import functools
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -51,6 +50,7 @@ this import (nest_asyncio).
 """
 DEFAULT_GRACE_SECS = 10.0
 """How long background tasks and cleanup may take at the end of a session, by default."""
+_LEFT_BEHIND_MESSAGE = "%s still runs %s s after its cancellation; continuing without it"
 _THREAD_GRACE_SECS = 120.0
 """How long a cancelled caller waits for its thread by default. It is long, as the thread may write
 files, and is to be left behind only if it hangs.
@@ -167,8 +167,7 @@ async def _end_within(
     await _wait_uncancelled(task, grace_secs)
     if task.done():
         return
-    message = "%s still runs %s s after its cancellation; continuing without it"
-    logger.warning(message, what, grace_secs)
+    logger.warning(_LEFT_BEHIND_MESSAGE, what, grace_secs)
     leave_behind([task])
 
 
@@ -239,7 +238,8 @@ async def to_thread(
     """Call a blocking function in a worker thread.
 
     A thread cannot be stopped. If the caller is cancelled, `on_cancel` is called, which may make
-    the function end, and this waits as `shielded` does.
+    the function end, and this waits as `shielded` does. A thread that still runs after this is left
+    behind, with a warning. Python waits for it at the end of the process.
 
     Args:
         fn: the function.
@@ -248,12 +248,26 @@ async def to_thread(
         on_cancel: called at the first cancel of the caller.
         what: the name of the thread in messages.
     """
-    return await shielded(
-        anyio.to_thread.run_sync(functools.partial(fn, *args)),
-        grace_secs=grace_secs,
-        what=what or f"thread of {fn!r}",
-        on_cancel=on_cancel,
-    )
+    is_running = False
+
+    def call() -> T:
+        nonlocal is_running
+        is_running = True
+        try:
+            return fn(*args)
+        finally:
+            is_running = False
+
+    what = what or f"thread of {fn!r}"
+    try:
+        return await shielded(
+            anyio.to_thread.run_sync(call), grace_secs=grace_secs, what=what, on_cancel=on_cancel
+        )
+    except asyncio.CancelledError:
+        # Only the wait for the thread has ended.
+        if is_running:
+            logger.warning(_LEFT_BEHIND_MESSAGE, what, grace_secs)
+        raise
 
 
 def retrieve_exception(task: asyncio.Future[Any]) -> None:

@@ -8,11 +8,12 @@ import asyncio
 import gc
 import logging
 import sys
+import threading
 
 import pytest
 
 from aiohooks._core.calls import limited
-from aiohooks._core.waits import shielded, wait_done
+from aiohooks._core.waits import shielded, to_thread, wait_done
 from aiohooks.testing import ManualClock
 from tests.support.waiting import advance_clock, forever, parked, ticks
 
@@ -164,3 +165,28 @@ async def test_a_blocked_loop_does_not_take_the_time_after_the_cancel(
     assert ends == ["cleaned up"]
     assert task.cancelled()
     assert caplog.messages == []
+
+
+async def test_a_thread_that_outlives_its_cancelled_caller(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It cannot be stopped: after the grace period it is left running, with a warning."""
+    begun, released = threading.Event(), threading.Event()
+
+    def block() -> None:
+        begun.set()
+        released.wait()
+
+    task = await parked(to_thread(block, grace_secs=9, what="the thread"), 5)
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+    await ticks()
+    await advance_clock(clock, 8)
+    assert not task.done()
+    clock.advance(1)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    released.set()
+    assert caplog.messages == [
+        "the thread still runs 9 s after its cancellation; continuing without it"
+    ]
