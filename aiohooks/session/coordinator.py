@@ -366,6 +366,10 @@ class TasksOwner:
         """The tasks that a coordinator has cancelled."""
         self.producers: WeakSet[Task] = WeakSet()
         """The tasks that waits in `until` have named as their producers."""
+        self.closed: bool = False
+        """Whether the session is ending, so that it neither replaces its raw session any more, nor
+        stops for another reason.
+        """
         self.coordinator: Coordinator = coordinator or Coordinator.of(self)
         """The lasting coordinator: its tasks live through recoveries."""
         self.raw_coordinator: Coordinator = self.coordinator
@@ -489,7 +493,7 @@ class TasksOwner:
             # A task that ends because its producers have ended leaves the stop to them.
             is_stop = not (coordinator.has_no_caller or is_end_of_producers(error))
             # At the end of the session, this must not become the reason of its stop.
-            if is_stop and not requests.stopped:
+            if is_stop and not self.closed:
                 requests.request_stop(f"{what}: {safe_repr(error)}")
         elif coordinator.has_no_caller:
             reason = coordinator.ending_reason
@@ -996,7 +1000,7 @@ class Coordinator(RequestMethods):
         finally:
             # `end_tasks` lets no task be started. After it, a coordinator may get tasks again,
             # unless its session has ended or replaced it.
-            if not self.has_no_caller:
+            if not (self.owner.closed or self.has_no_caller):
                 self._ending = None
         self.joined = True
         self.raise_requested_exception()
@@ -1078,6 +1082,7 @@ class Coordinator(RequestMethods):
         `failure` is the reason of a session that has failed: its tasks are cancelled immediately.
         It becomes the reason of the stop, unless there is one already.
         """
+        self.owner.closed = True
         requests = self.requests
         if failure is not None:
             self.cancel_tasks(failure)

@@ -188,8 +188,6 @@ class Lifecycle(TasksOwner):
         """The task that has entered the session's block, until the session is closed."""
         self.phase_began_at: float | None = None
         """The time of the current clock at which the phase began. None stands for "new"."""
-        self._closes_parts = False
-        """Whether the session has begun to close its parts: no raw session can be created."""
         self._is_closed = asyncio.Event()
         self._end_log: TimerHandle = NO_TIMER
         """The timer that logs what the session waits for, after a signal and when it closes."""
@@ -293,7 +291,7 @@ class Lifecycle(TasksOwner):
             session = await self._creator.create_session()
         self.session = session
         self.run_raw = monitored_run(session, self._monitor)
-        if self._closes_parts:
+        if self.closed:
             # The session was closed while its creator worked, and the creator has ignored that its
             # task was cancelled.
             await self._close_raw_session("the session was closed")
@@ -958,7 +956,6 @@ class Lifecycle(TasksOwner):
         If other code cancels the task of this call, `_close` makes another call, for the remaining
         parts. So each part is taken from the session before it is closed.
         """
-        self._closes_parts = True
         # Forget the cancellation of an earlier call.
         errors.cancel = None
         publisher = self._publisher
