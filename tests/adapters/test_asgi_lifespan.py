@@ -18,7 +18,6 @@ import pytest
 
 from aiohooks import AsyncMonitoredSession, Graph, Variables, WorkerSessionCreator
 from aiohooks.adapters.asgi import SessionService
-from aiohooks.errors import SessionClosedError
 from tests.support.hooks import EndRecorder
 from tests.support.services import FeedQueue, SlowToOpen, serving, step
 from tests.support.sessions import use_up
@@ -100,16 +99,6 @@ async def test_a_loop_that_does_not_stop_is_cancelled(
     assert recorder.calls == ["begin", "close(CancelledError)"]
     assert cancelled or service.health().failure == "CancelledError: the grace period was over"
     assert ("7 s after the stop; cancelling it" in caplog.text) is not cancelled
-
-
-async def test_a_lifespan_is_entered_once() -> None:
-    """Sessions are single-use, so the lifespan of its service is too."""
-    async with serving() as one:
-        with pytest.raises(
-            SessionClosedError, match=r"session trainer was started before.* in a function"
-        ):
-            await one.service.lifespan().__aenter__()
-        assert (await one.ask("/health")).status == 200
 
 
 async def test_a_loop_that_is_no_coroutine_function_is_named() -> None:

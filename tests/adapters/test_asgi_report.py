@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiohooks import AsyncMonitoredSession, NanHook, SessionRunHook, configure
+from aiohooks import AsyncMonitoredSession, SessionRunHook, configure
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.errors import InvalidArgumentError
 from tests.support.asgi import Exchange, ask
@@ -104,19 +104,9 @@ async def test_a_session_that_is_entered_elsewhere() -> None:
     assert (await ask(service, "/health")).json["state"] == "finished"
 
 
-async def test_progress_has_the_store() -> None:
-    """`GET progress` has the store."""
-    async with serving([NanHook("loss")]) as one:
-        one.feeds.put(0.5, 1.0, 2.0, 0.25)
-        await one.ask("/steps/4")
-        report = (await one.ask("/progress")).json
-    assert (report["name"], report["step"], report["runs"]) == ("trainer", 4, 4)
-    assert report["store"]["publishers"] == ["trainer"]
-
-
-async def test_progress_has_what_has_become_of_hooks() -> None:
-    """`GET progress` has each hook's failures and drops, and its last error as one safe
-    line.
+async def test_progress_has_the_store_and_what_has_become_of_hooks() -> None:
+    """`GET progress` has the name, step and store of the session, and each hook's failures and
+    drops, and its last error as one safe line.
     """
 
     class Down(SessionRunHook):
@@ -126,9 +116,10 @@ async def test_progress_has_what_has_become_of_hooks() -> None:
     async with serving([configure(Down(), on_error="log", disable_after=1)]) as one:
         one.feeds.put(1, 2, 3)
         await one.ask("/steps/3")
-        (report,) = (
-            each for each in (await one.ask("/progress")).json["hooks"] if each["name"] == "Down"
-        )
+        progress = (await one.ask("/progress")).json
+    assert (progress["name"], progress["step"], progress["runs"]) == ("trainer", 3, 3)
+    assert progress["store"]["publishers"] == ["trainer"]
+    (report,) = (hook for hook in progress["hooks"] if hook["name"] == "Down")
     assert report.pop("disabled_since") > 0
     error = report.pop("last_error")
     assert report == {"name": "Down", "failures": 1, "dropped": 2, "pending": 0}
