@@ -242,13 +242,13 @@ async def test_the_page_has_nothing_of_the_session_in_it() -> None:
     """Page, style and script are the same for every session, and refer to no other server."""
     service = service_of(name="<script>alert(1)</script>")
     page, style, script = [await ask(service, path) for path in ("/", "/page.css", "/page.js")]
-    kinds = [one.headers["content-type"] for one in (page, style, script)]
+    kinds = [reply.headers["content-type"] for reply in (page, style, script)]
     assert kinds == [f"text/{kind}; charset=utf-8" for kind in ("html", "css", "javascript")]
     assert b"alert" not in page.body
     assert b"style=" not in page.body
     assert page.body.count(b"<script") == 1
-    for one in (page, style):
-        assert b"//" not in one.body
+    for reply in (page, style):
+        assert b"//" not in reply.body
     assert b"http" not in script.body
     assert b"innerHTML" not in script.body
 

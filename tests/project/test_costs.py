@@ -32,12 +32,12 @@ OF_THE_CHECK = tuple(
 """What notes where tasks are started, for the check for leaks."""
 
 
-async def calls_of(one: Callable[[], Awaitable[object]]) -> float:
+async def calls_of(call: Callable[[], Awaitable[object]]) -> float:
     """Return how often a function of the library, or a coroutine of one, begins or continues during
     one call, on average.
     """
     for _ in range(TIMES):
-        await one()  # what is made once is made now
+        await call()  # what is made once is made now
     count = 0
 
     def see(frame: FrameType, event: str, argument: object) -> None:
@@ -49,7 +49,7 @@ async def calls_of(one: Callable[[], Awaitable[object]]) -> float:
     sys.setprofile(see)
     try:
         for _ in range(TIMES):
-            await one()
+            await call()
     finally:
         sys.setprofile(before)
     return count / TIMES

@@ -103,8 +103,8 @@ class Shown:
         self.default = default
 
     def __repr__(self) -> str:
-        if isinstance(self.default, tuple) and all(isinstance(each, type) for each in self.default):
-            names = ", ".join(each.__name__ for each in self.default)
+        if isinstance(self.default, tuple) and all(isinstance(kind, type) for kind in self.default):
+            names = ", ".join(kind.__name__ for kind in self.default)
             return f"({names})"
         plain = self.default is None or isinstance(self.default, bool | int | float | str)
         return repr(self.default) if plain else f"<{type(self.default).__name__}>"
@@ -116,11 +116,13 @@ def shown(thing: Callable[..., Any] | property) -> str:
         return "property"
     signature = inspect.signature(thing)
     parameters = [
-        each.replace(
-            annotation=each.empty,
-            default=each.default if each.default is each.empty else Shown(each.default),
+        parameter.replace(
+            annotation=parameter.empty,
+            default=parameter.default
+            if parameter.default is parameter.empty
+            else Shown(parameter.default),
         )
-        for each in signature.parameters.values()
+        for parameter in signature.parameters.values()
     ]
     text = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
     return f"async {text}" if inspect.iscoroutinefunction(thing) else text
