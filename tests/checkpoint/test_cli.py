@@ -61,7 +61,7 @@ def test_damage_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_directory_without_a_good_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit code is 1."""
+    """The exit code is 1, and a directory that is missing is not made."""
     assert run(tmp_path, capsys) == (1, ["there are no checkpoints"])
     [path] = saved(tmp_path, 1)
     (path / "manifest.json").unlink()
@@ -70,7 +70,8 @@ def test_a_directory_without_a_good_one(tmp_path: Path, capsys: pytest.CaptureFi
     assert lines[-1].endswith("manifest.json cannot be read (No such file or directory)")
     code, lines = run(tmp_path / "nowhere", capsys)
     assert code == 1
-    assert lines[0].endswith("nowhere is not a directory")
+    assert lines == [f"{tmp_path / 'nowhere'} is not a directory"]
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_control_characters_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
