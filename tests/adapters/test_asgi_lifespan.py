@@ -18,7 +18,6 @@ import pytest
 
 from aiohooks import AsyncMonitoredSession, Graph, Variables, WorkerSessionCreator
 from aiohooks.adapters.asgi import SessionService
-from aiohooks.errors import SessionClosedError
 from tests.support.hooks import EndRecorder
 from tests.support.services import FeedQueue, SlowToOpen, serving, step
 from tests.support.sessions import use_up
@@ -58,11 +57,11 @@ async def test_the_session_is_entered_run_and_left_in_one_task() -> None:
         assert owner.get() == "session"
         await FeedQueue().loop(session)
 
-    async with serving(service=SessionService(Session(step), loop)) as one:
-        assert (await one.ask("/steps/0")).status == 200
+    async with serving(service=SessionService(Session(step), loop)) as served:
+        assert (await served.ask("/steps/0")).status == 200
     assert len(set(tasks)) == 1
     assert tasks[0] is not asyncio.current_task()
-    assert one.service.health().state == "finished"
+    assert served.service.health().state == "finished"
 
 
 @pytest.mark.parametrize("error", [None, OSError("no port")])
@@ -72,14 +71,14 @@ async def test_the_end_of_the_server_is_a_clean_end_of_the_session(error: Except
     """
     recorder = EndRecorder()
     with pytest.raises(OSError, match="no port") if error else contextlib.nullcontext():
-        async with serving([recorder]) as one:
-            waiting = await one.begin("/steps/9")
+        async with serving([recorder]) as served:
+            waiting = await served.begin("/steps/9")
             if error is not None:
                 raise error
     assert recorder.calls == ["begin", "end", "close(NoneType)"]
     await waiting.task
     assert waiting.reply.json["message"] == f"{NO_MORE}the server shuts down"
-    assert one.service.health().stop_reason == "the server shuts down"
+    assert served.service.health().stop_reason == "the server shuts down"
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -92,24 +91,14 @@ async def test_a_loop_that_does_not_stop_is_cancelled(
     recorder = EndRecorder()
     service = SessionService(AsyncMonitoredSession(step, [recorder]), ignores_stop, grace_secs=7)
     with pytest.raises(asyncio.CancelledError) if cancelled else contextlib.nullcontext():
-        async with serving(service=service) as one:
-            leaving = await one.leave()
-            await one.pass_time(6.9)
+        async with serving(service=service) as served:
+            leaving = await served.leave()
+            await served.pass_time(6.9)
             assert (leaving.done(), service.health().state) == (False, "stopping")
-            leaving.cancel() if cancelled else one.clock.advance(0.1)
+            leaving.cancel() if cancelled else served.clock.advance(0.1)
     assert recorder.calls == ["begin", "close(CancelledError)"]
     assert cancelled or service.health().failure == "CancelledError: the grace period was over"
     assert ("7 s after the stop; cancelling it" in caplog.text) is not cancelled
-
-
-async def test_a_lifespan_is_entered_once() -> None:
-    """Sessions are single-use, so the lifespan of its service is too."""
-    async with serving() as one:
-        with pytest.raises(
-            SessionClosedError, match=r"session trainer was started before.* in a function"
-        ):
-            await one.service.lifespan().__aenter__()
-        assert (await one.ask("/health")).status == 200
 
 
 async def test_a_loop_that_is_no_coroutine_function_is_named() -> None:
@@ -126,12 +115,12 @@ async def test_a_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
     content.
     """
     caplog.set_level(logging.DEBUG)
-    async with serving() as one:
-        one.feeds.fail(OSError("out of paper"))
+    async with serving() as served:
+        served.feeds.fail(OSError("out of paper"))
         await ticks(20)
         before = len(caplog.records)
         for path in ("/health", "/steps/%0aERROR%20forged", "/steps/9", "/%1b[31m"):
-            await one.ask(path, headers={"user-agent": "\x1b[31m\n2026 ERROR forged"})
+            await served.ask(path, headers={"user-agent": "\x1b[31m\n2026 ERROR forged"})
         assert before == len(caplog.records) == 1
 
 
@@ -146,11 +135,11 @@ def server() -> Iterator[list[int]]:
     def handle(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     yield received
-    for each, handler in before.items():
-        assert signal.getsignal(each) is handle, "the server's handler is installed again"
-        signal.signal(each, handler)
+    for number, handler in before.items():
+        assert signal.getsignal(number) is handle, "the server's handler is installed again"
+        signal.signal(number, handler)
 
 
 async def receive(number: signal.Signals = signal.SIGTERM) -> None:
@@ -168,16 +157,16 @@ async def test_a_signal_ends_waits_before_the_server_ends(
     answered, with its reason.
     """
     hook = SlowToOpen()
-    async with serving([hook] if opens else [], opened=not opens) as one:
-        waiting = await one.begin("/steps/9")
+    async with serving([hook] if opens else [], opened=not opens) as served:
+        waiting = await served.begin("/steps/9")
         await receive(number)
         await waiting.task
-        for reply in (waiting.reply, await one.ask("/steps/9")):
+        for reply in (waiting.reply, await served.ask("/steps/9")):
             assert (reply.status, reply.json["error"]) == (410, "stopped")
             assert reply.json["message"] == f"{NO_MORE}the server received {number.name}"
-        assert one.service.health().state == ("stopping" if opens else "finished")
+        assert served.service.health().state == ("stopping" if opens else "finished")
         hook.released.set()
-    assert (one.service.health().state, server) == ("finished", [number])
+    assert (served.service.health().state, server) == ("finished", [number])
 
 
 async def test_a_signal_while_a_worker_waits_for_its_chief(
@@ -185,8 +174,8 @@ async def test_a_signal_while_a_worker_waits_for_its_chief(
 ) -> None:
     """The session of the worker ends, and with it the waits of its clients."""
     session = AsyncMonitoredSession(WorkerSessionCreator(Graph(), variables=Variables()))
-    async with serving(opened=False, service=SessionService(session, FeedQueue().loop)) as one:
-        waiting = await one.begin("/steps/1")
+    async with serving(opened=False, service=SessionService(session, FeedQueue().loop)) as served:
+        waiting = await served.begin("/steps/1")
         await receive()
         await until_true(lambda: server)
         await waiting.task
@@ -211,18 +200,18 @@ async def test_the_grace_period_begins_at_the_signal(
     again.
     """
     hook = hook_class()
-    async with serving([hook], opened=False, grace_secs=7) as one:
+    async with serving([hook], opened=False, grace_secs=7) as served:
         await receive()
-        await until_true(lambda: one.service.health().stop_reason)
-        await one.pass_time(6.9)
-        assert one.service.health().state == "stopping"
+        await until_true(lambda: served.service.health().stop_reason)
+        await served.pass_time(6.9)
+        assert served.service.health().state == "stopping"
         for secs in (0.2, 7.0, 0.5):
-            await one.pass_time(secs)
-        assert one.service.health().state == "failed"
+            await served.pass_time(secs)
+        assert served.service.health().state == "failed"
         hook.released.set()
-    assert one.service._runner is not None
-    assert one.service._runner._task is not None
-    await asyncio.wait([one.service._runner._task])
+    assert served.service._runner is not None
+    assert served.service._runner._task is not None
+    await asyncio.wait([served.service._runner._task])
     assert "cancelling it" in caplog.text
     assert ("ending without it" in caplog.text) is (hook_class is Stubborn)
 
@@ -253,12 +242,12 @@ async def test_the_end_of_the_server_drains_the_session(server: list[int], by_si
     just ends.
     """
     drained = Draining()
-    async with serving(service=drained.service) as one:
-        waiting = await one.begin("/steps/9")
+    async with serving(service=drained.service) as served:
+        waiting = await served.begin("/steps/9")
         if by_signal:
             await receive()
             await until_true(lambda: drained.service.health().state == "draining")
-        leaving = await one.leave()
+        leaving = await served.leave()
         assert (drained.service.health().state, waiting.task.done(), leaving.done()) == (
             "draining",
             False,
@@ -280,8 +269,8 @@ async def test_a_second_signal_ends_the_drain_of_a_service(
     are answered.
     """
     drained = Draining()
-    async with serving(service=drained.service) as one:
-        waiting = await one.begin("/steps/9")
+    async with serving(service=drained.service) as served:
+        waiting = await served.begin("/steps/9")
         if requested is not None:
             drained.session.request_drain(requested)
 
@@ -291,7 +280,7 @@ async def test_a_second_signal_ends_the_drain_of_a_service(
         for state in ("draining", "stopping"):
             await receive()
             await until_true(functools.partial(is_in, state))
-            assert one.clock.pending
+            assert served.clock.pending
         await waiting.task
         drained.released.set()
     assert drained.used == [0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiohooks import AsyncMonitoredSession, NanHook, SessionRunHook, configure
+from aiohooks import AsyncMonitoredSession, SessionRunHook, configure
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.errors import InvalidArgumentError
 from tests.support.asgi import Exchange, ask
@@ -28,16 +28,16 @@ async def test_health_and_readiness() -> None:
     service = make_service(FeedQueue(), [hook])
     assert await probed(service) == ("starting", 200, 503)
     assert (await ask(service, "/steps/1")).json["error"] == "not_started"
-    async with serving([hook], opened=False) as one:
-        assert await probed(one.service) == ("starting", 200, 503)
+    async with serving([hook], opened=False) as served:
+        assert await probed(served.service) == ("starting", 200, 503)
         hook.released.set()
-        one.feeds.put(1.0)
-        assert (await one.ask("/steps/1")).status == 200
-        assert await probed(one.service) == ("running", 200, 200)
-        assert (await one.ask("/health")).json["step"] == 1
-        one.feeds.end()
+        served.feeds.put(1.0)
+        assert (await served.ask("/steps/1")).status == 200
+        assert await probed(served.service) == ("running", 200, 200)
+        assert (await served.ask("/health")).json["step"] == 1
+        served.feeds.end()
         await ticks(60)
-        assert await probed(one.service) == ("finished", 200, 503)
+        assert await probed(served.service) == ("finished", 200, 503)
 
 
 async def test_a_crash_turns_health_red_and_the_server_continues(
@@ -46,18 +46,18 @@ async def test_a_crash_turns_health_red_and_the_server_continues(
     """When the loop fails, `health` is 503 with the reason, waits end, and requests are answered as
     before.
     """
-    async with serving() as one:
-        one.feeds.put(1.0)
-        waiting = await one.begin("/steps/5")
-        one.feeds.fail(OSError("the disk of postgres://user:hunter2@db/x is full"))
+    async with serving() as served:
+        served.feeds.put(1.0)
+        waiting = await served.begin("/steps/5")
+        served.feeds.fail(OSError("the disk of postgres://user:hunter2@db/x is full"))
         await waiting.task
         expected = "OSError: the disk of postgres://***@db/x is full"
-        assert await probed(one.service) == ("failed", 503, 503)
-        assert (await one.ask("/health")).json["failure"] == expected
+        assert await probed(served.service) == ("failed", 503, 503)
+        assert (await served.ask("/health")).json["failure"] == expected
         assert (waiting.reply.status, waiting.reply.json["error"]) == (503, "failed")
         assert waiting.reply.json["message"] == f"the session failed: {expected}"
-        assert (await one.ask("/steps/1")).status == 200, "a step that was reached stays reached"
-        assert (await one.ask("/steps/2")).status == 503
+        assert (await served.ask("/steps/1")).status == 200, "a step that was reached stays reached"
+        assert (await served.ask("/steps/2")).status == 503
     (logged,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert (logged.name, logged.getMessage()) == (
         "aiohooks.adapters",
@@ -100,35 +100,26 @@ async def test_a_session_that_is_entered_elsewhere() -> None:
         await waiting[0].task
         assert (await ask(service, "/health")).json["state"] == "running"
     await waiting[1].task
-    assert [one.reply.status for one in waiting] == [200, 410]
+    assert [exchange.reply.status for exchange in waiting] == [200, 410]
     assert (await ask(service, "/health")).json["state"] == "finished"
 
 
-async def test_progress_has_the_store() -> None:
-    """`GET progress` has the store."""
-    async with serving([NanHook("loss")]) as one:
-        one.feeds.put(0.5, 1.0, 2.0, 0.25)
-        await one.ask("/steps/4")
-        report = (await one.ask("/progress")).json
-    assert (report["name"], report["step"], report["runs"]) == ("trainer", 4, 4)
-    assert report["store"]["publishers"] == ["trainer"]
-
-
-async def test_progress_has_what_has_become_of_hooks() -> None:
-    """`GET progress` has each hook's failures and drops, and its last error as one safe
-    line.
+async def test_progress_has_the_store_and_what_has_become_of_hooks() -> None:
+    """`GET progress` has the name, step and store of the session, and each hook's failures and
+    drops, and its last error as one safe line.
     """
 
     class Down(SessionRunHook):
         async def after_run(self, *_: object) -> None:
             raise ConnectionError("<b>\npassword=secret")
 
-    async with serving([configure(Down(), on_error="log", disable_after=1)]) as one:
-        one.feeds.put(1, 2, 3)
-        await one.ask("/steps/3")
-        (report,) = (
-            each for each in (await one.ask("/progress")).json["hooks"] if each["name"] == "Down"
-        )
+    async with serving([configure(Down(), on_error="log", disable_after=1)]) as served:
+        served.feeds.put(1, 2, 3)
+        await served.ask("/steps/3")
+        progress = (await served.ask("/progress")).json
+    assert (progress["name"], progress["step"], progress["runs"]) == ("trainer", 3, 3)
+    assert progress["store"]["publishers"] == ["trainer"]
+    (report,) = (hook for hook in progress["hooks"] if hook["name"] == "Down")
     assert report.pop("disabled_since") > 0
     error = report.pop("last_error")
     assert report == {"name": "Down", "failures": 1, "dropped": 2, "pending": 0}

@@ -17,21 +17,21 @@ async def test_a_wait_for_a_step() -> None:
     session opens meanwhile.
     """
     hook = SlowToOpen()
-    async with serving([hook], opened=False) as one:
-        early = await one.begin("/steps/2", query="timeout=60")
+    async with serving([hook], opened=False) as served:
+        early = await served.begin("/steps/2", query="timeout=60")
         hook.released.set()
-        one.feeds.put(1.0)
+        served.feeds.put(1.0)
         await ticks(20)
         assert not early.task.done()
-        one.feeds.put(1.0)
+        served.feeds.put(1.0)
         await early.task
         assert (
             early.reply.json
-            == (await one.ask("/steps/2")).json
+            == (await served.ask("/steps/2")).json
             == {"step": 2, "wanted": 2, "epoch": 1}
         )
-        assert (await one.ask("/steps/0")).json == {"step": 2, "wanted": 0, "epoch": 1}
-        assert (await one.ask("/steps/0000000000000002")).status == 200
+        assert (await served.ask("/steps/0")).json == {"step": 2, "wanted": 0, "epoch": 1}
+        assert (await served.ask("/steps/0000000000000002")).status == 200
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -40,11 +40,11 @@ async def test_a_timeout(is_open: bool) -> None:
     opening counts, too.
     """
     hook = SlowToOpen()
-    async with serving([] if is_open else [hook], opened=is_open) as one:
-        waiting = await one.begin("/steps/9", query="timeout=2.5")
-        await one.pass_time(2.4)
+    async with serving([] if is_open else [hook], opened=is_open) as served:
+        waiting = await served.begin("/steps/9", query="timeout=2.5")
+        await served.pass_time(2.4)
         assert not waiting.task.done()
-        one.clock.advance(0.1)
+        served.clock.advance(0.1)
         await waiting.task
         assert waiting.reply.status == 504
         message = "step 9 was not reached in time"
@@ -53,8 +53,8 @@ async def test_a_timeout(is_open: bool) -> None:
             **{"wanted": 9, "step": 0 if is_open else None},
         }
         if is_open:
-            waiting = await one.begin("/steps/9", query="timeout=0")
-            await one.pass_time(0)
+            waiting = await served.begin("/steps/9", query="timeout=0")
+            await served.pass_time(0)
             assert waiting.reply.status == 504
         hook.released.set()
 
@@ -79,12 +79,12 @@ SECS = ["x", "-1", "nan", "inf", "", "1e9", "100000", "9" * 5000, "1&timeout=2",
 
 async def test_an_invalid_number_is_refused() -> None:
     """An invalid step or timeout is refused with 400, in a short reply."""
-    async with serving() as one:
+    async with serving() as served:
         for path, query in [
             *((text, "") for text in STEPS),
             *(("5", f"timeout={secs}") for secs in SECS),
         ]:
-            reply = await one.ask(f"/steps/{path}", query=query)
+            reply = await served.ask(f"/steps/{path}", query=query)
             assert (reply.status, reply.json["error"]) == (
                 400,
                 "bad_timeout" if query else "bad_step",
@@ -97,18 +97,18 @@ async def test_the_end_of_a_session_ends_waits_with_its_reason() -> None:
     returns.
     """
     for reason in ("enough <of> this", None):
-        async with serving() as one:
-            waiting = await one.begin("/steps/9")
-            one.feeds.end() if reason is None else one.service._session.request_stop(reason)
+        async with serving() as served:
+            waiting = await served.begin("/steps/9")
+            served.feeds.end() if reason is None else served.service._session.request_stop(reason)
             await waiting.task
-            for reply in (waiting.reply, await one.ask("/steps/9")):
+            for reply in (waiting.reply, await served.ask("/steps/9")):
                 assert (reply.status, reply.json["error"]) == (410, "stopped")
                 assert (
                     reason is None
                     or reply.json["message"] == f"the session makes no more steps: {reason}"
                 )
             await ticks(20)
-            assert (await one.ask("/health")).json["stop_reason"] == reason
+            assert (await served.ask("/health")).json["stop_reason"] == reason
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,12 @@ async def test_errors_of_the_store(end: str, status: int, code: str, message: st
         await session.until(forever())
 
     service = SessionService(AsyncMonitoredSession(step, global_step=store), idle)
-    async with serving(service=service) as one:
+    async with serving(service=service) as served:
         other = store.publisher("trainer")
         for publisher in list(store._waits.registered):
             if publisher is not other:
                 publisher.close()
-        waiting = await one.begin("/steps/9")
+        waiting = await served.begin("/steps/9")
         await store.aclose() if end == "close" else other.close(
             OSError("out of paper") if end == "fail" else None
         )
@@ -153,9 +153,9 @@ async def test_a_failed_background_task_ends_a_wait(error: Exception) -> None:
     """A client gets the error of a background task, also one that says by its type that the task
     has waited for too long.
     """
-    async with serving() as one:
-        waiting = await one.begin("/steps/9", query="timeout=60")
-        one.service._session.start_soon(fail, error)
+    async with serving() as served:
+        waiting = await served.begin("/steps/9", query="timeout=60")
+        served.service._session.start_soon(fail, error)
         await waiting.task
         message = f"a background task of the session failed: {type(error).__name__}: a peer"
         assert waiting.reply.json == {"error": "failed", "message": message, "wanted": 9, "step": 0}
@@ -166,24 +166,24 @@ async def test_a_client_that_goes_ends_its_wait() -> None:
     """When clients disconnect, or the server cancels a request, the wait ends in the store too; a
     cancellation is raised.
     """
-    async with serving() as one:
-        waiting = [await one.begin("/steps/9") for _ in range(20)]
-        for each in waiting[1:]:
-            each.disconnect()
-        await asyncio.gather(*(each.task for each in waiting[1:]))
-        assert await one.waiting() == one.service._waiters == 1
+    async with serving() as served:
+        waiting = [await served.begin("/steps/9") for _ in range(20)]
+        for exchange in waiting[1:]:
+            exchange.disconnect()
+        await asyncio.gather(*(exchange.task for exchange in waiting[1:]))
+        assert await served.waiting() == served.service._waiters == 1
         waiting[0].task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting[0].task
-        assert await one.waiting() == one.service._waiters == 0
+        assert await served.waiting() == served.service._waiters == 0
 
 
 async def test_the_limit_of_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
     """More clients than that are refused, until one of them has gone."""
     monkeypatch.setattr(app, "_MAX_WAITERS", 1)
-    async with serving() as one:
-        first = await one.begin("/steps/9")
-        reply = await one.ask("/steps/9")
+    async with serving() as served:
+        first = await served.begin("/steps/9")
+        reply = await served.ask("/steps/9")
         assert (reply.status, reply.json["error"], reply.headers["retry-after"]) == (
             503,
             "too_many",
@@ -191,7 +191,7 @@ async def test_the_limit_of_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         first.disconnect()
         await first.task
-        second = await one.begin("/steps/1")
-        one.feeds.put(1.0)
+        second = await served.begin("/steps/1")
+        served.feeds.put(1.0)
         await second.task
         assert second.reply.status == 200

@@ -17,7 +17,7 @@ from aiohooks._core.waits import to_thread
 from aiohooks.adapters.prometheus import PrometheusHook
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import ManualClock
-from tests.support.sessions import double, doubling, make_runs
+from tests.support.sessions import doubling, make_runs
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -50,15 +50,10 @@ def values(series: Series, *names: str, **labels: str) -> list[float | None]:
     return [series.get((f"aiohooks_{name}", found)) for name in names]
 
 
-def shown(
-    registry: CollectorRegistry,
-    *hooks: Any,
-    step: Any = double,
-    **options: Any,
-) -> ah.AsyncMonitoredSession:
+def shown(registry: CollectorRegistry, *hooks: Any, **options: Any) -> ah.AsyncMonitoredSession:
     """Make a session that is shown, with other hooks."""
     metrics = PrometheusHook(registry=registry)
-    return ah.AsyncMonitoredSession(step, [metrics, *hooks], **{"name": "trainer", **options})
+    return doubling(metrics, *hooks, **{"name": "trainer", **options})
 
 
 class Slow(ah.SessionRunHook):

@@ -157,8 +157,8 @@ PACKAGES = {
 EACH = pytest.mark.parametrize(
     "package",
     [
-        pytest.param(one, id=name, marks=[pytest.mark.slow] if name == "wandb" else [])
-        for name, one in PACKAGES.items()
+        pytest.param(package, id=name, marks=[pytest.mark.slow] if name == "wandb" else [])
+        for name, package in PACKAGES.items()
     ],
 )
 

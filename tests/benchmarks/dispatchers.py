@@ -14,17 +14,15 @@ import argparse
 import asyncio
 import contextvars
 import importlib.metadata
-import logging
 import platform
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    contextmanager,
     suppress,
 )
 from dataclasses import dataclass, replace
@@ -35,7 +33,9 @@ from typing import Any
 import aiohooks as ah
 from tests.benchmarks.measure import Counts, Figure, Setup, imported, measure, repeated
 from tests.benchmarks.report import replace_figures
+from tests.benchmarks.rows_dispatch import Events
 from tests.conformance.report import LOOPS, loop_factory
+from tests.fuzz._harness import log_disabled
 from tests.support.needs import MissingError
 
 Hook = Callable[..., Coroutine[Any, Any, None]]
@@ -54,13 +54,6 @@ PACKAGES = ("langchain-core", "llama-index-instrumentation", "aiosignal", "blink
 
 
 # -- the dispatchers
-
-
-class Events:
-    """The lifecycle of our own group."""
-
-    async def on_event(self, event: str) -> None:
-        """Called for each event."""
 
 
 @asynccontextmanager
@@ -315,7 +308,7 @@ async def cost(
 
 async def behaviour(one: Dispatcher) -> tuple[str, str, str, str, str]:
     """Return what the table says of a dispatcher before its costs."""
-    with _quiet_logs():
+    with log_disabled():
         kept, sibling = await failure(one.connect)
         return (
             await overlap(one.connect),
@@ -341,23 +334,13 @@ async def look(counts: Counts) -> tuple[list[Line], list[str]]:
     # Each in a task of its own: on Python 3.11 a failed TaskGroup leaves its task with a cancel
     # that is not taken back.
     seen = {one.name: await asyncio.create_task(behaviour(one)) for one in there}
-    with _quiet_logs():
+    with log_disabled():
         quick = await cost(there, _silent, counts)
         suspending = await cost(there, lambda: _waiting(0), counts)
     return [
         (name, *cells, f"{quick[name] * 1e6:.1f} us", f"{suspending[name] * 1e6:.0f} us")
         for name, cells in seen.items()
     ], list(missing)
-
-
-@contextmanager
-def _quiet_logs() -> Iterator[None]:
-    """Leave out the logs of swallowed errors."""
-    logging.disable()
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 HEADINGS = (

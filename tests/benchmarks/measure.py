@@ -79,6 +79,18 @@ class Setup:
     most_rounds: int = 1_000_000
 
 
+def compared(
+    work: str,
+    bar: float | None,
+    ours: Lane,
+    theirs: Lane,
+    **limits: int,
+) -> Setup:
+    """Return the setup of a row with one figure; `limits` are those of `Setup`."""
+    lanes = {"ours": ours, "theirs": theirs}
+    return Setup(lanes, [Figure(work, bar, "ours", "theirs")], **limits)
+
+
 MOST_TRIES = 20
 """How often a disturbed slice is run again, at most."""
 MOST_SECS = 0.05

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import aiohooks as ah
-from tests.benchmarks.measure import Counts, Figure, Setup, imported, repeated
+from tests.benchmarks.measure import Counts, Figure, Setup, compared, imported, repeated
 from tests.benchmarks.rows_hooks import HOOKS, WAIT_SECS, NoOpHook
 
 
@@ -71,19 +71,11 @@ async def against_aiosignal(counts: Counts) -> AsyncIterator[Setup]:
     signal = aiosignal.Signal(None)
     signal.extend(hook.on_event for hook in hooks)
     signal.freeze()
-    yield Setup(
-        {
-            "group": repeated(calling(hooks)),
-            "aiosignal": repeated(partial(signal.send, "started")),
-        },
-        [
-            Figure(
-                "a group of 5 hooks that cannot wait / aiosignal calls the same five in turn",
-                1.1,
-                "group",
-                "aiosignal",
-            ),
-        ],
+    yield compared(
+        "a group of 5 hooks that cannot wait / aiosignal calls the same five in turn",
+        1.1,
+        repeated(calling(hooks)),
+        repeated(partial(signal.send, "started")),
     )
 
 
@@ -137,19 +129,11 @@ async def suspending_group(counts: Counts) -> AsyncIterator[Setup]:
             for hook in hooks:
                 tasks.create_task(hook.on_event("started"))
 
-    yield Setup(
-        {
-            "group": repeated(calling(hooks)),
-            "TaskGroup": repeated(task_group),
-        },
-        [
-            Figure(
-                "a group of 5 hooks that suspend once / an asyncio.TaskGroup of the same five",
-                bar(0.95, 1.05, 1.1),
-                "group",
-                "TaskGroup",
-            ),
-        ],
+    yield compared(
+        "a group of 5 hooks that suspend once / an asyncio.TaskGroup of the same five",
+        bar(0.95, 1.05, 1.1),
+        repeated(calling(hooks)),
+        repeated(task_group),
     )
 
 
@@ -214,19 +198,11 @@ async def run_in_turn(counts: Counts) -> AsyncIterator[Setup]:
             await hook.after_run(context, values)
 
     async with ah.AsyncMonitoredSession(step, hooks) as session:
-        yield Setup(
-            {
-                "run": repeated(partial(session.run, "step", {"batch": 1.0})),
-                "by hand": repeated(by_hand),
-            },
-            [
-                Figure(
-                    "a run with 5 no-op hooks / awaiting the step and the ten coroutines in turn",
-                    7.0,
-                    "run",
-                    "by hand",
-                )
-            ],
+        yield compared(
+            "a run with 5 no-op hooks / awaiting the step and the ten coroutines in turn",
+            7.0,
+            repeated(partial(session.run, "step", {"batch": 1.0})),
+            repeated(by_hand),
         )
 
 

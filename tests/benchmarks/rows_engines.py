@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import aiohooks as ah
-from tests.benchmarks.measure import Counts, Figure, Lane, Setup, imported, repeated
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup, compared, imported, repeated
 from tests.benchmarks.rows_hooks import HOOKS, NoOpHook
 
 
@@ -82,17 +82,11 @@ async def against_tensorflow(counts: Counts) -> AsyncIterator[Setup]:
         with tf.Graph().as_default():
             train = tf.assign_add(tf.train.get_or_create_global_step(), 1)
             with tf.train.MonitoredSession(hooks=_no_op_hooks(tf)) as original:
-                yield Setup(
-                    {"aiohooks": _stepping(session), "original": _running(original, train)},
-                    [
-                        Figure(
-                            "a run with 5 no-op hooks / TensorFlow's MonitoredSession with 5 no-op"
-                            " hooks",
-                            0.2,
-                            "aiohooks",
-                            "original",
-                        )
-                    ],
+                yield compared(
+                    "a run with 5 no-op hooks / TensorFlow's MonitoredSession with 5 no-op hooks",
+                    0.2,
+                    _stepping(session),
+                    _running(original, train),
                 )
 
 
@@ -110,20 +104,12 @@ async def tensorflow_hooks(counts: Counts) -> AsyncIterator[Setup]:
         hooks = adapter.TensorFlowHooks(_no_op_hooks(tf))
         async with ah.AsyncMonitoredSession(adapter.TensorFlowSessionCreator(), [hooks]) as session:
             with tf.train.MonitoredSession(hooks=_no_op_hooks(tf)) as original:
-                yield Setup(
-                    {
-                        "step": repeated(partial(session.run, step)),
-                        "original step": _running(original, step),
-                    },
-                    [
-                        Figure(
-                            "a step over TensorFlow's graph with 5 no-op hooks of TensorFlow / in"
-                            " its MonitoredSession",
-                            1.2,
-                            "step",
-                            "original step",
-                        ),
-                    ],
+                yield compared(
+                    "a step over TensorFlow's graph with 5 no-op hooks of TensorFlow / in its"
+                    " MonitoredSession",
+                    1.2,
+                    repeated(partial(session.run, step)),
+                    _running(original, step),
                     most_times=200,
                 )
 

@@ -14,7 +14,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks.session.status import WHY_VARIABLE
 from aiohooks.session.why import enable_why
-from tests.benchmarks.measure import Counts, Figure, Setup, repeated
+from tests.benchmarks.measure import Counts, Figure, Setup, compared, repeated
 from tests.support.hangs import disable_why
 
 HOOKS = 5
@@ -191,12 +191,11 @@ async def hooked_run(counts: Counts) -> AsyncIterator[Setup]:
 async def silent_hooks(counts: Counts) -> AsyncIterator[Setup]:
     """A method that is not overridden costs nothing."""
     async with AsyncExitStack() as stack:
-        yield Setup(
-            {
-                "silent": repeated(await opened(stack, [SilentHook() for _ in range(HOOKS)])),
-                "none": repeated(await opened(stack, [])),
-            },
-            [Figure("5 silent hooks / no hooks", 1.05, "silent", "none")],
+        yield compared(
+            "5 silent hooks / no hooks",
+            1.05,
+            repeated(await opened(stack, [SilentHook() for _ in range(HOOKS)])),
+            repeated(await opened(stack, [])),
         )
 
 
@@ -212,19 +211,11 @@ async def no_effects(counts: Counts) -> AsyncIterator[Setup]:
         *(NoOpHook() for _ in range(HOOKS)),
     ]
     async with AsyncExitStack() as stack:
-        yield Setup(
-            {
-                "effects": repeated(await opened(stack, hooks)),
-                "no-op": repeated(await opened(stack, [NoOpHook() for _ in range(HOOKS + 1)])),
-            },
-            [
-                Figure(
-                    "5 no-op hooks and an EffectsHook without effects / 6 no-op hooks",
-                    1.2,
-                    "effects",
-                    "no-op",
-                )
-            ],
+        yield compared(
+            "5 no-op hooks and an EffectsHook without effects / 6 no-op hooks",
+            1.2,
+            repeated(await opened(stack, hooks)),
+            repeated(await opened(stack, [NoOpHook() for _ in range(HOOKS + 1)])),
         )
 
 
@@ -247,17 +238,11 @@ async def asked_why(counts: Counts) -> AsyncIterator[Setup]:
             await run(times)  # what it took to make the thread and the socket is over then
             return await run(times)
 
-        yield Setup(
-            {"can be asked": can_be_asked, "cannot": warm},
-            [
-                Figure(
-                    "5 no-op hooks in a process that can be asked why it waits / in one that"
-                    " cannot",
-                    1.01,
-                    "can be asked",
-                    "cannot",
-                )
-            ],
+        yield compared(
+            "5 no-op hooks in a process that can be asked why it waits / in one that cannot",
+            1.01,
+            can_be_asked,
+            warm,
         )
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from tests.benchmarks.measure import Counts, Figure, Lane, Setup, Times, repeated
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup, Times, compared, repeated
 from tests.benchmarks.store_engine import Counter, Engine, engine_of, opened
 from tests.benchmarks.store_peers import peers
 
@@ -88,8 +88,8 @@ async def wake(name: str, _: Counts) -> AsyncIterator[Setup]:
     """From `advance` in one process until a waiter in another one is woken."""
     async with lanes_of(name) as (engine, row):
         what = f"{engine.title}: a wake in another process / {engine.by_hand}"
-        lanes = {kind: await row.waking(kind, 1, 1) for kind in (OURS, BARE)}
-        yield Setup(lanes, [Figure(what, engine.wake_bar, OURS, BARE)])
+        ours, bare = [await row.waking(kind, 1, 1) for kind in (OURS, BARE)]
+        yield compared(what, engine.wake_bar, ours, bare)
 
 
 @asynccontextmanager
@@ -102,10 +102,8 @@ async def crowd(name: str, counts: Counts) -> AsyncIterator[Setup]:
             f"{engine.title}: the last of {processes * count:,} waiters in {processes} processes /"
             " the same by hand"
         )
-        lanes = {kind: await row.waking(kind, processes, count) for kind in (OURS, BARE)}
-        yield Setup(
-            lanes, [Figure(what, engine.crowd_bar, OURS, BARE)], most_times=1, most_rounds=30
-        )
+        ours, bare = [await row.waking(kind, processes, count) for kind in (OURS, BARE)]
+        yield compared(what, engine.crowd_bar, ours, bare, most_times=1, most_rounds=30)
 
 
 @asynccontextmanager

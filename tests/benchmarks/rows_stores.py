@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohooks as ah
-from tests.benchmarks.measure import Counts, Figure, Lane, Setup, repeated
+from tests.benchmarks.measure import Counts, Lane, Setup, compared, repeated
 
 FAR = 10**12
 """A step that is not reached here."""
@@ -23,16 +23,11 @@ async def advance_past_waiters(counts: Counts) -> AsyncIterator[Setup]:
     await asyncio.sleep(0)
     assert crowded.statistics().waiting == counts.parked
     try:
-        yield Setup(
-            {"crowded": repeated(crowded.advance), "lonely": repeated(lonely.advance)},
-            [
-                Figure(
-                    f"advance with {counts.parked:,} parked waiters, none due / with none parked",
-                    1.2,
-                    "crowded",
-                    "lonely",
-                )
-            ],
+        yield compared(
+            f"advance with {counts.parked:,} parked waiters, none due / with none parked",
+            1.2,
+            repeated(crowded.advance),
+            repeated(lonely.advance),
         )
     finally:
         await crowded.aclose()
@@ -45,20 +40,12 @@ async def wake_waiters(counts: Counts) -> AsyncIterator[Setup]:
     """Waking many at one step, against as many futures that tasks await, until all have run."""
     store = ah.MemoryStepStore()
     try:
-        yield Setup(
-            {
-                "store": _waking(store, counts.woken),
-                "futures": _setting(counts.woken),
-            },
-            [
-                Figure(
-                    f"waking {counts.woken:,} waiters at one step, until all have run / setting as"
-                    " many futures",
-                    2.0,
-                    "store",
-                    "futures",
-                ),
-            ],
+        yield compared(
+            f"waking {counts.woken:,} waiters at one step, until all have run / setting as many"
+            " futures",
+            2.0,
+            _waking(store, counts.woken),
+            _setting(counts.woken),
             most_times=1,
             most_rounds=40,
         )

@@ -17,7 +17,7 @@ from opentelemetry.trace import Tracer
 
 import aiohooks as ah
 from aiohooks.adapters.opentelemetry import OpenTelemetryHook
-from tests.benchmarks.measure import Counts, Figure, Lane, Setup, repeated
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup, compared, repeated
 from tests.benchmarks.rows_hooks import NoOpHook
 
 BAR = 1.5
@@ -163,14 +163,9 @@ async def timeline(counts: Counts) -> AsyncIterator[Setup]:
 
             return lane
 
-        yield Setup(
-            {"on": await steps(profiler), "off": await steps()},
-            [
-                Figure(
-                    "CPU of a step of 1 ms and 3 hooks recorded / not recorded",
-                    TIMELINE_BAR,
-                    "on",
-                    "off",
-                )
-            ],
+        yield compared(
+            "CPU of a step of 1 ms and 3 hooks recorded / not recorded",
+            TIMELINE_BAR,
+            await steps(profiler),
+            await steps(),
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
-from tests.benchmarks.measure import Counts, Figure, Setup, blocking_writes, imported
+from tests.benchmarks.measure import Counts, Setup, blocking_writes, compared, imported
 from tests.benchmarks.rows_checkpoint import opened_training
 
 STEPS = 500
@@ -121,17 +121,11 @@ async def torch_loop(counts: Counts) -> AsyncIterator[Setup]:
                     await session.run("loss")
                 return time.perf_counter() - began
 
-            yield Setup(
-                {"session": in_session, "by hand": by_hand},
-                [
-                    Figure(
-                        "500 steps of 1 ms in torch, with a checkpoint, log and records / the bare"
-                        " loop",
-                        1.1,
-                        "session",
-                        "by hand",
-                    )
-                ],
+            yield compared(
+                "500 steps of 1 ms in torch, with a checkpoint, log and records / the bare loop",
+                1.1,
+                in_session,
+                by_hand,
                 most_times=1,
                 most_rounds=15,
             )
@@ -166,15 +160,11 @@ async def torch_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
             f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB of"
             " torch state"
         )
-        theirs = "torch.save"
-        yield Setup(
-            {
-                "hook": training.lost_to(training.saved),
-                "torch.save": blocking_writes(directory, lambda file: torch.save(state(), file)),
-            },
-            [
-                Figure(f"{work} / a blocking torch.save and fsync", 0.15, "hook", theirs),
-            ],
+        yield compared(
+            f"{work} / a blocking torch.save and fsync",
+            0.15,
+            training.lost_to(training.saved),
+            blocking_writes(directory, lambda file: torch.save(state(), file)),
             most_times=1,
             most_rounds=15,
         )

@@ -88,7 +88,7 @@ LEAVES = st.one_of(
     ARRAYS,
     npst.arrays(npst.floating_dtypes(endianness="<"), ())
     .map(lambda array: array[()])
-    .filter(lambda one: one.dtype.itemsize < 9),
+    .filter(lambda scalar: scalar.dtype.itemsize < 9),
 )
 KEYS = st.one_of(
     st.text(),
@@ -160,11 +160,11 @@ def test_what_is_easily_lost_is_kept(what: str) -> None:
 
 def test_arrays_that_come_back_belong_to_the_caller() -> None:
     """They are writable, and share no memory with each other or with what was saved."""
-    one = np.arange(3.0)
-    one.flags.writeable = False
-    back = there_and_back({"a": one, "b": one})
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    back = there_and_back({"a": array, "b": array})
     back["a"][:] = 9
-    assert back["b"].tolist() == one.tolist() == [0, 1, 2]
+    assert back["b"].tolist() == array.tolist() == [0, 1, 2]
 
 
 def test_what_comes_back_as_another_type(tmp_path: Any) -> None:
@@ -184,14 +184,14 @@ def test_what_comes_back_as_another_type(tmp_path: Any) -> None:
 
 def test_arrays_are_named_by_their_place_in_the_state() -> None:
     """Names are JSON pointers; equal and reserved names get a number."""
-    one = np.zeros(1)
+    array = np.zeros(1)
     state = {
-        "a": {"b": one, "c/d": one},
-        "a/b": one,
-        "e": [one, {0: one, "0": one}],
-        "__metadata__": one,
-        "": one,
-        "x" * 5000: one,
+        "a": {"b": array, "c/d": array},
+        "a/b": array,
+        "e": [array, {0: array, "0": array}],
+        "__metadata__": array,
+        "": array,
+        "x" * 5000: array,
     }
     _, file = encoded(state)
     found = json.loads(header_of(file))
@@ -396,9 +396,9 @@ def test_states_that_no_writer_makes_are_refused() -> None:
     ]
     wrong += [ext(4, "a", "<i4", shape) for shape in shapes]
     wrong += [ext(4, "a", dtype, shape) for dtype in dtypes for shape in ([4], [1], [0])]
-    for one in wrong:
+    for wrong_data in wrong:
         with pytest.raises(DamagedError, match=r"^state\.msgpack "):
-            decode(one, good)
+            decode(wrong_data, good)
     for size in (-1, 2**63, 2.0, True, "2"):
         with pytest.raises(DamagedError, match=r"^state\.msgpack .*Expected `int`"):
             decode(ext(4, "a", "<i4", [size]), good)
@@ -412,9 +412,9 @@ def test_array_files_that_no_writer_makes_are_refused() -> None:
     """Of another form, shape or length; see below for arrays that do not follow each other."""
     data, good = encoded({"a": np.arange(4, dtype=np.int32)})
 
-    def file(header: Any, body: bytes = good[-16:]) -> bytes:
+    def file(header: Any) -> bytes:
         text = header if isinstance(header, bytes) else json.dumps(header).encode()
-        return struct.pack("<Q", len(text)) + text + body
+        return struct.pack("<Q", len(text)) + text + good[-16:]
 
     def entry(begin: int, end: int) -> dict[str, Any]:
         return {"dtype": "I32", "shape": [4], "data_offsets": [begin, end]}
@@ -433,9 +433,9 @@ def test_array_files_that_no_writer_makes_are_refused() -> None:
         good[:7],
         good[:20],
     ]
-    for one in wrong:
+    for wrong_file in wrong:
         with pytest.raises(DamagedError, match=r"^(state\.msgpack|arrays\.safetensors) "):
-            decode(data, one)
+            decode(data, wrong_file)
 
 
 def _entry(begin: int, end: int) -> dict[str, Any]:

@@ -94,11 +94,11 @@ def golden_state() -> dict[str, Any]:
 
 def write(path: Path) -> Path:
     """Save the golden state."""
-    one = directory(path)
+    run_directory = directory(path)
     try:
-        return one.save(golden_state(), 1234, dict(sorted(METRICS.items()))).path
+        return run_directory.save(golden_state(), 1234, dict(sorted(METRICS.items()))).path
     finally:
-        one.close()
+        run_directory.close()
 
 
 def test_version_1_is_read() -> None:

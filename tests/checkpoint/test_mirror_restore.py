@@ -31,12 +31,6 @@ from tests.support.faulty_files import Disk, status_of
 from tests.support.waiting import cancel_and_wait, until_true
 
 
-async def damaged(disk: Disk, step: int, file: str = "arrays.safetensors") -> None:
-    """Change the last byte of a file of a checkpoint in the mirror."""
-    path = next(path for path in disk.files if f"{step:012d}." in path and path.endswith(file))
-    disk.files[path] = disk.files[path][:-1] + b"\xff"
-
-
 async def test_a_step_is_found_in_the_mirror(tmp_path: Path) -> None:
     """`restore(step)` downloads it if it is not here; a step that is nowhere is an error."""
     disk = Disk()
@@ -145,7 +139,8 @@ async def test_none_is_good(tmp_path: Path) -> None:
     """
     disk = Disk()
     await mirrored(tmp_path / "a", disk, 1)
-    await damaged(disk, 1)
+    path = "disk/run/step-000000000001.000001/arrays.safetensors"
+    disk.files[path] = disk.files[path][:-1] + b"\xff"
     async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
         with pytest.raises(
             CorruptCheckpointError,

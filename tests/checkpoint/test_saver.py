@@ -43,17 +43,25 @@ def damage(path: Path, file: str = "arrays.safetensors") -> None:
 async def test_a_saved_state_is_restored(tmp_path: Path) -> None:
     """Another Saver restores what one has saved, with step, sequence, metrics and path."""
     async with Saver(tmp_path / "a" / "b") as saver:
-        one = await saver.save(
+        checkpoint = await saver.save(
             state_of(3), 3, metrics={"loss": np.float32(0.5), "acc": float("nan")}
         )
-    assert (one.step, one.sequence, one.path.name) == (3, 1, "step-000000000003.000001")
+    assert (checkpoint.step, checkpoint.sequence, checkpoint.path.name) == (
+        3,
+        1,
+        "step-000000000003.000001",
+    )
     async with Saver(str(tmp_path / "a" / "b")) as saver:
         restored = await saver.restore()
     assert restored is not None
     assert same(restored.state, state_of(3))
     assert same(dict(restored.checkpoint.metrics), {"acc": float("nan"), "loss": 0.5})
-    assert (restored.checkpoint.path, restored.set_aside) == (one.path, ())
-    assert sorted(os.listdir(one.path)) == ["arrays.safetensors", "manifest.json", "state.msgpack"]
+    assert (restored.checkpoint.path, restored.set_aside) == (checkpoint.path, ())
+    assert sorted(os.listdir(checkpoint.path)) == [
+        "arrays.safetensors",
+        "manifest.json",
+        "state.msgpack",
+    ]
 
 
 async def test_nothing_saved_is_none(tmp_path: Path) -> None:
@@ -227,7 +235,7 @@ async def test_a_policy_never_costs_the_newest(
     async with Saver(tmp_path, keep=Own(error)) as saver:
         await saver.save({}, 1)
         await saver.save({}, 2)
-        assert [each.step for each in await saver.checkpoints()] == steps
+        assert [checkpoint.step for checkpoint in await saver.checkpoints()] == steps
     assert ("no idea" in caplog.text) is (error is not None)
 
 
@@ -268,7 +276,7 @@ async def test_metrics_that_cannot_be_added_are_refused(tmp_path: Path) -> None:
             await saver.add_metrics(1, {"score": "x"})  # type: ignore[dict-item]
         with refused(CheckpointError, "read_only=True"):
             await Saver(tmp_path, read_only=True).add_metrics(1, {"score": 1})
-        assert [dict(one.metrics) for one in await saver.checkpoints()] == [{}]
+        assert [dict(checkpoint.metrics) for checkpoint in await saver.checkpoints()] == [{}]
 
 
 # Order, memory, cancelling

@@ -64,10 +64,10 @@ def test_what_trouble_means(
     memory is not, and passes as it is.
     """
     [path] = saved(tmp_path, 1)
-    one = directory(tmp_path, WatchedFs(**operation))
+    run_directory = directory(tmp_path, WatchedFs(**operation))
     with pytest.raises(kind, match=says) as caught:
-        one.save({}, 2, {}) if "write" in operation else one.restore(None)
-    one.close()
+        run_directory.save({}, 2, {}) if "write" in operation else run_directory.restore(None)
+    run_directory.close()
     assert type(caught.value) is kind
     assert names(tmp_path) == [
         f"damaged-{path.name}" if kind is CorruptCheckpointError else path.name
@@ -91,10 +91,10 @@ def test_a_checkpoint_with_a_nan_is_kept(tmp_path: Path) -> None:
         def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
             return set()
 
-    one = directory(tmp_path, keep=KeepNothing())
+    run_directory = directory(tmp_path, keep=KeepNothing())
     for step in (1, 2):
-        one.save({}, step, {"loss": float("nan")})
-    one.close()
+        run_directory.save({}, step, {"loss": float("nan")})
+    run_directory.close()
     assert names(tmp_path) == ["step-000000000002.000002"]
 
 
@@ -152,16 +152,16 @@ def test_what_is_left_undone_is_logged(
         vars(fs)["open"] = lambda path, *args, **kwargs: (
             not_allowed if path == oldest.name else os.open
         )(path, *args, **kwargs)
-    one = directory(tmp_path, fs, KeepNewest(1), read_only=not prevented)
+    run_directory = directory(tmp_path, fs, KeepNewest(1), read_only=not prevented)
     if "damage" in what:
         (newest / "state.msgpack").unlink()
-        assert one.restore(None) is not None
+        assert run_directory.restore(None) is not None
     elif "write" in prevented:
         with pytest.raises(CheckpointError, match="not allowed"):
-            one.save(state_of(2), 2, {})
+            run_directory.save(state_of(2), 2, {})
     else:
-        one.save(state_of(2), 2, {})
-    one.close()
+        run_directory.save(state_of(2), 2, {})
+    run_directory.close()
     assert [message for message in caplog.messages if says in message]
     assert oldest.exists() is (prevented != "rmdir")
 
@@ -174,10 +174,12 @@ def test_the_name_of_the_directory_is_durable(tmp_path: Path, existing: int) -> 
     path = tmp_path / "a" / "b" / "c"
     [tmp_path, *reversed(path.parents[:2]), path][existing].mkdir(parents=True, exist_ok=True)
     synced: list[str] = []
-    one = directory(
+    run_directory = directory(
         path, WatchedFs(fsync=lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     )
-    one.save({}, 1, {})
-    one.close()
-    parents = [str(each) for each in (tmp_path, tmp_path / "a", tmp_path / "a" / "b")]
-    assert [each for each in synced if each in parents] == (parents[existing:] or parents[-1:])
+    run_directory.save({}, 1, {})
+    run_directory.close()
+    parents = [str(parent) for parent in (tmp_path, tmp_path / "a", tmp_path / "a" / "b")]
+    assert [parent for parent in synced if parent in parents] == (
+        parents[existing:] or parents[-1:]
+    )

@@ -88,15 +88,18 @@ async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> Non
     async with Saver(tmp_path) as writer:
         await writer.save({}, 3)
         assert step_of(await reader.restore()) == 3
-        for one in (reader, Saver(tmp_path / "unused", read_only=True)):
+        for saver in (reader, Saver(tmp_path / "unused", read_only=True)):
             with pytest.raises(
                 CheckpointError, match="has read_only=True, so it cannot save"
             ) as caught:
-                await one.save({}, 4)
+                await saver.save({}, 4)
             assert caught.value.errno == errno.EROFS
         with pytest.raises(CorruptCheckpointError, match=r"state\.msgpack cannot be read"):
             await reader.restore(2)
-    assert names(tmp_path) == [*(each.name for each in paths), "step-000000000003.000003"]
+    assert names(tmp_path) == [
+        *(saved_path.name for saved_path in paths),
+        "step-000000000003.000003",
+    ]
 
 
 @pytest.mark.parametrize("races", [1, 50])
@@ -337,9 +340,9 @@ def test_only_our_own_leftovers_are_removed(tmp_path: Path) -> None:
     for name in stays:
         (root / name).mkdir()
     stays += [".tmp-step-000000000009.000009", ".tmp-step-000000000008.000008"]
-    one = directory(root)
-    assert one.restore(None) is None
-    one.close()
+    run_directory = directory(root)
+    assert run_directory.restore(None) is None
+    run_directory.close()
     assert names(root) == sorted(stays)
     assert (other / "file").read_text() == "mine"
 
@@ -365,14 +368,14 @@ def test_only_the_owner_can_read(tmp_path: Path) -> None:
     """
     old = os.umask(0)
     try:
-        one = directory(tmp_path / "a" / "b")
-        path = one.save(state_of(1), 1, {}).path
-        one.close()
+        run_directory = directory(tmp_path / "a" / "b")
+        path = run_directory.save(state_of(1), 1, {}).path
+        run_directory.close()
     finally:
         os.umask(old)
     modes = {
-        each.relative_to(tmp_path).as_posix(): each.stat().st_mode & 0o777
-        for each in tmp_path.rglob("*")
+        entry.relative_to(tmp_path).as_posix(): entry.stat().st_mode & 0o777
+        for entry in tmp_path.rglob("*")
     }
     assert modes == {
         **{"a": 0o777, "a/b": 0o700, f"a/b/{path.name}": 0o700, "a/b/.lock": 0o600},

@@ -34,21 +34,21 @@ def test_the_global_generators_continue() -> None:
         return [random.random(), random.gauss(0, 1), float(np.random.standard_normal())]
 
     draw()
-    one = ah.checkpoint.RandomState()
-    state = there_and_back(one.state_dict())
+    random_state = ah.checkpoint.RandomState()
+    state = there_and_back(random_state.state_dict())
     drawn = [draw() for _ in range(3)]
-    one.load_state_dict(state)
+    random_state.load_state_dict(state)
     assert [draw() for _ in range(3)] == drawn
 
 
 def test_given_generators_continue() -> None:
     """In their order, and the global ones are left alone."""
     python, numpy = random.Random(1), np.random.default_rng(2)
-    one = ah.checkpoint.RandomState(python, numpy)
-    state = there_and_back(one.state_dict())
+    random_state = ah.checkpoint.RandomState(python, numpy)
+    state = there_and_back(random_state.state_dict())
     drawn = [python.random(), numpy.random()]
     before = random.getstate()
-    one.load_state_dict(state)
+    random_state.load_state_dict(state)
     assert [python.random(), numpy.random()] == drawn
     assert random.getstate() == before
 

@@ -14,21 +14,21 @@ from tests.checkpoint.test_encoding import there_and_back
 def test_the_global_generator_continues() -> None:
     """Together with those of Python and numpy."""
     with torch.random.fork_rng():
-        one = ah.checkpoint.RandomState()
-        state = there_and_back(one.state_dict())
+        random_state = ah.checkpoint.RandomState()
+        state = there_and_back(random_state.state_dict())
         assert list(state) == ["python", "numpy", "torch"]
         drawn = torch.rand(3).tolist()
-        one.load_state_dict(state)
+        random_state.load_state_dict(state)
         assert torch.rand(3).tolist() == drawn
 
 
 def test_a_given_generator_continues() -> None:
     """That of a data loader, for instance."""
     generator = torch.Generator().manual_seed(5)
-    one = ah.checkpoint.RandomState(generator)
-    state = there_and_back(one.state_dict())
+    random_state = ah.checkpoint.RandomState(generator)
+    state = there_and_back(random_state.state_dict())
     drawn = torch.randperm(10, generator=generator).tolist()
-    one.load_state_dict(state)
+    random_state.load_state_dict(state)
     assert torch.randperm(10, generator=generator).tolist() == drawn
 
 
@@ -44,9 +44,9 @@ def test_generators_of_devices_continue(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_used)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
     monkeypatch.setattr(torch.cuda, "set_rng_state_all", given.append)
-    one = ah.checkpoint.RandomState()
-    state = there_and_back(one.state_dict())
-    one.load_state_dict(state)
+    random_state = ah.checkpoint.RandomState()
+    state = there_and_back(random_state.state_dict())
+    random_state.load_state_dict(state)
     assert [[each.tolist() for each in all_devices] for all_devices in given] == (
         [[states[0].tolist()]] if is_used else []
     )

@@ -352,11 +352,11 @@ def test_states_that_no_writer_makes_are_refused() -> None:
 
 def write(path: Path) -> Any:
     """Save the golden state."""
-    one = directory(path)
+    run_directory = directory(path)
     try:
-        return one.save(golden_state(), 12, {})
+        return run_directory.save(golden_state(), 12, {})
     finally:
-        one.close()
+        run_directory.close()
 
 
 if __name__ == "__main__":  # writes the files again; only before the release of a new version

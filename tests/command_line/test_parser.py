@@ -42,15 +42,6 @@ async def test_checkpoints_are_listed_and_explained(tmp_path: Path) -> None:
     assert state.exists()
 
 
-def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    """It is named, with exit code 1, and not made."""
-    missing = tmp_path / "missing"
-    done = command("checkpoints", missing)
-    assert done.returncode == 1
-    assert str(missing) in done.stdout + done.stderr
-    assert not missing.exists()
-
-
 COMMANDS = ("run", "checkpoints", "why")
 
 

@@ -65,17 +65,10 @@ class Clients:
         """Set once all clients have got a reply, or an error."""
         self.waiting = [asyncio.ensure_future(self._wait_for_step()) for _ in range(waiters)]
 
-    async def _send(
-        self, path: str, headers: str = ""
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
-        return reader, writer
-
     async def _wait_for_step(self) -> bytes:
         """Return all that the server sends until it closes the connection."""
         try:
-            reader, writer = await self._send(f"/training/steps/{STEP}")
+            reader, writer = await send(self._port, f"/training/steps/{STEP}")
             reply = await reader.readuntil(b"}")
         finally:
             self._unanswered -= 1
@@ -92,13 +85,19 @@ class Clients:
         ]
 
 
+async def send(
+    port: int, path: str, header: str = ""
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a request."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode())
+    return reader, writer
+
+
 async def ask(port: int, path: str) -> Any:
     """Return the JSON of a reply."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await send(port, path, "Connection: close\r\n")
     with contextlib.closing(writer):
-        writer.write(
-            f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
-        )
         return json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
 
 

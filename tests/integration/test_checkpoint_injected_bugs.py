@@ -150,9 +150,9 @@ def commits_through(name: str, written_as: str, *findings: Finding) -> None:
             if written != name:
                 directory.rename(written, name)
             for file in (*contents, _format.MANIFEST):
-                each = fs.open(file, os.O_RDONLY, dir_fd=inside.fd)
-                fs.fsync(each)
-                fs.close(each)
+                written_fd = fs.open(file, os.O_RDONLY, dir_fd=inside.fd)
+                fs.fsync(written_fd)
+                fs.close(written_fd)
             fs.fsync(inside.fd)
         directory.sync()
         return saved
@@ -305,6 +305,6 @@ def test_an_injected_bug_is_found(bug: Bug, finding: Finding) -> None:
     """Each injected bug is found by the program for it."""
     with bug.injected():
         outcome = run(finding.program, finding.points)
-    assert any(re.search(finding.pattern, each) for each in outcome.violations), (
+    assert any(re.search(finding.pattern, violation) for violation in outcome.violations), (
         outcome.summary() + "\n" + "\n".join(outcome.violations[:5])
     )

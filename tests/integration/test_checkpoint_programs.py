@@ -29,7 +29,10 @@ SLOW = {
 @pytest.mark.skipif(sys.platform != "linux", reason="kills, forks and mounts as Linux does")
 @pytest.mark.parametrize(
     ("fault", "points"),
-    [*FAST.items(), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW.items())],
+    [
+        *FAST.items(),
+        *(pytest.param(*program_points, marks=pytest.mark.slow) for program_points in SLOW.items()),
+    ],
 )
 def test_nothing_is_lost(fault: str, points: int) -> None:
     """Whatever happens to a writer, its disk or its files: no acknowledged checkpoint is lost, and

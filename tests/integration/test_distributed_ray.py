@@ -31,9 +31,9 @@ async def test_tasks(cluster: str, tmp_path: Path) -> None:
     afterwards.
     """
     found = await launch(distributed_tasks.about, num_workers=2, checkpoint_dir=tmp_path)
-    assert [one["task_id"] for one in found] == [0, 1, 2]
-    assert {one["step"] for one in found} == {1, 2, 3}
-    assert all(one["checkpoint_dir"] == tmp_path and one["attempt"] == 1 for one in found)
+    assert [result["task_id"] for result in found] == [0, 1, 2]
+    assert {result["step"] for result in found} == {1, 2, 3}
+    assert all(result["checkpoint_dir"] == tmp_path and result["attempt"] == 1 for result in found)
     assert actor_of(found[0]["run"]) is None
 
 

@@ -120,7 +120,7 @@ async def test_published_weights_are_in_a_checkpoint(tmp_path: Path) -> None:
                 there = await ah.checkpoint.Saver(
                     tmp_path / "checkpoints", read_only=True
                 ).checkpoints()
-                seen.append((version, [one.step for one in there]))
+                seen.append((version, [checkpoint.step for checkpoint in there]))
 
         working = asyncio.ensure_future(work())
         await train("weights", tmp_path, url)
@@ -143,7 +143,7 @@ async def test_entries_of_a_redis_stream_are_acknowledged_when_they_are_saved(
             ]
             await train("redis", tmp_path, server.url)
             pending = await client.xpending_range("batches", "trainers", "-", "+", 100)
-    assert {one["message_id"] for one in pending}.isdisjoint(names[:STEPS])
+    assert {entry["message_id"] for entry in pending}.isdisjoint(names[:STEPS])
     restored = await ah.checkpoint.Saver(tmp_path / "checkpoints", read_only=True).restore()
     assert restored is not None
     milliseconds, number = map(int, names[STEPS - 1].split("-"))

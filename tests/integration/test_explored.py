@@ -31,10 +31,10 @@ SEEDS = 10
 def test_programs_keep_their_laws_however_they_are_disturbed() -> None:
     """Cancelled anywhere, in any order: a program is cancelled and leaks nothing."""
     found = list(results(PROGRAMS, SEEDS, jobs=2))
-    assert not [one.problem for one in found if one.problem]
-    assert all(one.schedules == SEEDS * PROGRAMS[one.name].times + 1 for one in found)
-    assert sum(one.cancels for one in found) > 4 * len(found)
-    assert sum(one.events for one in found) > 4 * len(found)
+    assert not [result.problem for result in found if result.problem]
+    assert all(result.schedules == SEEDS * PROGRAMS[result.name].times + 1 for result in found)
+    assert sum(result.cancels for result in found) > 4 * len(found)
+    assert sum(result.events for result in found) > 4 * len(found)
 
 
 @one_loop
@@ -54,10 +54,10 @@ async def test_random_programs_have_all_kinds_of_actions() -> None:
         drawn.append(draw())
 
     await explore(program, seeds=500, disturb=["choice"])
-    hooks = [hook for one in drawn for hook in (*one.hooks, *one.members)]
+    hooks = [hook for made in drawn for hook in (*made.hooks, *made.members)]
     kinds, scripts = (
         set[str](),
-        [script for one in drawn for script in (*one.callers, *one.operations)],
+        [script for made in drawn for script in (*made.callers, *made.operations)],
     )
     scripts += [script for hook in hooks for _, script in hook.methods]
     while scripts:

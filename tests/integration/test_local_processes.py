@@ -34,13 +34,13 @@ async def processes(directory: Path, count: int) -> AsyncIterator[list[WorkerPro
     """
     workers = await asyncio.gather(*(WorkerProcess.start() for _ in range(count)))
     try:
-        for one in workers:
-            await one.do("open", url=f"local://{directory}", run="run")
+        for worker in workers:
+            await worker.do("open", url=f"local://{directory}", run="run")
         yield list(workers)
-        await asyncio.gather(*(one.do("close") for one in workers if one.alive))
+        await asyncio.gather(*(worker.do("close") for worker in workers if worker.alive))
         assert left_in(directory / "run") == ""
     finally:
-        await asyncio.gather(*(one.kill() for one in workers))
+        await asyncio.gather(*(worker.kill() for worker in workers))
 
 
 @pytest.mark.sample

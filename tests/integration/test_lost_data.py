@@ -19,7 +19,7 @@ from tests.support.ray_cluster import actor_of, nothing_left
 from tests.support.ray_cluster import cluster as cluster
 from tests.support.redis_servers import execute
 from tests.support.store_proxy import Proxy
-from tests.support.store_servers import Server, running
+from tests.support.store_servers import restart_without_data, running
 from tests.support.stores import shared_store
 
 MakeStore = Callable[[], SharedStepStore]
@@ -163,12 +163,6 @@ async def test_redis(loss: str, tmp_path: Path) -> None:
                     proxy.heal()
 
             await Training(make_store, lose, tmp_path / "checkpoints").run()
-
-
-async def restart_without_data(server: Server) -> None:
-    await asyncio.to_thread(server.kill)
-    server.lose_data()
-    await asyncio.to_thread(server.start)
 
 
 # Ray.

@@ -38,12 +38,12 @@ async def test_two_runs_and_a_forgotten_one(cluster: str) -> None:
     """Runs of one cluster never meet; a forgotten run is gone, and so is its actor."""
     async with (
         nothing_left(),
-        open_step_store("ray://aiohooks", run="one") as one,
-        open_step_store("ray://aiohooks", run="two") as two,
+        open_step_store("ray://aiohooks", run="one") as first,
+        open_step_store("ray://aiohooks", run="two") as second,
     ):
-        await one.advance(7)
-        assert (await two.value()).step == 0
-        for store in (one, two):
+        await first.advance(7)
+        assert (await second.value()).step == 0
+        for store in (first, second):
             await store.forget()
         assert actor_of("one") is None
         async with open_step_store("ray://aiohooks", run="one") as again:

@@ -138,12 +138,3 @@ def test_the_node_of_the_step_actor_is_killed() -> None:
         [line for line in ended.stdout.splitlines() if line.startswith("{")][-1]
     )
     assert printed["started"] == [[0, 0], [13, 13], [21, 21], [27, 27]]
-
-
-def test_a_missing_package() -> None:
-    """The error says what to install."""
-    ended = run_script(
-        "import sys; sys.modules['ray'] = None; import aiohooks;"
-        " aiohooks.open_step_store('ray://x', run='r')"
-    )
-    assert "pip install 'aiohooks[ray]'" in ended.stderr

@@ -20,7 +20,6 @@ from aiohooks.stores import SharedStepStore
 from aiohooks.testing import ManualClock
 from aiohooks.testing.step_store import check_step_store, step_store_checks
 from tests.support.needs import program
-from tests.support.processes import run_python
 from tests.support.redis_servers import KINDS, execute
 from tests.support.source import ROOT
 from tests.support.store_servers import Server, free_port, running
@@ -38,8 +37,8 @@ USERS = re.search(r"^user default off\nuser aiohooks .*\n", PAGE, flags=re.MULTI
 
 @pytest.fixture(params=KINDS)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    with running(request.param, tmp_path, keeps=False) as one:
-        yield one
+    with running(request.param, tmp_path, keeps=False) as started:
+        yield started
 
 
 @contextlib.asynccontextmanager
@@ -152,16 +151,6 @@ async def test_a_server_of_another_kind(server: Server, clock: ManualClock) -> N
     assert "read only replica" in await refused(shared_store(server.url), later=clock)
 
 
-def test_without_the_package() -> None:
-    """The error names what to install."""
-    ended = run_python(
-        "-c",
-        "import sys; sys.modules['redis'] = None; import aiohooks;"
-        " aiohooks.open_step_store('redis://x')",
-    )
-    assert "pip install 'aiohooks[redis]'" in ended.stderr
-
-
 async def test_a_sentinel(tmp_path: Path) -> None:
     """The address of a Sentinel is rejected, with what to give for one."""
     port = free_port()
@@ -206,9 +195,11 @@ async def test_a_run_that_is_moved_in_its_cluster(tmp_path: Path, slowly: bool) 
         await execute(node, "CLUSTER ADDSLOTSRANGE", 0, 16383)
         bus = await execute(other, "CONFIG", "GET", "cluster-port")
         await execute(node, "CLUSTER MEET", "127.0.0.1", other.port, bus[1])
-        ids = [str(await execute(each, "CLUSTER MYID")) for each in (node, other)]
-        for each, id in ((node, ids[1]), (other, ids[0])):
-            while id not in str(await execute(each, "CLUSTER NODES")) or not await _is_ready(each):
+        ids = [str(await execute(member, "CLUSTER MYID")) for member in (node, other)]
+        for member, id in ((node, ids[1]), (other, ids[0])):
+            while id not in str(await execute(member, "CLUSTER NODES")) or not await _is_ready(
+                member
+            ):
                 pass  # nothing is reported
         async with shared_store(node.url, run="r", heartbeat=0.5) as store:
             assert await store.advance() == 1
@@ -222,8 +213,8 @@ async def test_a_run_that_is_moved_in_its_cluster(tmp_path: Path, slowly: bool) 
                 await until_true(
                     lambda: not slowly or store._connection.lost_at is not None or waiting.done()
                 )
-            for each in (other, node):
-                await execute(each, "CLUSTER SETSLOT", slot, "NODE", ids[1])
+            for member in (other, node):
+                await execute(member, "CLUSTER SETSLOT", slot, "NODE", ids[1])
             for call in (waiting, store.advance(), store.wait_for(9)):
                 with pytest.raises(
                     StoreRefusedError,

@@ -7,7 +7,6 @@ is a command.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.fuzz._harness import log_disabled
 from tests.fuzz.simulation.__main__ import first_seed_with
 from tests.fuzz.simulation.equality import compare
 from tests.fuzz.simulation.injected_bugs import BUGS
@@ -40,9 +40,8 @@ QUICKLY_FOUND = (
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """Leave out what the stores log of the faults."""
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+    with log_disabled():
+        yield
 
 
 @pytest.mark.parametrize("engine", ["ray", "redis"])

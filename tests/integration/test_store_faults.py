@@ -24,7 +24,7 @@ COUNT, SEED = 18, 26
 
 # Ray's trials take seconds each: some are in tests/integration/test_ray.py.
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [one for one in ENGINES if one != "ray"])
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "ray"])
 def test_no_law_is_broken(engine: str, tmp_path: Path) -> None:
     """Nothing is stuck, counted twice, written by two leaders, ended wrongly or left over, whatever
     fails.

@@ -18,7 +18,7 @@ from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.losses import LOSSES, check_loss
 from tests.support.redis_servers import KINDS, execute
 from tests.support.redis_servers import server as server
-from tests.support.store_servers import Server, free_port, running
+from tests.support.store_servers import Server, free_port, restart_without_data, running
 from tests.support.waiting import HANG_SECS, parked
 
 pytestmark = pytest.mark.usefixtures("streams")
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("streams")
 @pytest.fixture(params=KINDS)
 def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     """A server to be killed."""
-    with running(request.param, tmp_path) as one:
-        yield one
+    with running(request.param, tmp_path) as started:
+        yield started
 
 
 def store_of(server: Server, **options: Any) -> SharedStepStore:
@@ -48,12 +48,6 @@ async def contents(server: Server) -> Any:
 async def test_contract(server: Server, check: str) -> None:
     """Every check of a step store passes."""
     await check_step_store(lambda run: open_step_store(server.url, run=run), check)
-
-
-async def restart_without_data(server: Server) -> None:
-    await asyncio.to_thread(server.kill)
-    server.lose_data()
-    await asyncio.to_thread(server.start)
 
 
 async def flush_all(server: Server) -> None:

@@ -86,13 +86,13 @@ def position(module: str) -> int:
     return PACKAGES.index(package(module))
 
 
-def inside(*kinds: str) -> list[Import]:
-    """The library's imports of itself, of these kinds."""
+def inside() -> list[Import]:
+    """The library's imports of itself, of every kind."""
     return [
-        one
+        imported
         for module in modules()
-        for one in imports(module)
-        if one.kind in kinds and one.module.split(".")[0] == PACKAGE
+        for imported in imports(module)
+        if imported.module.split(".")[0] == PACKAGE
     ]
 
 
@@ -111,9 +111,7 @@ def test_imports_go_one_way() -> None:
     annotations alike.
     """
     wrong = [
-        one
-        for one in inside("top", "inner", "types")
-        if position(one.module) > position(one.importer)
+        imported for imported in inside() if position(imported.module) > position(imported.importer)
     ]
     assert not wrong, lines(wrong)
 
@@ -122,7 +120,7 @@ def test_the_picture_shows_the_order() -> None:
     """In the picture of the architecture page no package imports from its own row or one above."""
     rows = {name: number for number, (names, _) in enumerate(LAYERS) for name in names.split(", ")}
     assert set(rows) == set(PACKAGES) - {"__init__", "__main__"}
-    ends = [(package(one.importer), package(one.module)) for one in inside("top", "inner", "types")]
+    ends = [(package(imported.importer), package(imported.module)) for imported in inside()]
     wrong = {
         (importer, used)
         for importer, used in ends
@@ -136,8 +134,8 @@ def test_imports_make_no_circle() -> None:
     annotations.
     """
     sorter: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
-    for one in inside("top", "inner", "types"):
-        sorter.add(one.importer, one.module)
+    for imported in inside():
+        sorter.add(imported.importer, imported.module)
     sorter.prepare()  # raises CycleError, which names the circle
 
 
@@ -160,9 +158,9 @@ def test_no_module_uses_private_names_of_another() -> None:
     ]
     assert not wrong, "\n".join(wrong)
     taken = [
-        one
-        for one in inside("top", "inner", "types")
-        if one.name is not None and re.match(r"_(?!_)", one.name)
+        imported
+        for imported in inside()
+        if imported.name is not None and re.match(r"_(?!_)", imported.name)
     ]
     assert not taken, lines(taken)
 
@@ -196,11 +194,11 @@ def test_hooks_never_import_the_session() -> None:
     allowed = {f"{PACKAGE}.{name}" for name in KNOWN_TO_HOOKS}
     for_the_session = {"HookSet", "Merger"}
     wrong = [
-        one
-        for one in inside("top", "inner", "types")
-        if package(one.importer) == "hooks"
-        and package(one.module) == "session"
-        and (one.module not in allowed or one.name in for_the_session)
+        imported
+        for imported in inside()
+        if package(imported.importer) == "hooks"
+        and package(imported.module) == "session"
+        and (imported.module not in allowed or imported.name in for_the_session)
     ]
     assert not wrong, lines(wrong)
 
@@ -210,7 +208,7 @@ def test_a_built_in_hook_knows_no_other_hook() -> None:
     helpers = {"hooks", "hooks.every"}
     wrong = [
         found
-        for found in inside("top", "inner", "types")
+        for found in inside()
         if package(found.importer) == package(found.module) == "hooks"
         and found.importer != f"{PACKAGE}.hooks"
         and found.module.removeprefix(f"{PACKAGE}.") not in helpers
@@ -224,10 +222,10 @@ def test_nothing_inside_imports_the_front_door_or_the_testing_helpers() -> None:
     the library imports them.
     """
     wrong = [
-        one
-        for one in inside("top", "inner", "types")
-        if package(one.module) in ("__init__", "testing")
-        and package(one.importer) not in ("__init__", "testing", "_command_line", "__main__")
+        imported
+        for imported in inside()
+        if package(imported.module) in ("__init__", "testing")
+        and package(imported.importer) not in ("__init__", "testing", "_command_line", "__main__")
     ]
     assert not wrong, lines(wrong)
 
@@ -239,17 +237,17 @@ def test_only_anyio_is_imported_besides_the_standard_library() -> None:
     wrong: list[Import] = []
     seen: set[str] = set()
     for module in modules():
-        for one in imports(module):
-            root = one.module.split(".")[0]
+        for imported in imports(module):
+            root = imported.module.split(".")[0]
             if root in EXTRAS:
                 seen.add(root)
-                allowed = one.kind in ("top", "types") and module in EXTRAS[root].split(", ")
+                allowed = imported.kind in ("top", "types") and module in EXTRAS[root].split(", ")
             elif root == "typing_extensions":  # type checkers know it without its being installed
-                allowed = one.kind == "types"
+                allowed = imported.kind == "types"
             else:
                 allowed = root in {PACKAGE, "anyio"} or root in sys.stdlib_module_names
             if not allowed:
-                wrong.append(one)
+                wrong.append(imported)
     assert not wrong, lines(wrong)
     assert seen == set(EXTRAS)
 
@@ -259,10 +257,10 @@ def test_extras_are_what_modules_import() -> None:
     an extra.
     """
     in_extras = {
-        canonicalize_name(one.name)
-        for name, each in requirements().items()
+        canonicalize_name(requirement.name)
+        for name, group in requirements().items()
         if name != CORE
-        for one in each
+        for requirement in group
     }
     imported = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in EXTRAS}
     # pytest loads the plugin itself, and torch is imported only where the program has imported it.

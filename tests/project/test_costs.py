@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.testing import ManualClock
 from tests.support.sessions import doubling
 from tests.support.waiting import parked, ticks
 
@@ -31,12 +32,12 @@ OF_THE_CHECK = tuple(
 """What notes where tasks are started, for the check for leaks."""
 
 
-async def calls_of(one: Callable[[], Awaitable[object]]) -> float:
+async def calls_of(call: Callable[[], Awaitable[object]]) -> float:
     """Return how often a function of the library, or a coroutine of one, begins or continues during
     one call, on average.
     """
     for _ in range(TIMES):
-        await one()  # what is made once is made now
+        await call()  # what is made once is made now
     count = 0
 
     def see(frame: FrameType, event: str, argument: object) -> None:
@@ -48,7 +49,7 @@ async def calls_of(one: Callable[[], Awaitable[object]]) -> float:
     sys.setprofile(see)
     try:
         for _ in range(TIMES):
-            await one()
+            await call()
     finally:
         sys.setprofile(before)
     return count / TIMES
@@ -84,6 +85,41 @@ async def test_a_run_with_hooks(hooks: list[type[Idle]], most: int) -> None:
     async with doubling(*[kind() for kind in hooks]) as session:
         found = await calls_of(lambda: session.run("loss"))
     assert 10 < found <= most, found
+
+
+async def test_runs_with_other_fetches_in_turn() -> None:
+    """The plan of each set of fetches is made once."""
+    async with doubling() as session:
+
+        async def run_both() -> None:
+            await session.run("loss")
+            await session.run("double")
+
+        found = await calls_of(run_both)
+    assert 20 < found <= 36, found
+
+
+class CountingClock(ManualClock):
+    """Counts the timers."""
+
+    timers = 0
+
+    def call_later(self, secs: float, callback: Callable[[], object]) -> Any:
+        self.timers += 1
+        return super().call_later(secs, callback)
+
+
+@pytest.mark.parametrize("count", range(5))
+async def test_a_timeout_costs_nothing_where_a_method_cannot_wait(count: int) -> None:
+    """A hook with a time limit that cannot wait makes no timer, also beside hooks that wait; each
+    of these makes one.
+    """
+    hooks = [*(Waits() for _ in range(count)), Idle(), Idle()]
+    with CountingClock() as clock:
+        async with doubling(*(ah.configure(hook, timeout=5) for hook in hooks)) as session:
+            before = clock.timers
+            await session.run("loss")
+            assert clock.timers == before + count
 
 
 async def test_a_run_with_a_hook_that_fetches() -> None:

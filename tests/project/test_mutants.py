@@ -43,7 +43,7 @@ async def done(group: Name) -> None:
 
 def changes(source: str) -> list[str]:
     """Return the faults of a text as text."""
-    return [str(one) for one in mutants("m.py", source)]
+    return [str(fault) for fault in mutants("m.py", source)]
 
 
 def test_every_kind_of_fault_is_made_and_texts_are_left_alone() -> None:
@@ -72,8 +72,8 @@ def test_every_kind_of_fault_is_made_and_texts_are_left_alone() -> None:
         ]
     ]
     assert all(
-        is_possible(one, SOURCE) and one.applied(SOURCE) != SOURCE
-        for one in mutants("m.py", SOURCE)
+        is_possible(fault, SOURCE) and fault.applied(SOURCE) != SOURCE
+        for fault in mutants("m.py", SOURCE)
     )
 
 
@@ -89,7 +89,7 @@ def test_faults_are_killed_and_counted(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_what_is_listed_as_equivalent_is_a_fault_of_the_present_code() -> None:
     """An entry goes with the code that it is about."""
-    present = {(one.module, one.function, one.change) for one in all_faults(MODULES)}
+    present = {(fault.module, fault.function, fault.change) for fault in all_faults(MODULES)}
     assert EQUIVALENT.keys() <= present
 
 

@@ -75,7 +75,9 @@ def test_every_extra_has_a_program() -> None:
     requirement.
     """
     assert set(requirements()) == set(smoke.PROGRAMS)
-    assert all(floor_of(one) for each in requirements().values() for one in each)
+    assert all(
+        floor_of(requirement) for of_extra in requirements().values() for requirement in of_extra
+    )
 
 
 def test_an_extra_brings_all_others_but_the_large_ones() -> None:
@@ -101,7 +103,7 @@ def test_the_program_of_an_extra_runs(extra: str) -> None:
     """It does so here, with the newest versions; `.ci/packages` and the command above use
     others.
     """
-    need(*(one.name for one in requirements()[extra]))
+    need(*(requirement.name for requirement in requirements()[extra]))
     done = run([sys.executable, smoke.__file__, extra])
     assert done.returncode == 0, done.stderr
 

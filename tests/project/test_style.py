@@ -14,8 +14,8 @@ TEST_FILES = python_files("tests")
 # Measures how long hooks take that do wait: it is what is measured there, and no test leans on it.
 # Programs in virtual time.
 MAY_SLEEP = tuple(
-    ROOT / "tests" / one
-    for one in (
+    ROOT / "tests" / name
+    for name in (
         "benchmarks",
         "testing/explored_programs.py",
         "testing/test_exploration.py",

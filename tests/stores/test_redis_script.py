@@ -4,64 +4,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from aiohooks.stores._protocol import Answer, Join, Member, Position, Request, Write
+from aiohooks.stores._protocol import Join, Member, Position, Write
 from aiohooks.stores.engine import RunState
-from aiohooks.stores.redis import (
-    SCRIPT,
-    FoundRun,
-    parse_answer,
-    parse_read,
-    run_keys,
-    swap_arguments,
-    write_argument,
-)
+from aiohooks.stores.redis import parse_answer, run_keys, write_argument
+from tests.fuzz.simulation.equality import ServerScript
 from tests.support.redis_servers import KINDS
 from tests.support.store_servers import running
 
 FIRST = Write("advance", 5, Position(1, 0), 0, "w", 1)
-
-
-class Scripted:
-    """A run in a server, with requests sent as the store sends them."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self.client = client
-        self.keys = run_keys("a {strange} name%", "process")
-        client.flushall()
-        assert self.swap(self.read(), RunState(), "id")
-
-    def call(self, request: str, *arguments: Any, run_id: str = "id") -> Any:
-        head = f"{request} {run_id}"
-        return self.client.eval(SCRIPT, len(self.keys), *self.keys, head, *arguments)
-
-    def read(self) -> FoundRun:
-        return parse_read(self.call("read"))
-
-    def swap(self, found: FoundRun, state: RunState, run_id: str = "id") -> int:
-        """Replace the state; return the new version, or 0."""
-        return int(self.call("swap", *swap_arguments(found, run_id, state)))
-
-    def write(self, write: Write, run_id: str = "id") -> Answer:
-        """Return the answer to a write, to the run of this identity."""
-        argument = write_argument(write)
-        return parse_answer(self.call("write", argument, run_id=run_id))
-
-    def apply(self, request: Request) -> Answer:
-        """Return the answer to a request."""
-        if isinstance(request, Write):
-            return self.write(request)
-        found = self.read()
-        state = copy.deepcopy(found.state)
-        answer = state.apply(request)
-        assert self.swap(found, state)
-        return answer
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -83,7 +39,7 @@ def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> No
     """If a key was evicted, no write and no change is accepted until the run was made anew; a
     write to the lost run is refused then.
     """
-    scripted = Scripted(client)
+    scripted = ServerScript(client)
     scripted.apply(FIRST)
     scripted.apply(Join(Member("p/1", "one", 10.0)))
     before = scripted.read()
@@ -91,7 +47,7 @@ def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> No
     found = scripted.read()
     assert found.run_id == ""
     second = FIRST._replace(seq=2)
-    assert scripted.write(second).status == "lost"
+    assert scripted.apply(second).status == "lost"
     assert not scripted.swap(before, before.state)
     state = RunState()
     state.follow(before.state.snapshot())
@@ -99,14 +55,14 @@ def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> No
     again = scripted.read()
     assert (again.run_id, again.state.position, again.version) == ("another", Position(2, 5), 1)
     assert list(again.state.members) == ["p/1"]
-    assert scripted.write(second).status == "lost"
-    after = scripted.write(FIRST, "another")
+    assert scripted.apply(second).status == "lost"
+    after = parse_answer(scripted.call("write", write_argument(FIRST), run_id="another"))
     assert (after.status, after.position) == ("ok", Position(2, 10))
 
 
 def test_the_stream_of_the_changes_is_not_missed(client: redis.Redis) -> None:
     """Its entries are numbered by the state."""
-    scripted = Scripted(client)
+    scripted = ServerScript(client)
     scripted.apply(FIRST)
     client.delete(scripted.keys.changes)
     assert scripted.read().run_id == "id"
@@ -116,7 +72,7 @@ def test_the_longest_silent_writers_are_forgotten_first(client: redis.Redis) -> 
     """At least 1,024 writers are remembered: a repeated write of one of them is not applied
     again.
     """
-    scripted = Scripted(client)
+    scripted = ServerScript(client)
     for number in range(1, 1_400):
         scripted.apply(Write("advance", 1, Position(1, 0), 0, f"w{number}", 1))
     remembered = client.hlen(scripted.keys.answers)
@@ -132,14 +88,14 @@ def test_the_longest_silent_writers_are_forgotten_first(client: redis.Redis) -> 
 
 def test_a_long_field_is_refused_by_its_length(client: redis.Redis) -> None:
     """What others have written is shown in a few characters, and nothing is changed."""
-    scripted = Scripted(client)
+    scripted = ServerScript(client)
     scripted.apply(Write("advance", 1, Position(1, 0), 0, "w", 1))
     found = scripted.read()
     junk: Any = {"run": "id", "more": "x" * 1_000_000}
     client.xadd(scripted.keys.positions, junk, id="1-500", maxlen=1, approximate=False)
     before = [client.dump(key) for key in scripted.keys]
     write = Write("advance", 1, Position(1, 0), 0, "w", 2)
-    for call in (lambda: scripted.write(write), lambda: scripted.swap(found, found.state, "b")):
+    for call in (lambda: scripted.apply(write), lambda: scripted.swap(found, found.state, "b")):
         with pytest.raises(redis.ResponseError, match="FOREIGN an entry of the stream") as caught:
             call()
         assert len(str(caught.value)) < 500
@@ -150,7 +106,7 @@ def test_answers_that_no_store_has_written(client: redis.Redis) -> None:
     """A write is not answered with a step that the run has never reached, and too many answers are
     not read.
     """
-    scripted = Scripted(client)
+    scripted = ServerScript(client)
     write = Write("advance", 1, Position(1, 0), 0, "w", 1)
     scripted.apply(write)
     for answer in ("1 1 2", "1 2 0", "9" * 400 + " 1 1", "-1 1 1"):

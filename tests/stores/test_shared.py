@@ -13,12 +13,9 @@ import aiohooks as ah
 from aiohooks.stores import SharedStepStore
 from aiohooks.stores._protocol import Answer, Join, Request
 from aiohooks.testing import ManualClock
-from aiohooks.testing.leaks import no_leaks
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import (
     advance_clock,
-    cancel_and_wait,
-    forever,
     parked,
     ticks,
 )
@@ -173,26 +170,3 @@ async def test_closing_ends_waits_before_publishers_leave() -> None:
         wait = await parked(store.wait_for(3))
     with pytest.raises(ah.errors.StoreClosedError, match="was closed, wanted 3"):
         await wait
-
-
-# -- callers that are cancelled; tests.fuzz.explored cancels at every wait
-
-
-@pytest.mark.parametrize("after", range(4))
-async def test_a_block_that_is_cancelled_at_its_beginning_leaves_no_connection(
-    engine: FakeEngine, after: int
-) -> None:
-    """`async with store`, cancelled while the store is opened, closes it: the caller cannot."""
-
-    async def block() -> None:
-        async with store:
-            await forever()
-
-    async with no_leaks():
-        store = FakeStepStore(engine)
-        task = await parked(block())
-        await ticks(after)
-        assert await cancel_and_wait(task)
-        assert not engine.watchers
-        with pytest.raises(ah.errors.StoreClosedError):
-            await store.value()

@@ -4,7 +4,6 @@ with a zero byte).
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import os
@@ -12,7 +11,6 @@ import select
 import subprocess
 import tempfile
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -131,12 +129,6 @@ class Chromium:
         """Press and release a key; `text` is what it enters."""
         self._call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, text=text)
         self._call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key)
-
-    def screenshot(self, path: Path) -> None:
-        """Write a screenshot as a PNG."""
-        path.write_bytes(
-            base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
-        )
 
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         number = next(self._numbers)

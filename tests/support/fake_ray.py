@@ -34,14 +34,18 @@ class Call:
             self._future.set_exception(error)
 
 
-class _Method:
-    def __init__(self, actor: FakeActor, name: str) -> None:
-        self._actor = actor
+class Method:
+    """A method of a handle, whose calls are started by `start`: with its name, arguments and
+    result.
+    """
+
+    def __init__(self, start: Callable[[str, tuple[Any, ...], Call], None], name: str) -> None:
+        self._start = start
         self._name = name
 
     def remote(self, *args: Any) -> Call:
         call = Call()
-        self._actor.start_call(self._name, pickle.loads(pickle.dumps(args)), call)
+        self._start(self._name, args, call)
         return call
 
 
@@ -58,8 +62,8 @@ class FakeActor:
         """
         self._calls: dict[asyncio.Task[Any], Call] = {}
 
-    def __getattr__(self, name: str) -> _Method:
-        return _Method(self, name)
+    def __getattr__(self, name: str) -> Method:
+        return Method(self.start_call, name)
 
     def start_call(self, name: str, args: tuple[Any, ...], call: Call) -> None:
         outcome = self.decide(name)
@@ -67,7 +71,8 @@ class FakeActor:
             call.fail(_unavailable())
             self.die()
             return
-        task = asyncio.get_running_loop().create_task(getattr(self.instance, name)(*args))
+        copied = pickle.loads(pickle.dumps(args))
+        task = asyncio.get_running_loop().create_task(getattr(self.instance, name)(*copied))
         self._calls[task] = call
 
         def done(task: asyncio.Task[Any]) -> None:

@@ -170,6 +170,13 @@ def running(
         server.kill()
 
 
+async def restart_without_data(server: Server) -> None:
+    """Kill a server, delete its data, and start it again."""
+    await asyncio.to_thread(server.kill)
+    server.lose_data()
+    await asyncio.to_thread(server.start)
+
+
 async def first_stream() -> None:
     """For a fixture: open a stream, after which uvloop keeps a spare descriptor for as long as it
     lives.

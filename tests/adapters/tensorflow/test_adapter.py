@@ -156,8 +156,8 @@ async def test_hooks_see_what_they_see_in_tensorflow() -> None:
         while not ours.should_stop():
             assert await ours.run(["train", "loss:0"]) == [None, 14.0]
     assert len(record) == len(wanted) == 4 * (1 + 1 + 3 * 2 + 1)
-    for one, other in zip(record, wanted, strict=True):
-        assert one == other
+    for ours_noted, theirs_noted in zip(record, wanted, strict=True):
+        assert ours_noted == theirs_noted
     assert ours.stop_reason == "Recording has requested it"
 
 
@@ -178,7 +178,7 @@ async def test_options_and_metadata_of_the_caller() -> None:
         await session.run("train", options={"run_options": [options], "run_metadata": [metadata]})
     assert seen[0] is metadata
     assert metadata.step_stats.dev_stats
-    [merged] = [each[3] for each in hook.record if each[1] == "after_run"]
+    [merged] = [noted[3] for noted in hook.record if noted[1] == "after_run"]
     assert merged == (tf.RunOptions.FULL_TRACE, 90_000, False)
     assert options.timeout_in_ms == 1_000
 
@@ -392,7 +392,7 @@ async def test_the_graph_is_finalized_while_it_is_used() -> None:
         assert graph.finalized
         await session.run("train")
     assert not graph.finalized
-    assert [each[2] for each in hook.record if each[1] == "after_run"] == [3.0]
+    assert [noted[2] for noted in hook.record if noted[1] == "after_run"] == [3.0]
     graph.finalize()
     async with session_of() as session:
         await session.run("train")

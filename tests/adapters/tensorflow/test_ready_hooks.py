@@ -181,7 +181,10 @@ async def test_summary_saver_hook() -> None:
         for text, step in writer.written
         if isinstance(text, bytes)
     ]
-    assert [(one.value[0].simple_value, step) for one, step in summaries] == [(2.0, 1), (2.0, 3)]
+    assert [(written.value[0].simple_value, step) for written, step in summaries] == [
+        (2.0, 1),
+        (2.0, 3),
+    ]
 
 
 async def test_feed_fn_hook() -> None:

@@ -217,9 +217,8 @@ async def closing_is_not_shielded(
 # -- stores
 
 
-async def advance_once(fixture: StoreFixture, kind: type[WatchedStore]) -> None:
-    """Advance in a process whose store is of this kind."""
-    fixture.make_store = kind
+async def advance_once(fixture: StoreFixture) -> None:
+    """Advance in a process."""
     async with fixture.process("one") as process:
         await fixture.advance(process.store)
 
@@ -234,7 +233,8 @@ class CancelSwallowingStore(WatchedStore):
 
 @faulty("cancellation: cancelled", StoreFixture)
 async def advance_swallows_a_cancel(fixture: StoreFixture) -> None:
-    await advance_once(fixture, CancelSwallowingStore)
+    fixture.make_store = CancelSwallowingStore
+    await advance_once(fixture)
 
 
 class UncancellableStore(WatchedStore):
@@ -254,7 +254,8 @@ class UncancellableStore(WatchedStore):
 @faulty("leak: task 'step store default: writing' outlived", StoreFixture)
 async def writing_outlives_the_store(fixture: StoreFixture) -> None:
     """The task of the writes swallows the cancel of the closing store."""
-    await advance_once(fixture, UncancellableStore)
+    fixture.make_store = UncancellableStore
+    await advance_once(fixture)
 
 
 class ResendingConnection(WatchedConnection):
@@ -265,13 +266,10 @@ class ResendingConnection(WatchedConnection):
         return answer
 
 
-class ResendingStore(WatchedStore):
-    connection_class = ResendingConnection
-
-
 @faulty("exactly once: advance 0 was counted 2 times", StoreFixture)
 async def write_is_sent_again_as_a_new_one(fixture: StoreFixture) -> None:
-    await advance_once(fixture, ResendingStore)
+    fixture.make_connection = ResendingConnection
+    await advance_once(fixture)
 
 
 @faulty("exactly once: the variables are 1, the step is 0", StoreFixture)
@@ -289,13 +287,9 @@ class LeadKeepingConnection(WatchedConnection):
         return await super().request(request)
 
 
-class LeadKeepingStore(WatchedStore):
-    connection_class = LeadKeepingConnection
-
-
 @faulty("leak: the engine still has", StoreFixture)
 async def lead_is_not_given_back(fixture: StoreFixture) -> None:
-    fixture.make_store = LeadKeepingStore
+    fixture.make_connection = LeadKeepingConnection
     async with fixture.process("chief") as process:
         await lead_and_train(fixture, process, 1)
 
@@ -305,13 +299,9 @@ class KeptConnection(WatchedConnection):
         """Do not."""
 
 
-class ConnectionKeepingStore(WatchedStore):
-    connection_class = KeptConnection
-
-
 @faulty("is still connected", StoreFixture)
 async def closing_keeps_the_connection(fixture: StoreFixture) -> None:
-    fixture.make_store = ConnectionKeepingStore
+    fixture.make_connection = KeptConnection
     async with fixture.process("one"):
         await soon()
 
@@ -322,13 +312,9 @@ class TimerLeakingConnection(WatchedConnection):
         self.link.clock.call_later(60.0, lambda: None)
 
 
-class TimerLeakingStore(WatchedStore):
-    connection_class = TimerLeakingConnection
-
-
 @faulty("timers are left", StoreFixture)
 async def disconnecting_leaves_a_timer(fixture: StoreFixture) -> None:
-    fixture.make_store = TimerLeakingStore
+    fixture.make_connection = TimerLeakingConnection
     async with fixture.process("one") as process:
         fixture.outage(1)
         await process.store.value()

@@ -12,7 +12,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import aiohooks as ah
 from aiohooks.stores import Position
@@ -68,10 +68,8 @@ class WatchedConnection(FakeConnection):
 class WatchedStore(FakeStepStore):
     """The store of one process, over a watched connection."""
 
-    connection_class: ClassVar[type[WatchedConnection]] = WatchedConnection
-
     def __init__(self, fixture: StoreFixture, **options: Any) -> None:
-        super().__init__(self.connection_class(fixture), run=RUN, **options)
+        super().__init__(fixture.make_connection(fixture), run=RUN, **options)
         self.fixture = fixture
 
     @property
@@ -110,6 +108,7 @@ class StoreFixture(Fixture):
     """Number of calls of `advance`."""
     answered: set[int] = field(default_factory=set)
     make_store: type[WatchedStore] = WatchedStore
+    make_connection: type[WatchedConnection] = WatchedConnection
     is_lost: bool = False
     """Whether the engine has lost its data: a chief brings the step back when it recovers."""
 

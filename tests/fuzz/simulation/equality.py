@@ -29,7 +29,6 @@ from aiohooks.stores._protocol import (
     Member,
     Position,
     Request,
-    Snapshot,
     Write,
 )
 from aiohooks.stores.engine import RunState
@@ -48,25 +47,40 @@ class Script:
     def __init__(self, call: Callable[..., Any]) -> None:
         """`call` gets the request and its arguments."""
         self._call = call
-        self._swap(self._read(), RunState())
+        self.swap(self.read(), RunState())
 
     def apply(self, request: Request) -> Answer:
+        """Return the answer to a request."""
         if isinstance(request, Write):
             return engine.parse_answer(self._call("write", engine.write_argument(request)))
-        found = self._read()
+        found = self.read()
         state = copy.deepcopy(found.state)
         answer = state.apply(request)
-        assert self._swap(found, state)
+        assert self.swap(found, state)
         return answer
 
-    def snapshot(self) -> Snapshot:
-        return self._read().state.snapshot()
-
-    def _read(self) -> engine.FoundRun:
+    def read(self) -> engine.FoundRun:
+        """Return the state of the run."""
         return engine.parse_read(self._call("read"))
 
-    def _swap(self, found: engine.FoundRun, state: RunState) -> int:
-        return int(self._call("swap", *engine.swap_arguments(found, "id", state)))
+    def swap(self, found: engine.FoundRun, state: RunState, run_id: str = "id") -> int:
+        """Replace the state; return the new version, or 0."""
+        return int(self._call("swap", *engine.swap_arguments(found, run_id, state)))
+
+
+class ServerScript(Script):
+    """The script in a server, which has nothing but this run."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.keys = engine.run_keys("a {strange} name%", "process")
+        client.flushall()
+        super().__init__(self.call)
+
+    def call(self, request: str, *arguments: Any, run_id: str = "id") -> Any:
+        """Call it for the run of this identity."""
+        head = f"{request} {run_id}"
+        return self.client.eval(engine.SCRIPT, len(self.keys), *self.keys, head, *arguments)
 
 
 def random_requests(chance: random.Random, state: RunState) -> Iterator[Request]:
@@ -131,19 +145,9 @@ def difference(seed: int, scripts: dict[str, Script]) -> str:
             where = f"seed {seed}, {name}, request {number}, {request}"
             if (found := script.apply(request)) != answer:
                 return f"{where}: {found} instead of {answer}"
-            if (shown := script.snapshot()) != state.snapshot():
+            if (shown := script.read().state.snapshot()) != state.snapshot():
                 return f"{where}: {shown} instead of {state.snapshot()}"
     return ""
-
-
-def _in_server(client: redis.Redis) -> Script:
-    keys = engine.run_keys("equality", "process")
-    client.flushall()
-    return Script(
-        lambda request, *arguments: client.eval(
-            engine.SCRIPT, len(keys), *keys, f"{request} id", *arguments
-        )
-    )
 
 
 def _simulated() -> Script:
@@ -158,7 +162,7 @@ def compare(seeds: Sequence[int], client: redis.Redis | None) -> list[str]:
             seed,
             {
                 "simulated": _simulated(),
-                **({} if client is None else {"in the server": _in_server(client)}),
+                **({} if client is None else {"in the server": ServerScript(client)}),
             },
         )
         for seed in seeds

@@ -12,7 +12,7 @@ from ray.exceptions import ActorUnavailableError
 from aiohooks.stores.ray import RayEngine, StepActor
 from tests.fuzz.simulation.network import Connection, Network
 from tests.fuzz.simulation.virtual_time import Process
-from tests.support.fake_ray import Call
+from tests.support.fake_ray import Call, Method
 
 
 class RayServer:
@@ -57,16 +57,6 @@ class RayServer:
         self.network.start_server()
 
 
-class _Method:
-    def __init__(self, handle: _Handle, name: str) -> None:
-        self._handle, self._name = handle, name
-
-    def remote(self, *args: Any) -> Call:
-        call = Call()
-        self._handle.send(self._name, args, call)
-        return call
-
-
 class _Handle:
     """The actor's handle in one process. Its calls arrive in order; all that are not answered fail
     with the connection.
@@ -79,8 +69,8 @@ class _Handle:
         self._calls: dict[int, tuple[str, tuple[Any, ...], Call]] = {}
         self._count = 0
 
-    def __getattr__(self, name: str) -> _Method:
-        return _Method(self, name)
+    def __getattr__(self, name: str) -> Method:
+        return Method(self.send, name)
 
     def send(self, name: str, args: tuple[Any, ...], call: Call) -> None:
         self._count += 1
