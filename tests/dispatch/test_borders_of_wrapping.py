@@ -1,4 +1,4 @@
-"""Borders of hooks that wrap, of chains, and of what becomes of a hook beside its calls."""
+"""Borders of hooks that wrap and of chains, and what becomes of a hook beside its calls."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: disable-error-code="empty-body, var-annotated"
@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from typing import Any
 
 import pytest
@@ -311,3 +312,83 @@ async def test_a_call_that_cannot_wait_and_raises_a_cancel_has_failed() -> None:
 
     with pytest.raises(HookCancelledError, match=r"Observer#2\.on was cancelled"):
         await ah.compose(Events, [hook(on=waits), hook(on=cancels)]).on("x")
+
+
+# -- what is wrapped, generators, and the hooks of a group
+
+
+class Handlers:
+    async def on_event(self, event) -> None: ...
+
+    @ah.point(ah.wrap(argument="call_next"))
+    async def handle(self, event, call_next, data=None, *, depth=0): ...
+
+
+class Waits:
+    async def on_event(self, event):
+        await asyncio.sleep(0)
+
+
+async def final(event, data=None, *, depth=0):
+    return event, data, depth
+
+
+def test_a_class_without_new_objects_is_refused() -> None:
+    """Its object could not stand for the hooks, which were never called."""
+
+    class Only:
+        made = None
+
+        def __new__(cls):
+            Only.made = Only.made or super().__new__(cls)
+            return Only.made
+
+        async def on_event(self, event) -> None: ...
+
+    Only()
+    with pytest.raises(InvalidHookError, match="its __new__ returns"):
+        ah.compose(Only, [Waits()])
+
+
+async def test_a_generator_that_fits_in_a_group_is_refused_by_a_session() -> None:
+    """A session awaits its hooks, also of a class that a group has seen."""
+
+    class Around(ah.SessionRunHook):
+        async def before_run(self, run_context):
+            yield
+
+    around = Around()
+    ah.HookGroup(ah.SessionRunHook, [around])
+    with pytest.raises(InvalidHookError, match="is an async generator, but"):
+        ah.AsyncMonitoredSession(final, [around])
+
+
+async def test_a_group_is_not_its_own_hook() -> None:
+    """What is refused changes nothing."""
+    inner = ah.HookGroup(Handlers)
+    outer = ah.HookGroup(Handlers, [inner.hooks])
+    with pytest.raises(InvalidHookError, match="would never end"):
+        inner.add(inner.hooks)
+    called = []
+    inner.on(Handlers.on_event)(called.append)
+    await outer.hooks.on_event("started")
+    assert called == ["started"]
+
+
+async def test_what_a_removed_hook_resets_is_reset_for_the_caller() -> None:
+    """The block sees what its exit has set, though that runs in a task."""
+    variable = contextvars.ContextVar("variable", default="default")
+
+    class Sets(Waits):
+        async def __aenter__(self):
+            self.token = variable.set("set")
+
+        async def __aexit__(self, *_):
+            variable.reset(self.token)
+
+    hook = Sets()
+    async with ah.HookGroup(Handlers, [hook]) as group:
+        assert variable.get() == "set"
+        group.remove(hook)
+        await ticks()
+    assert variable.get() == "default"

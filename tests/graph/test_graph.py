@@ -12,7 +12,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.graph.graph import graph_of_step
 from tests.support.checks import refused
-from tests.support.hooks import PhaseHook
+from tests.support.hooks import EveryPhaseHook, PhaseHook
 from tests.support.sessions import counting_graph, do_nothing, run_session
 
 # -- names
@@ -39,10 +39,8 @@ def test_names_are_unique(kind: str, name: str) -> None:
     assert graph.nodes == before
 
 
-async def test_unique_names() -> None:
-    """`unique_name` returns a free name, numbered if it has to be: two hooks that add one operation
-    do not collide.
-    """
+def test_unique_names() -> None:
+    """`unique_name` returns a free name, numbered if it has to be: nodes do not collide."""
     graph = counting_graph()
     assert graph.unique_name("norm") == graph.unique_name("norm") == "norm"
     graph.placeholder("loss_2", default=0)
@@ -52,25 +50,6 @@ async def test_unique_names() -> None:
     assert graph.unique_name("global_step") == "global_step_1"
     with refused(ah.errors.GraphError, "'' is not a name"):
         graph.unique_name("")
-
-    class NormHook(ah.SessionRunHook):
-        async def begin(self) -> None:
-            graph = ah.graph.get_default_graph()
-            self.norm = graph.operation(name=graph.unique_name("norm"))(lambda total: abs(total))
-
-        async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
-            return ah.SessionRunArgs(self.norm)
-
-        async def after_run(
-            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-        ) -> None:
-            self.seen = run_values.results
-
-    hooks = [NormHook(), NormHook()]
-    async with ah.AsyncMonitoredSession(graph, hooks) as session:
-        await session.run("train", {"x": -4})
-        await session.run("train")
-    assert [(hook.norm.name, hook.seen) for hook in hooks] == [("norm", 4), ("norm_1", 4)]
 
 
 # -- operations
@@ -316,3 +295,69 @@ def test_a_graph_lists_its_nodes() -> None:
     assert repr(graph.nodes["total"]) == "<Variable 'total'>"
     assert repr(graph.nodes["train"]) == "<Operation 'train'>"
     assert repr(graph.global_step) == "<GlobalStep 'global_step'>"
+
+
+# -- the default graph of a session
+
+
+PHASES = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
+
+
+class GraphHook(EveryPhaseHook):
+    """Records the default graph of each method, before and after it has suspended."""
+
+    def __init__(self, *, suspend: bool = False) -> None:
+        self.seen: dict[str, set[ah.Graph]] = {}
+        self._suspend = suspend
+
+    async def in_phase(self, phase: str, *args: Any) -> None:
+        self.seen.setdefault(phase, set()).add(ah.graph.get_default_graph())
+        if self._suspend:
+            await asyncio.sleep(0)
+            self.seen[phase].add(ah.graph.get_default_graph())
+
+
+def phases_of(graph: ah.Graph, *without: str) -> dict[str, set[ah.Graph]]:
+    """Return what a `GraphHook` records that sees `graph` everywhere."""
+    return {phase: {graph} for phase in PHASES if phase not in without}
+
+
+@pytest.mark.every_python
+@pytest.mark.parametrize("suspend", [False, True])
+async def test_every_method_of_a_hook_sees_the_sessions_graph(suspend: bool) -> None:
+    """In each method, whether hooks overlap or not, the session's graph is the default one;
+    outside, nothing changes.
+    """
+    own = ah.graph.get_default_graph()
+    graph = counting_graph()
+    hooks = [GraphHook(suspend=suspend) for _ in range(3)]
+    async with ah.AsyncMonitoredSession(graph, hooks) as session:
+        assert ah.graph.get_default_graph() is own
+        await session.run("train")
+        assert ah.graph.get_default_graph() is own
+    assert ah.graph.get_default_graph() is own
+    assert [hook.seen for hook in hooks] == [phases_of(graph)] * 3
+
+
+async def test_as_default_inside_a_hook() -> None:
+    """A hook may make another graph the default one: in its block, and not in the runs of a session
+    inside that.
+    """
+    outer = counting_graph()
+    inner = counting_graph()
+    other = ah.Graph()
+    hook = GraphHook()
+    seen = list[ah.Graph]()
+
+    async def choose(run_context: ah.SessionRunContext) -> None:
+        with other.as_default():
+            seen.append(ah.graph.get_default_graph())
+            async with ah.AsyncMonitoredSession(inner, [hook]) as session:
+                await session.run("train")
+                seen.append(ah.graph.get_default_graph())
+        seen.append(ah.graph.get_default_graph())
+
+    async with ah.AsyncMonitoredSession(outer, [PhaseHook("before_run", choose)]) as session:
+        await session.run("train")
+    assert seen == [other, other, outer]
+    assert hook.seen == phases_of(inner)

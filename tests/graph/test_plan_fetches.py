@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict, namedtuple
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -13,7 +12,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.session.hook import _build_parts
-from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.sessions import counting_graph, run_session
 
@@ -25,13 +23,6 @@ class Point(NamedTuple):
 
     x: Any
     y: Any
-
-
-@dataclass
-class Fields:
-    """An object with fields, which are no fetches."""
-
-    x: Any
 
 
 OLD_POINT = namedtuple("OLD_POINT", ["x", "y"])
@@ -239,18 +230,3 @@ async def test_hooks_see_the_callers_request() -> None:
     )
     assert seen == [ah.SessionRunArgs(["loss"], None, {"level": 1})] * 2
     assert seen[0].fetches is fetches
-
-
-@pytest.mark.parametrize("fetches", [5, object(), b"x", {"x"}, ["x", 5], {"k": None}, Fields("x")])
-async def test_what_is_no_fetch_is_refused(fetches: Any) -> None:
-    """Only nodes, names and containers of them can be fetched."""
-    with pytest.raises(ah.errors.FetchError):
-        await ah.Session(counting_graph()).run(fetches)
-
-
-async def test_a_node_is_fed_once() -> None:
-    """A node that is fed both by name and by node is refused."""
-    graph = counting_graph()
-    feeds = {"x": 1, graph.node("x"): 2}
-    with refused(ah.errors.FetchError, "'x' is fed twice in one feed_dict", "leave one out"):
-        await ah.Session(graph).run("train", feeds)

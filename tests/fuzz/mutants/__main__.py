@@ -48,7 +48,7 @@ TESTS = {
         "tests/session/test_monitored_arguments.py",
         "tests/session/test_run_lock.py",
         "tests/session/test_creators.py",
-        "tests/session/test_creators_slow_stores.py",
+        "tests/session/test_creators_shared_stores.py",
         "tests/session/test_creators_restore.py",
         "tests/session/test_feeds.py",
         "tests/hooks/test_profiler.py",
@@ -98,8 +98,6 @@ TESTS = {
         "tests/session/test_training.py",
         "tests/tensorflow/test_hooks_values.py",
         "tests/tensorflow/test_hooks_periodic.py",
-        "tests/tensorflow/test_evaluation.py",
-        "tests/tensorflow/test_early_stopping.py",
     ),
 }
 """The tests of a package that are not just those in the folder of the same name."""
