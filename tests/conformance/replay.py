@@ -107,7 +107,8 @@ class Replay:
 
     async def run_scenario(self) -> None:
         """Run the scenario's program, and fill the outcome."""
-        body, outcome = self.scenario["body"], self.outcome
+        body = self.scenario["body"]
+        outcome = self.outcome
         before = asyncio.all_tasks()
         entered = False
         try:
@@ -351,7 +352,8 @@ def differences(record: Record, mode: Mode, outcome: Outcome) -> list[str]:
         )
     if outcome.runs != expected["runs"]:
         found.append(f"runs: expected {expected['runs']}, got {outcome.runs}")
-    wanted, got = expected_trace(record, mode), comparable(record, mode, outcome.trace)
+    wanted = expected_trace(record, mode)
+    got = comparable(record, mode, outcome.trace)
     if got != wanted:
         found.append(f"trace:\n{trace_diff(wanted, got)}")
     return found

@@ -108,7 +108,9 @@ async def test_a_scope_of_anyio_is_left_once() -> None:
     """It repeats its cancel at every turn, but not while the cleanup of a call is waited for; it
     catches what comes out.
     """
-    scope, cleans, gate = anyio.CancelScope(), asyncio.Event(), asyncio.Event()
+    scope = anyio.CancelScope()
+    cleans = asyncio.Event()
+    gate = asyncio.Event()
 
     async def cleans_up() -> None:
         try:
@@ -136,7 +138,8 @@ async def test_a_time_limit_and_the_grace_period() -> None:
     """A call that exceeds its limit is cancelled; one that ignores this is left running, and ends
     by itself.
     """
-    gate, ended = asyncio.Event(), list[str]()
+    gate = asyncio.Event()
+    ended = list[str]()
 
     async def ignores() -> None:
         while not gate.is_set():
@@ -198,7 +201,8 @@ async def test_a_run_is_ended_from_outside() -> None:
     """In what it awaits, or in what it awaits next; a result that is there counts, and a given task
     continues.
     """
-    waits, error = RunWaits(), ValueError("outside")
+    waits = RunWaits()
+    error = ValueError("outside")
     task = await parked(results_of(forever, forever, waits=waits), 5)
     waits.end(error)
     with pytest.raises(ValueError, match="outside") as raised:
@@ -241,17 +245,17 @@ def test_what_is_hidden_is_kept() -> None:
     """Errors that another one hides are at the end of its context, with their own, and without a
     circle.
     """
-    raised, hidden, own = (
-        ValueError("raised"),
-        [KeyError("one"), OSError("two")],
-        LookupError("own"),
-    )
+    raised = ValueError("raised")
+    hidden = [KeyError("one"), OSError("two")]
+    own = LookupError("own")
     hidden[0].__context__ = own
     keep_errors(raised, [*hidden])
     assert isinstance(raised.__context__, BaseExceptionGroup)
     assert [*raised.__context__.exceptions] == hidden
     assert hidden[0].__context__ is own
-    cancelled, cleanup = asyncio.CancelledError(), OSError("cleanup")
-    own.__context__, cleanup.__context__ = cancelled, own
+    cancelled = asyncio.CancelledError()
+    cleanup = OSError("cleanup")
+    own.__context__ = cancelled
+    cleanup.__context__ = own
     keep_errors(cancelled, [cleanup])
     assert (cancelled.__context__, cleanup.__context__, own.__context__) == (cleanup, own, None)

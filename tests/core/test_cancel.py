@@ -43,7 +43,8 @@ async def test_a_time_limit_waits_for_the_end(cancelled: str, clock: ManualClock
     """What took too long has ended when TimeoutError is raised; a cancel of the caller is raised
     instead, whenever it came.
     """
-    leave, ends = asyncio.Event(), list[str]()
+    leave = asyncio.Event()
+    ends = list[str]()
 
     async def slow() -> None:
         try:

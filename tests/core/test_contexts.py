@@ -26,7 +26,8 @@ def test_what_overlapping_calls_set_is_given_back_in_their_order() -> None:
 
     def check() -> None:
         base = copy_context()
-        one, another = base.copy(), base.copy()
+        one = base.copy()
+        another = base.copy()
         another.run(FIRST.set, 2)
         one.run(FIRST.set, 1)
         one.run(SECOND.set, 1)

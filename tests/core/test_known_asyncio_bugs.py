@@ -56,7 +56,8 @@ def wait_until_event() -> tuple[Awaitable[Any], Release]:
 
 
 def join() -> tuple[Awaitable[Any], Release]:
-    coord, event = ah.Coordinator(), asyncio.Event()
+    coord = ah.Coordinator()
+    event = asyncio.Event()
     coord.start_soon(event.wait)
     return coord.join(), event.set
 

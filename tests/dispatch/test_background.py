@@ -160,7 +160,8 @@ async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -
     """A save waits for the background calls of the hooks that it holds: the restored state has seen
     every run before it.
     """
-    hook, saving = Watching(), asyncio.Event()
+    hook = Watching()
+    saving = asyncio.Event()
 
     class Listener(ah.hooks.CheckpointSaverListener):
         async def before_save(self, session: ah.Session, global_step: int) -> None:

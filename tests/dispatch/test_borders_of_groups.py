@@ -130,7 +130,8 @@ async def test_a_registration_is_removed_as_its_hook_is() -> None:
 
 async def test_a_function_that_is_called_once() -> None:
     """It takes part in one call, also if others begin before that has ended."""
-    gate, calls = asyncio.Event(), list[str]()
+    gate = asyncio.Event()
+    calls = list[str]()
 
     async def first(text: str) -> None:
         calls.append(f"first {text}")
@@ -201,8 +202,10 @@ async def test_leaving_waits_no_longer_than_the_grace_period(
 
 async def test_a_removed_hook_is_left_when_its_last_call_has_ended() -> None:
     """Calls that begin later do not delay it; the group leaves it no second time."""
-    gate, later = asyncio.Event(), asyncio.Event()
-    removed, other = Resource(gate), Resource(later)
+    gate = asyncio.Event()
+    later = asyncio.Event()
+    removed = Resource(gate)
+    other = Resource(later)
     async with ah.HookGroup(Events, [removed, other]) as group:
         call = await parked(group.hooks.on("x"))
         group.remove(removed)
@@ -422,7 +425,8 @@ async def test_a_generator_without_a_yield_wraps_nothing() -> None:
                 yield
                 yield
 
-    hook, around = Notes(), Disabled()
+    hook = Notes()
+    around = Disabled()
     composite = ah.compose(Events, [around, hook])
     await composite.on("x")
     assert hook.calls == ["x"]

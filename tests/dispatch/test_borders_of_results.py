@@ -321,10 +321,8 @@ async def test_a_guard_that_is_cut_off_refuses(how: str) -> None:
     """Its time limit is an error of the call in every way to answer; with `on_error="log"` it has
     no answer.
     """
-    guard, other = (
-        Waits(10**6, ["no"]),
-        Waits(0, ["yes"] if how == "first" else None),
-    )
+    guard = Waits(10**6, ["no"])
+    other = Waits(0, ["yes"] if how == "first" else None)
     with pytest.raises(
         HookTimeoutError, match=rf"^Waits\.{how} took longer than its timeout of 0.001 s"
     ):

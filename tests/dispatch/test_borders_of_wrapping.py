@@ -206,7 +206,8 @@ async def test_removed_hooks_are_exited_in_order_of_removal() -> None:
     class Events:
         async def on(self, text: str) -> None: ...
 
-    first, second = Resource("first"), Resource("second")
+    first = Resource("first")
+    second = Resource("second")
     async with ah.HookGroup(Events, [first, second]) as group:
         group.remove(first)
         group.remove(second)

@@ -264,7 +264,9 @@ def test_what_is_set_on_the_composite_reaches_the_hooks_of_its_class() -> None:
     """Those that there are, also by a method of the class; a property that can be set is the
     object's own, and calls the setters of the hooks.
     """
-    first, foreign, later = Using(), Hook(), Using()
+    first = Using()
+    foreign = Hook()
+    later = Using()
     group = ah.HookGroup(Middleware, [first, foreign])
     group.hooks.set_broker("broker")
     group.hooks.level = 3

@@ -78,7 +78,8 @@ async def test_hooks_are_added_and_removed() -> None:
     """What is no hook of the group cannot be removed; without a hook the class's own method is
     called.
     """
-    a, b = Answering("a"), Answering("b")
+    a = Answering("a")
+    b = Answering("b")
     group = ah.HookGroup(AgentHooks, [a])
     group.add(b)
     group.remove(a)
@@ -96,7 +97,9 @@ class Resource:
     """A hook that is opened and closed."""
 
     def __init__(self, name: str, events: list[str], fails: str = "") -> None:
-        self.name, self.events, self.fails = name, events, fails
+        self.name = name
+        self.events = events
+        self.fails = fails
 
     async def _do(self, what: str) -> None:
         self.events.append(f"{what} {self.name}")
@@ -220,6 +223,7 @@ async def test_a_thousand_calls_inside_each_other(waits: bool) -> None:
             else:
                 reached.append(depth)
 
-    group, reached = ah.HookGroup(Life, [Deeper()]), list[int]()
+    group = ah.HookGroup(Life, [Deeper()])
+    reached = list[int]()
     await group.hooks.on(1000)
     assert reached == [0]

@@ -30,7 +30,8 @@ async def test_a_timeout_limits_every_phase(phase: str) -> None:
     A note says for which step of which store it waited when its time was up, and at which line.
     """
     with ManualClock() as clock:
-        store, cancelled = ah.MemoryStepStore(run="digits"), list[str]()
+        store = ah.MemoryStepStore(run="digits")
+        cancelled = list[str]()
 
         async def hangs(*_: object) -> None:
             try:

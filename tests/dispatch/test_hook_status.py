@@ -92,7 +92,8 @@ async def test_every_call_is_made_once(kind: str, made: list[type[Quick]]) -> No
     assert status[1:3] == (1, "ValueError('no')")
     assert behind[1:3] == (0, None)
     assert (first.made, second.made) == (6, 5)
-    first.error, first.answer = None, 1
+    first.error = None
+    first.answer = 1
     if kind == "first":  # the answer of the first keeps the second from being asked
         assert await call(group.hooks, kind) == 1
         assert (first.made, second.made) == (7, 5)

@@ -137,7 +137,8 @@ async def test_a_hook_that_is_left_behind_cannot_call_what_it_wraps() -> None:
     not called when the hook continues.
     """
     calls: list[str] = []
-    gate, ended = asyncio.Event(), list[BaseException]()
+    gate = asyncio.Event()
+    ended = list[BaseException]()
 
     async def ignores(call_next: Next) -> None:
         await uncancellable(gate)

@@ -92,7 +92,9 @@ async def test_a_worker_that_ends_while_the_chief_is_dead(successor: str, result
     """It is restarted, as the next chief goes back to a checkpoint; if that one has finished
     meanwhile, it has ended before.
     """
-    worker_ended, chief_died, led = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    worker_ended = asyncio.Event()
+    chief_died = asyncio.Event()
+    led = asyncio.Event()
 
     async def worker(attempt: int) -> int:
         if attempt == 1:

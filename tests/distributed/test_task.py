@@ -181,7 +181,8 @@ async def test_the_end_of_a_run(
     restarted all the same.
     """
     store = Store()
-    store.calls, store.error = [], error
+    store.calls = []
+    store.error = error
     ends = {(0, 1): lambda: die(0), (0, 2): lambda: 1, (1, 1): lambda: 2}
     spec = SpecOfStore.of(spec_of(), store)
     assert await launch(Attempts(ends), spec, store, forgets=forgets) == [1, 2]
@@ -196,7 +197,8 @@ async def test_the_end_of_a_run(
 async def test_the_store_is_closed_whatever_deleting_the_run_raises() -> None:
     """An error of another kind is raised, and leaves no open store."""
     store = Store()
-    store.calls, store.error = [], ValueError("odd")
+    store.calls = []
+    store.error = ValueError("odd")
     with pytest.raises(ValueError, match="odd"):
         await launch(
             Attempts({(0, 1): lambda: 1, (1, 1): lambda: 2}), spec_of(), store, forgets=True

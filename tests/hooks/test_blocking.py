@@ -28,7 +28,8 @@ def slow_graph() -> tuple[ah.Graph, asyncio.Event]:
     """Make a graph with `one`, and with `slow`, which never ends; the event says that it was
     started.
     """
-    graph, started = ah.Graph(), asyncio.Event()
+    graph = ah.Graph()
+    started = asyncio.Event()
 
     @graph.operation
     async def slow() -> None:
@@ -108,7 +109,8 @@ async def test_a_cancel_ends_what_a_thread_waits_for(of_session: bool) -> None:
 
     class Plain:
         def after_create_session(self, session: Any, coord: Any) -> None:
-            self.session, self.coord = session, coord
+            self.session = session
+            self.coord = coord
 
         def before_run(self, run_context: Any) -> None:
             try:
@@ -224,7 +226,9 @@ async def test_attributes_of_the_object() -> None:
     """`order`, `timeout` and `on_error` of the object are the hook's; its repr names the object."""
 
     class Logs:
-        order, timeout, on_error = -5, 30.0, "log"
+        order = -5
+        timeout = 30.0
+        on_error = "log"
         after_run = raising(OSError("only logged"))
 
         def __repr__(self) -> str:

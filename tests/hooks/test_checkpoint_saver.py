@@ -210,7 +210,8 @@ async def test_old_values_are_released_after_the_write(tmp_path: Path, backgroun
     """After the write nothing refers to the values of an earlier step, not even an idle worker
     thread.
     """
-    saver, listener = HeldSaver(tmp_path, held=background), Listener()
+    saver = HeldSaver(tmp_path, held=background)
+    listener = Listener()
     hook = saving(
         saver,
         every=ah.Every(steps=2),
@@ -245,7 +246,8 @@ async def test_the_directory(tmp_path: Path) -> None:
     """With the creator's directory, or none, there is one writer; another one is saved to, and the
     creator's restored from.
     """
-    there, here = tmp_path / "there", tmp_path / "here"
+    there = tmp_path / "there"
+    here = tmp_path / "here"
     for where in (None, there, ah.checkpoint.Saver(there)):
         await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=there), [saving(where)])
     assert (await on_disk(there))[-1] == 3

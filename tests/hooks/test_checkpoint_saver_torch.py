@@ -108,7 +108,8 @@ async def test_training_continues_during_a_write(tmp_path: Path) -> None:
     """The checkpoint has the weights of its step, whatever the steps change in place while it is
     written.
     """
-    weights, saver = Weights(), HeldSaver(tmp_path)
+    weights = Weights()
+    saver = HeldSaver(tmp_path)
     creator = ah.ChiefSessionCreator(
         weights.step, scaffold=ah.Scaffold(tracked={"weights": weights})
     )

@@ -106,7 +106,8 @@ async def test_a_condition_changes_nothing_else(tmp_path: Path) -> None:
         attributes = saver.saved, evaluator.results, waiter.started_at
         return attributes, records
 
-    asked, called = await outcome("asked", lambda cls: cls), await outcome("called", called_always)
+    asked = await outcome("asked", lambda cls: cls)
+    called = await outcome("called", called_always)
     assert asked == called
     assert asked[0] == (3, {10: 0, 20: 0, 25: 0}, 0)
     assert len(asked[1]) == 25

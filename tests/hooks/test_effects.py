@@ -325,7 +325,8 @@ async def test_an_operation_that_is_repeated_records_once() -> None:
 
 async def test_threads_record_at_the_same_time() -> None:
     """Each has its key, and none is lost."""
-    receiver, interval = Receiver(), sys.getswitchinterval()
+    receiver = Receiver()
+    interval = sys.getswitchinterval()
 
     async def train_step() -> None:
         start = threading.Barrier(4)
@@ -347,7 +348,9 @@ async def test_threads_record_at_the_same_time() -> None:
 
 async def test_a_thread_that_outlives_its_attempt_records_nothing() -> None:
     """Its effect is that of the next attempt, under one key."""
-    receiver, go, refused = Receiver(), threading.Event(), list[EffectError]()
+    receiver = Receiver()
+    go = threading.Event()
+    refused = list[EffectError]()
     threads: list[asyncio.Future[None]] = []
 
     class Pay(ah.SessionRunHook):
@@ -468,7 +471,8 @@ async def test_a_kind_that_fails_blocks_itself_alone(
 ) -> None:
     """It is repeated, in order, after growing pauses; the log says what fails."""
     error = ConnectionError("refused")
-    publish, charge = Receiver(error, None, *[error] * 10), Receiver()
+    publish = Receiver(error, None, *[error] * 10)
+    charge = Receiver()
 
     async def both() -> None:
         ah.effect("publish")

@@ -156,7 +156,8 @@ class Full:
         if self._room == 0:
             self._room = None
             raise OSError(28, "No space left on device")
-        part, self._room = data[: self._room], 0
+        part = data[: self._room]
+        self._room = 0
         return self._file.write(part) or 0
 
     def __getattr__(self, name: str) -> Any:

@@ -29,7 +29,8 @@ from tests.support.sessions import (
 
 pytestmark = pytest.mark.every_python
 
-NAN, INF = math.nan, math.inf
+NAN = math.nan
+INF = math.inf
 
 
 # (values, options, the reason; None if it does not stop)
@@ -111,7 +112,8 @@ async def test_the_best_value() -> None:
 async def test_nothing_is_fetched_between_observations() -> None:
     """The value is fetched only in the runs of `every`."""
     asked: list[int] = []
-    graph, store = counting_graph(), ah.MemoryStepStore()
+    graph = counting_graph()
+    store = ah.MemoryStepStore()
 
     @graph.operation
     def metric() -> float:

@@ -21,7 +21,9 @@ class Busy(ah.SessionRunHook):
     """Blocks, waits, and blocks again, in every `before_run`; blocks in `after_run`."""
 
     def __init__(self, clock: ManualClock, block: float, wait: float = 0.0) -> None:
-        self.clock, self.block, self.wait = clock, block, wait
+        self.clock = clock
+        self.block = block
+        self.wait = wait
 
     async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
         self.clock.advance(self.block)

@@ -84,7 +84,8 @@ async def test_a_loop_that_waits_is_not_blocked() -> None:
                 loop.call_soon_threadsafe(enough.set)
             return super().wait(0.05)
 
-    enough, loop = asyncio.Event(), asyncio.get_running_loop()
+    enough = asyncio.Event()
+    loop = asyncio.get_running_loop()
     reported: list[object] = []
     watch = BlockedLoopWatch(HANG_SECS, lambda *found: reported.append(found))
     watch._stopped = Counted()
@@ -96,7 +97,8 @@ async def test_a_loop_that_waits_is_not_blocked() -> None:
 
 async def test_a_watch_is_stopped_while_it_pings() -> None:
     """Stopping ends the thread even if the loop, which joins it, cannot answer the coming ping."""
-    asks, stopped = threading.Event(), threading.Event()
+    asks = threading.Event()
+    stopped = threading.Event()
 
     class Late(threading.Event):
         def set(self) -> None:

@@ -51,7 +51,8 @@ async def test_waiting_for_the_stop(clock: ManualClock) -> None:
     timeout; no timer is left.
     """
     coord = ah.Coordinator()
-    waiting, stopped = await parked(coord.wait_for_stop(10)), await parked(coord.wait_for_stop())
+    waiting = await parked(coord.wait_for_stop(10))
+    stopped = await parked(coord.wait_for_stop())
     await advance_clock(clock, 9.999)
     assert not waiting.done()
     clock.advance(0.001)
@@ -70,7 +71,8 @@ async def test_what_ends_until(how: str) -> None:
     """A stop, or the caller's cancel, ends the wait; a coroutine is cancelled, a task or future is
     left alone.
     """
-    coord, cancelled = ah.Coordinator(), list[str]()
+    coord = ah.Coordinator()
+    cancelled = list[str]()
 
     async def notes() -> None:
         try:
@@ -168,7 +170,8 @@ async def test_tasks_have_names_and_results() -> None:
     async def add(first: int, second: int) -> int:
         return first + second
 
-    one, two = coord.start_soon(add, 1, 2), coord.start_soon(add, 3, 4, name="adder")
+    one = coord.start_soon(add, 1, 2)
+    two = coord.start_soon(add, 3, 4, name="adder")
     assert repr(coord) == "<Coordinator running, tasks: add, adder>"
     assert await asyncio.gather(one, two) == [3, 7]
     cancelled = coord.start_soon(forever)
@@ -190,7 +193,8 @@ async def test_no_error_is_lost(caplog: pytest.LogCaptureFixture) -> None:
 
         __hash__ = ValueError.__hash__
 
-    coord, errors = ah.Coordinator(), [EqualError("first"), EqualError("second"), KeyError("third")]
+    coord = ah.Coordinator()
+    errors = [EqualError("first"), EqualError("second"), KeyError("third")]
     for number, error in enumerate(errors):
         coord.start_soon(fail, error, name=f"task {number}")
     with pytest.raises(EqualError, match="first") as caught:
@@ -210,7 +214,8 @@ async def test_a_task_that_ignores_its_cancellation_is_named(
     """A task that ignores its cancellation for the grace period is named in a warning, and `join`
     returns without it.
     """
-    coord, released = ah.Coordinator(), asyncio.Event()
+    coord = ah.Coordinator()
+    released = asyncio.Event()
     task = coord.start_soon(uncancellable, released, name="stubborn one")
     coord.request_stop()
     joining = asyncio.create_task(coord.join(stop_grace_period_secs=5))
@@ -260,7 +265,8 @@ async def test_a_wait_ends_when_the_last_of_its_producers_has_ended() -> None:
     ended.
     """
     coord = ah.Coordinator()
-    first, second = coord.start_soon(ticks, name="a"), coord.start_soon(forever, name="b")
+    first = coord.start_soon(ticks, name="a")
+    second = coord.start_soon(forever, name="b")
     wait = await parked(coord.until(forever(), producer=[first, second]), 20)
     assert not wait.done()
     second.cancel()
@@ -274,7 +280,8 @@ async def test_a_producer_that_ends_with_an_error(kind: type[Exception], is_own:
     """Its error is raised, the same object; a clean end is like having finished, and that of an own
     task is a stop of all.
     """
-    coord, error = ah.Coordinator(), kind("no more")
+    coord = ah.Coordinator()
+    error = kind("no more")
     producer = (
         coord.start_soon(fail, error, name="reader")
         if is_own
@@ -294,7 +301,8 @@ async def test_a_producer_that_ends_with_an_error(kind: type[Exception], is_own:
 
 async def test_waits_that_are_over_are_forgotten_by_their_producer() -> None:
     """A producer that lives long does not keep what its consumers waited with."""
-    coord, queue = ah.Coordinator(), asyncio.Queue[int]()
+    coord = ah.Coordinator()
+    queue = asyncio.Queue[int]()
     producer = coord.start_soon(forever)
     for number in range(3):
         wait = await parked(coord.until(queue.get(), producer=producer))
@@ -312,11 +320,10 @@ async def test_waits_during_a_drain() -> None:
     """One for something new ends, and none begins; others continue, and so does what waits for a
     stop.
     """
-    coord, gate = ah.Coordinator(), asyncio.Event()
-    new, other = (
-        await parked(coord.until(forever(), drain=True)),
-        await parked(coord.until(gate.wait())),
-    )
+    coord = ah.Coordinator()
+    gate = asyncio.Event()
+    new = await parked(coord.until(forever(), drain=True))
+    other = await parked(coord.until(gate.wait()))
     stop = await parked(coord.wait_for_stop())
     assert not coord.should_drain()
     coord.request_drain("enough")
@@ -388,7 +395,9 @@ async def test_join_raises_the_first_error(how: str) -> None:
     """The first error is raised by every `join` and by `raise_requested_exception`, the same
     object; a later one is noted.
     """
-    coord, first, second = ah.Coordinator(), OSError("first"), OSError("second")
+    coord = ah.Coordinator()
+    first = OSError("first")
+    second = OSError("second")
     coord.start_soon(coord.wait_for_stop)
     coord.start_soon(fail_when_stopped, coord, second)
     if how == "task":
@@ -411,7 +420,8 @@ async def test_join_raises_the_first_error(how: str) -> None:
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_an_error_reported_after_the_join_is_raised_immediately(stopped: bool) -> None:
     """It would not be seen otherwise: it is raised where it is reported."""
-    coord, late = ah.Coordinator(), OSError("late")
+    coord = ah.Coordinator()
+    late = OSError("late")
     if stopped:
         coord.request_stop()
     await coord.join()

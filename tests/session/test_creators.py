@@ -95,7 +95,8 @@ async def test_a_chief_whose_model_is_not_ready_fails(name: str, missing: Any) -
     """If a ready function returns names, the creation fails with NotReadyError; the next chief
     starts from the beginning.
     """
-    record, variables = list[str](), ah.Variables()
+    record = list[str]()
+    variables = ah.Variables()
     scaffold = recording_scaffold(record, **{name: [missing]})
     creator = ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold, variables=variables)
     says = (
@@ -132,7 +133,9 @@ async def test_a_failed_initial_value_reaches_every_chief_and_worker() -> None:
     was trying.
     """
     errors = [OSError(f"no file {number}") for number in range(3)]
-    left, graph, variables = errors.copy(), ah.Graph(), ah.Variables()
+    left = errors.copy()
+    graph = ah.Graph()
+    variables = ah.Variables()
 
     def load() -> int:
         raise left.pop(0)
@@ -173,7 +176,8 @@ async def test_a_creator_may_be_the_users_own(hooked: bool) -> None:
     """Any object with a `graph` and an async `create_session`; options reach its session's `run`,
     metadata the hooks.
     """
-    steps, hook = ah.MemoryStepStore(10), RequestingHook("total", None, {"trace": True})
+    steps = ah.MemoryStepStore(10)
+    hook = RequestingHook("total", None, {"trace": True})
 
     class Creator:
         graph = counting_graph()
@@ -251,7 +255,8 @@ async def test_a_worker_initialises_what_is_its_own() -> None:
     its `init_fn` never.
     """
     record: list[str] = []
-    variables, graph = ah.Variables(), counting_graph()
+    variables = ah.Variables()
+    graph = counting_graph()
 
     parts = {
         name: noting(record, name)
@@ -285,7 +290,8 @@ async def test_a_worker_that_is_not_ready_fails(part: str, says: str) -> None:
         return ["w", "x"]
 
     parts: dict[str, Any] = {"local_init_fn": noting(calls, "local_init"), part: missing}
-    variables, graph = ah.Variables(), counting_graph()
+    variables = ah.Variables()
+    graph = counting_graph()
     await ah.ChiefSessionCreator(graph, variables=variables).create_session()
     worker = ah.WorkerSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(**parts))
     with refused(ah.errors.NotReadyError, says, "['w', 'x']"):
@@ -296,7 +302,8 @@ async def test_a_worker_that_is_not_ready_fails(part: str, says: str) -> None:
 async def test_a_later_chief_still_initialises_what_is_local() -> None:
     """With initialised variables `init_fn` is left out, `local_init_fn` is not."""
     record: list[str] = []
-    variables, graph = ah.Variables(), counting_graph()
+    variables = ah.Variables()
+    graph = counting_graph()
     scaffold = ah.Scaffold(
         init_fn=noting(record, "init"), local_init_fn=noting(record, "local_init")
     )

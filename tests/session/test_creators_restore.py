@@ -53,7 +53,8 @@ async def test_the_order_at_a_restart(tmp_path: Path) -> None:
 
     for _ in range(2):
         record.clear()
-        loader, hook = Remembering("loader", record), Remembering("hook", record)
+        loader = Remembering("loader", record)
+        hook = Remembering("hook", record)
         scaffold = ah.Scaffold(tracked={"loader": loader}, init_fn=init, local_init_fn=local_init)
         async with ah.AsyncMonitoredSession(
             chief(tmp_path, scaffold=scaffold), [hook, saving(None)]
@@ -78,7 +79,8 @@ async def test_a_restore_begins_an_epoch_at_the_step_of_the_checkpoint(
     restart wake.
     """
     await train(chief(tmp_path), [saving(None)], 5)
-    steps, sessions = ah.MemoryStepStore(step), SessionRecorder()
+    steps = ah.MemoryStepStore(step)
+    sessions = SessionRecorder()
     waiting = asyncio.create_task(steps.wait_for(5))
     async with ah.AsyncMonitoredSession(
         chief(tmp_path, global_step=steps), [saving(None), sessions]
@@ -98,8 +100,11 @@ async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None
     with the same bits.
     """
     whole = await uninterrupted(tmp_path, 6)
-    record, steps, seen = list[str](), ah.MemoryStepStore(), list[ah.stores.Position]()
-    hook, loader = Remembering("hook", record), Remembering("loader", record)
+    record = list[str]()
+    steps = ah.MemoryStepStore()
+    seen = list[ah.stores.Position]()
+    hook = Remembering("hook", record)
+    loader = Remembering("loader", record)
     hooks = [
         FaultInjectionHook({("before_run", 6): LOST}),
         hook,
@@ -125,7 +130,9 @@ async def test_a_worker_never_restores(tmp_path: Path) -> None:
     """Workers use the shared values as they are, also after a recovery, so they do not reset the
     chief.
     """
-    variables, steps, graph = ah.Variables(), ah.MemoryStepStore(), counting_graph()
+    variables = ah.Variables()
+    steps = ah.MemoryStepStore()
+    graph = counting_graph()
     shared: dict[str, Any] = {"variables": variables, "global_step": steps}
     await train(chief(tmp_path, graph), [saving(None)], 3)
     sessions = SessionRecorder()
@@ -193,7 +200,8 @@ async def test_another_model_is_refused(
 
     record: list[str] = []
     await train(creator(OWN, ["loader"]), [saving(None)], 2)
-    steps, values = ah.MemoryStepStore(), ah.Variables()
+    steps = ah.MemoryStepStore()
+    values = ah.Variables()
     with refused(
         ah.errors.CheckpointMismatchError, f"checkpoint {tmp_path}", "step-000000000002", says
     ):
@@ -264,7 +272,9 @@ async def test_hooks_with_names_of_their_own(
         [saving(None), Remembering("a"), Remembering(), Remembering("old")],
         2,
     )
-    a, other, new = Remembering("a"), Remembering(), Remembering("new")
+    a = Remembering("a")
+    other = Remembering()
+    new = Remembering("new")
     a.count = new.count = 50
     await train(chief(tmp_path, model()), [new, other, a], 0)
     assert (a.count, other.count) == (2, 2)

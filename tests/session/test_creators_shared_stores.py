@@ -99,7 +99,8 @@ async def test_a_stop_ends_the_wait_for_another_session(make_creator: Any, befor
     """A session that waits for a chief, or for the end of another chief, ends at a stop, requested
     before or meanwhile.
     """
-    engine, recorder = FakeEngine(), EndRecorder()
+    engine = FakeEngine()
+    recorder = EndRecorder()
 
     async def stop() -> None:
         if before:
@@ -236,7 +237,9 @@ async def test_a_run_that_read_what_was_undone_is_repeated() -> None:
     """Variables are there before their step; a run that had read those of a step that was refused
     begins again.
     """
-    graph, read, gate = ah.Graph(), list[int](), asyncio.Event()
+    graph = ah.Graph()
+    read = list[int]()
+    gate = asyncio.Event()
     graph.placeholder("waits")
     graph.variable("v", 1)
 
@@ -278,7 +281,10 @@ async def train_with_time_limits() -> None:
     """Make runs that fail, and some that a time limit ends anywhere; in the end all agree about
     which of them count.
     """
-    store, graph, read, raw = UnreliableStore(), counting_graph(), list[int](), list[ah.Session]()
+    store = UnreliableStore()
+    graph = counting_graph()
+    read = list[int]()
+    raw = list[ah.Session]()
     loops: list[Any] = []
 
     @graph.train_op(adds_to="total", name="record")

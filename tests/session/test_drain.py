@@ -45,7 +45,8 @@ async def test_what_was_taken_is_used_and_nothing_else_is_taken(kind: str, prefe
     """Also the element that is just being taken; the session ends cleanly, with the reason of the
     drain.
     """
-    ends, used = RecordingHook(), list[int]()
+    ends = RecordingHook()
+    used = list[int]()
     async with ah.AsyncMonitoredSession(same, [ends]) as session:
         source = drains_at(session, 4, "enough")
         await use_up(session.steps("same", prefetch=prefetch, **source.feeds(kind)), used)
@@ -110,7 +111,9 @@ async def test_a_drain_ends_producers_that_do_not_look_for_it(kind: str) -> None
     """They are endless: what they waited to put is used, in order, and they are cancelled then. Of
     producers that are not named, no more is taken.
     """
-    raw, ready, used = asyncio.Queue[int](2), asyncio.Queue[int](2), list[int]()
+    raw = asyncio.Queue[int](2)
+    ready = asyncio.Queue[int](2)
+    used = list[int]()
 
     async def produce(queue: asyncio.Queue[int]) -> None:
         for number in range(10**9):
@@ -144,11 +147,9 @@ async def test_a_drain_ends_producers_that_do_not_look_for_it(kind: str) -> None
 
 async def test_every_loop_finishes_before_the_stop() -> None:
     """The last one that ends requests it; one that was left does not count."""
-    queues, used, gate = (
-        [asyncio.Queue[int](), asyncio.Queue[int]()],
-        [list[int](), list[int]()],
-        asyncio.Event(),
-    )
+    queues = [asyncio.Queue[int](), asyncio.Queue[int]()]
+    used = [list[int](), list[int]()]
+    gate = asyncio.Event()
 
     async def produce() -> None:
         with contextlib.suppress(ah.StopRequestedError):
@@ -214,7 +215,9 @@ async def test_a_recovery_during_a_drain(tmp_path: Path) -> None:
     """What the restored feeds have is not taken, and is in their state: neither the element of the
     run nor those before it.
     """
-    loader, used, failures = Loader(), list[int](), [ah.AbortedError("lost")]
+    loader = Loader()
+    used = list[int]()
+    failures = [ah.AbortedError("lost")]
 
     async def step(number: int) -> int:
         if number == 5 and failures:

@@ -79,7 +79,8 @@ async def test_another_loop_over_the_same_feeds_continues_with_them(
     """
 
     async def program() -> None:
-        feeds, used = make(12), list[int]()
+        feeds = make(12)
+        used = list[int]()
 
         async def step(numbers: Any) -> dict[str, Any]:
             await sleep(0.4)
@@ -118,7 +119,8 @@ async def test_a_message_is_short_however_large_the_feed(feed: Any) -> None:
 @KINDS
 async def test_as_many_as_were_asked_for_are_taken_ahead(kind: str) -> None:
     """While a step runs, `prefetch` elements are taken and no more; the status has their number."""
-    source, held = Source(), asyncio.Event()
+    source = Source()
+    held = asyncio.Event()
 
     async def step(batch: int) -> int:
         await held.wait()
@@ -153,7 +155,9 @@ async def test_a_failure_comes_out_of_the_step_that_would_have_got_the_element(
     """The steps before it are made; the error is the same object, and ends the session cleanly or
     not as everywhere.
     """
-    raised, hook, ended = error("no more data"), RecordingHook(fetches="same"), list[int]()
+    raised = error("no more data")
+    hook = RecordingHook(fetches="same")
+    ended = list[int]()
 
     def fail(taken: int) -> None:
         if taken == 3:
@@ -244,7 +248,8 @@ async def test_a_step_in_a_thread() -> None:
     """Other tasks run while it computes; a cancel comes out when the thread has returned, and the
     run has changed nothing.
     """
-    computing, released = threading.Event(), threading.Event()
+    computing = threading.Event()
+    released = threading.Event()
 
     def train(batch: int, scale: int = 10) -> dict[str, int]:
         computing.set()
@@ -335,7 +340,8 @@ async def test_feeds_that_fail_after_a_stop_end_the_session_as_usual(
     """Whoever stopped the session has often stopped what feeds it, too: `end` is called, so that
     nothing is lost, and the error is logged.
     """
-    error, hook = RuntimeError("a worker of the loader was killed"), RecordingHook()
+    error = RuntimeError("a worker of the loader was killed")
+    hook = RecordingHook()
 
     async def use(session: ah.AsyncMonitoredSession) -> None:
         source = feeds(session.request_stop, error)
@@ -377,7 +383,8 @@ async def test_feeds_that_fail_when_a_stop_closes_them_delay_no_end(
     prefetch: int, thread: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error is logged like that of an element, and what reads the feeds ends."""
-    error, hook = RuntimeError("the connection is gone"), RecordingHook()
+    error = RuntimeError("the connection is gone")
+    hook = RecordingHook()
 
     def numbers(session: ah.AsyncMonitoredSession) -> Iterator[int]:
         try:

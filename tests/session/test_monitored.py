@@ -202,7 +202,8 @@ async def test_hooks_add_to_the_metrics_of_a_run_in_order() -> None:
     """A hook sees what those with a lower order added in the phase, and all of the phase before; an
     attempt begins with none.
     """
-    last, first = MetricsHook("last"), MetricsHook("first")
+    last = MetricsHook("last")
+    first = MetricsHook("first")
     hooks: list[Any] = [ah.configure(last, order=1), first]
     async with ah.AsyncMonitoredSession(
         failing_step(None, ah.AbortedError("once")), hooks, recovery=NO_BACKOFF

@@ -321,7 +321,9 @@ async def test_a_feed_that_contradicts_itself_is_refused() -> None:
     the run was planned before.
     """
     graph = counting_graph()
-    x, total, session = graph.nodes["x"], graph.nodes["total"], ah.Session(graph)
+    x = graph.nodes["x"]
+    total = graph.nodes["total"]
+    session = ah.Session(graph)
     await session.run("train", {"x": 1})
     with refused(ah.errors.FetchError, "'x' is fed twice in one feed_dict", "leave one out"):
         await session.run("train", {"x": 1, x: 2})

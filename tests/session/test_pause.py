@@ -49,7 +49,8 @@ async def test_the_run_in_progress_is_finished() -> None:
     """So is its hook's phase; those who wait for their turn behind it wait for the end of the
     pause, in their order.
     """
-    gate, order = asyncio.Event(), list[int]()
+    gate = asyncio.Event()
+    order = list[int]()
 
     async def wait(number: int) -> None:
         await gate.wait()

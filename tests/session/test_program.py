@@ -24,7 +24,8 @@ T = TypeVar("T")
 pytestmark = pytest.mark.every_python
 
 USER = signal.SIGUSR1
-INTERRUPTED, STOPPED = 128 + signal.SIGINT, 128 + USER
+INTERRUPTED = 128 + signal.SIGINT
+STOPPED = 128 + USER
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,9 @@ async def test_an_element_is_done_when_its_step_is() -> None:
     """`queue.join()` waits for the steps: not for an element that was only taken, nor for one whose
     run has failed.
     """
-    queue, held, failed = filled(1, 2), asyncio.Event(), list[Any]()
+    queue = filled(1, 2)
+    held = asyncio.Event()
+    failed = list[Any]()
 
     async def step(number: int) -> None:
         await held.wait()
@@ -57,7 +59,8 @@ async def test_an_element_is_done_when_its_step_is() -> None:
 @pytest.mark.parametrize("when", ["before", "during"])
 async def test_the_shutdown_of_the_queue_is_its_end(when: str) -> None:
     """What is in it is used first; the same error of anything else is a failure."""
-    queue, used = filled(1, 2, 3), list[Any]()
+    queue = filled(1, 2, 3)
+    used = list[Any]()
     async with ah.AsyncMonitoredSession(same) as session:
         if when == "before":
             queue.shutdown()  # type: ignore[attr-defined,unused-ignore]
@@ -90,7 +93,8 @@ async def test_nothing_in_a_pipeline_is_lost_at_its_end(converters: int, grouped
     """A stage that ends with its producer has finished: it is no stop, and all that it has put into
     the next queue is used.
     """
-    raw, ready = asyncio.Queue[int](2), asyncio.Queue[int](5)
+    raw = asyncio.Queue[int](2)
+    ready = asyncio.Queue[int](5)
     raised: list[BaseException] = []
 
     async def convert(reader: asyncio.Task[None]) -> None:

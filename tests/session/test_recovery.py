@@ -35,12 +35,10 @@ from tests.support.waiting import parked, raises_after, ticks
 
 pytestmark = pytest.mark.every_python
 
-LOST, AWAY, END, BAD = (
-    ah.AbortedError("lost"),
-    ah.UnavailableError("away"),
-    ah.OutOfRangeError("end"),
-    OSError("bad"),
-)
+LOST = ah.AbortedError("lost")
+AWAY = ah.UnavailableError("away")
+END = ah.OutOfRangeError("end")
+BAD = OSError("bad")
 PAUSES = ah.RecoveryPolicy(backoff=ah.Backoff(60, 60, jitter=False))
 
 
@@ -54,7 +52,8 @@ async def test_an_error_of_a_hook_is_recovered(phase: str, error: Exception, sus
     """Out of every phase of a run: a new session, `after_create_session` of all hooks, the run
     again, `begin` never.
     """
-    sessions, other = SessionRecorder(), RecordingHook(suspend=suspend)
+    sessions = SessionRecorder()
+    other = RecordingHook(suspend=suspend)
     # At the creation, the first failure is in the session's own first one.
     fault = FaultInjectionHook({(phase, 1): error}, suspend=suspend)
     async with doubling(sessions, fault, other, recovery=NO_BACKOFF) as session:
@@ -76,7 +75,8 @@ async def test_a_recovery_plans_nothing_again() -> None:
     def count_plans() -> int:
         return sum(type(item) is Plan for item in gc.get_objects())
 
-    sessions, fault = SessionRecorder(), FaultInjectionHook({("after_run", 2): LOST})
+    sessions = SessionRecorder()
+    fault = FaultInjectionHook({("after_run", 2): LOST})
     async with counting(sessions, fault, recovery=NO_BACKOFF) as session:
         await session.run("train")
         planned = count_plans()
@@ -91,7 +91,8 @@ async def test_a_store_that_refuses_from_the_start_is_not_retried(tmp_path: Path
     itself; later it may be one.
     """
     (tmp_path / "file").write_text("")
-    hook, store = RecordingHook(), open_step_store(f"local://{tmp_path}/file/runs")
+    hook = RecordingHook()
+    store = open_step_store(f"local://{tmp_path}/file/runs")
     raised = await outcome(counting(hook, recovery=NO_BACKOFF, global_step=store))
     assert isinstance(raised, ah.errors.StoreRefusedError)
     assert not hasattr(raised, "__notes__")
@@ -164,7 +165,8 @@ async def train_with_time_limits() -> None:
     """Use all feeds in spite of failures, and of a time limit that ends steps and recoveries
     anywhere.
     """
-    used, phases = list[int](), RecordingHook()
+    used = list[int]()
+    phases = RecordingHook()
 
     async def step(batch: int) -> None:
         await sleep(choose(0, 0.01))
@@ -249,7 +251,8 @@ async def test_a_step_that_fails_again_and_again_is_given_up(between: str) -> No
     """`max_attempts` is how often recoveries may lead to no progress, also when sessions, or
     earlier steps, succeed between.
     """
-    graph, failures = ah.Graph(), list[int]()
+    graph = ah.Graph()
+    failures = list[int]()
 
     @graph.train_op
     async def train(global_step: int) -> int:
@@ -297,7 +300,9 @@ async def test_after_run_of_a_committed_run_fails(are_tracked: bool, suspend: bo
 
     A later run that fails before its commit does not return what this one committed.
     """
-    fed, losses, numbers = list[int](), list[int](), Loader(3)
+    fed = list[int]()
+    losses = list[int]()
+    numbers = Loader(3)
 
     async def step(batch: int) -> dict[str, int]:
         fed.append(batch)
@@ -318,7 +323,8 @@ async def test_a_hook_that_fails_after_every_commit_is_given_up() -> None:
     """A run that is returned after a recovery is no completed one: failures in a row use up the
     attempts.
     """
-    lost, numbers = ah.AbortedError("lost"), Loader(9)
+    lost = ah.AbortedError("lost")
+    numbers = Loader(9)
     hooks = [PhaseHook("after_run", raises_after(0, lost))]
     session = training(double, numbers, *hooks, policy={"max_attempts": 3})
     use = lambda session: use_up(session.steps("loss", feeds=numbers))  # noqa: E731
@@ -348,7 +354,9 @@ async def test_a_commit_of_an_epoch_that_has_ended_is_repeated() -> None:
     """The step store was reset meanwhile, to a later step: the commit belongs to the steps before
     the reset.
     """
-    fed, numbers, store = list[int](), Loader(1), ah.MemoryStepStore()
+    fed = list[int]()
+    numbers = Loader(1)
+    store = ah.MemoryStepStore()
 
     async def step(batch: int) -> dict[str, int]:
         fed.append(batch)

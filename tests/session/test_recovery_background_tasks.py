@@ -24,7 +24,9 @@ class Workers(ah.SessionRunHook):
     def __init__(
         self, work: Callable[[int], Awaitable[None]], count: int = 1, sessions: int = 1
     ) -> None:
-        self.work, self.count, self.failing = work, count, sessions
+        self.work = work
+        self.count = count
+        self.failing = sessions
         self.sessions = 0
 
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
@@ -109,7 +111,9 @@ async def test_a_loss_during_the_wait_for_a_feed_is_recovered_meanwhile(
     """The session recovers while the wait continues, also if the feed comes from what the recovery
     starts again.
     """
-    queue, closed, losses = asyncio.Queue[int](), list[bool](), list[int]()
+    queue = asyncio.Queue[int]()
+    closed = list[bool]()
+    losses = list[int]()
     lost = Lost(ah.UnavailableError("away"))
 
     class Producing(Workers):
@@ -146,10 +150,8 @@ async def test_what_ends_the_wait_for_a_feed(how: str) -> None:
     """A stop, a failure that is not recovered, a cancellation, and a recovery that gives up, with
     the history, end the wait.
     """
-    waiting, error = (
-        asyncio.Event(),
-        ValueError("wrong") if how == "failure" else ah.UnavailableError("away"),
-    )
+    waiting = asyncio.Event()
+    error = ValueError("wrong") if how == "failure" else ah.UnavailableError("away")
     policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=600, max_secs=600, jitter=False))
     if how == "giving up":
         policy = recovery_policy(max_attempts=2)
@@ -188,7 +190,8 @@ async def test_what_ends_the_wait_for_a_feed(how: str) -> None:
 @pytest.mark.parametrize("begins", ["before", "after"])
 async def test_a_task_that_lives_through_recoveries_waits_through_them(begins: str) -> None:
     """Its wait starts the recovery, as there is no run that would, and gets what that brings."""
-    lost, queue = Lost(ah.UnavailableError("away")), asyncio.Queue[int]()
+    lost = Lost(ah.UnavailableError("away"))
+    queue = asyncio.Queue[int]()
 
     class Producing(Workers):
         async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
@@ -212,7 +215,8 @@ async def test_a_task_that_lives_through_recoveries_waits_through_them(begins: s
 @pytest.mark.parametrize("later", [0, 8])
 async def test_the_end_of_a_session_ends_a_recovery_that_no_run_makes(later: int) -> None:
     """That is neither a failure, nor the reason of a stop."""
-    lost, queue = Lost(ah.UnavailableError("away")), asyncio.Queue[int]()
+    lost = Lost(ah.UnavailableError("away"))
+    queue = asyncio.Queue[int]()
     policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=600, max_secs=600, jitter=False))
     async with doubling(Workers(lost), recovery=policy, stop_grace_period_secs=0) as session:
         loop = asyncio.create_task(use_up(session.steps("loss", feeds=queue)))
@@ -232,7 +236,9 @@ async def test_a_wait_that_a_recovery_may_outlast_needs_producers_that_live() ->
     """A task of a hook's coordinator is rejected as its producer: a recovery cancels it, and starts
     another, and the wait would end as if everything had been produced.
     """
-    queue, tasks, coords = asyncio.Queue[int](), list[asyncio.Task[None]](), list[Any]()
+    queue = asyncio.Queue[int]()
+    tasks = list[asyncio.Task[None]]()
+    coords = list[Any]()
     remedy = r"'produce' of a hook's coordinator.*session\.start_soon"
 
     async def produce() -> None:

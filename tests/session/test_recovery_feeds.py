@@ -152,7 +152,8 @@ async def test_each_element_makes_one_step_of_what_is_kept(
     and so is what is saved.
     """
     prefetch, every, background = how
-    fail_once, tasks = fails_once(*places), [one for one in places if one[0] == "task"]
+    fail_once = fails_once(*places)
+    tasks = [one for one in places if one[0] == "task"]
 
     async def fail(place: str, number: int) -> None:
         if place == "before_run" and ("task", number) in tasks:
@@ -161,15 +162,11 @@ async def test_each_element_makes_one_step_of_what_is_kept(
             await forever()
         await fail_once(place, number)
 
-    feed, policy = (
-        kind(),
-        recovery_policy(on_lost_feeds="raise"),
-    )
+    feed = kind()
+    policy = recovery_policy(on_lost_feeds="raise")
     behind = ah.configure(calling(fail, "after_run", "behind"), order=200)
-    before, after = (
-        calling(fail, "before_run", "before_run"),
-        calling(fail, "after_run", "after_run"),
-    )
+    before = calling(fail, "before_run", "before_run")
+    after = calling(fail, "after_run", "after_run")
     hooks: list[Any] = [before, after, behind, saving(every, background=background)]
     creator = training(fail, tmp_path, feed=feed)
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
@@ -194,7 +191,8 @@ async def test_an_element_is_used_once_where_loops_share_feeds(
     """Some of three loops over the same feeds are cancelled: what the others have taken does not
     come again, also at the end of the feeds, and the state of the session skips nothing.
     """
-    feed, holds = Feed(count), asyncio.Event()
+    feed = Feed(count)
+    holds = asyncio.Event()
     skipped: list[tuple[int, ...]] = []
 
     async def wait(context: ah.SessionRunContext) -> None:
@@ -265,7 +263,8 @@ async def train_beside_requests(folder: Path) -> None:
     """Use up tracked feeds with time limits, beside requests that have time limits, and that
     recover.
     """
-    feed, kept = Slow(4), list[tuple[int, ...]]()
+    feed = Slow(4)
+    kept = list[tuple[int, ...]]()
     graph = ah.Graph()
     graph.placeholder("number")
     graph.variable("made", ())
@@ -301,7 +300,8 @@ async def train_beside_requests(folder: Path) -> None:
     hooks = [ah.CheckpointSaverHook(save_on_end=False), connect, keep]
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
         requests = [asyncio.create_task(request()) for _ in range(2)]
-        steps, ended = session.steps("train", feeds=feed), False
+        steps = session.steps("train", feeds=feed)
+        ended = False
         while not ended:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(choose(None, 0.015)):
@@ -335,10 +335,8 @@ async def lose_at_nine(directory: Path, kind: str, **options: Any) -> tuple[int,
     for one in (elements := list(Feed())):
         queue.put_nowait(one)
     tracked = {"feed": Feed()} if kind == "beside tracked" else {}
-    creator, policy = (
-        training(fails_once(("step", 9)), directory, **tracked),
-        recovery_policy(**options),
-    )
+    creator = training(fails_once(("step", 9)), directory, **tracked)
+    policy = recovery_policy(**options)
     async with ah.AsyncMonitoredSession(
         creator, [saving(5, background=False)], recovery=policy
     ) as session:
@@ -405,10 +403,8 @@ async def test_steps_without_feeds_are_undone_with_a_word(
     async def step(global_step: int) -> None:
         await fail("step", global_step)
 
-    hooks, policy = (
-        [saving(5, background=False), ah.StopAtStepHook(last_step=9)],
-        recovery_policy(on_lost_feeds="raise"),
-    )
+    hooks = [saving(5, background=False), ah.StopAtStepHook(last_step=9)]
+    policy = recovery_policy(on_lost_feeds="raise")
     creator = ah.ChiefSessionCreator(step, checkpoint_dir=tmp_path)
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
         await use_up(session.steps())

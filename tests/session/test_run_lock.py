@@ -165,10 +165,8 @@ async def test_a_session_is_entered_once(how: str) -> None:
 
 async def test_a_raw_session_that_was_replaced_says_so() -> None:
     """After recovery the previous session is closed, and says where the new one is."""
-    recorder, lost = (
-        SessionRecorder(),
-        FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")}),
-    )
+    recorder = SessionRecorder()
+    lost = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
     async with doubling(recorder, lost, recovery=NO_BACKOFF) as session:
         await session.run("loss")
         assert [one.closed for one in recorder.sessions] == [True, False]
@@ -187,7 +185,9 @@ async def test_a_session_is_not_closed_while_it_opens() -> None:
     """Another task that tries gets an error; the session opens, and is closed at its end. Its graph
     can then be extended.
     """
-    graph, opening, tried = counting_graph(), asyncio.Event(), asyncio.Event()
+    graph = counting_graph()
+    opening = asyncio.Event()
+    tried = asyncio.Event()
 
     async def opened() -> None:
         opening.set()

@@ -117,7 +117,8 @@ async def test_a_task_that_is_started_in_the_grace_period_is_waited_for(
     """A background task may start others while the session closes; they have what is left of the
     same grace period.
     """
-    session, ended = doubling(stop_grace_period_secs=9), list[str]()
+    session = doubling(stop_grace_period_secs=9)
+    ended = list[str]()
 
     async def flush() -> None:
         await ticks(10)
@@ -347,7 +348,8 @@ async def test_a_queue_that_the_program_uses_is_not_idle(clock: ManualClock) -> 
 
 async def test_a_wait_for_a_queue_with_a_time_limit_is_not_idle(clock: ManualClock) -> None:
     """Its task continues by itself, and has work left that it does then."""
-    flushed, limit = False, asyncio.timeout(HANG_SECS)
+    flushed = False
+    limit = asyncio.timeout(HANG_SECS)
 
     async def flush_at_times() -> None:
         nonlocal flushed

@@ -82,7 +82,8 @@ async def test_of_several_errors_none_is_lost(
     """The first one comes out, or the cancel of the caller while hooks are closed; the others are
     in it, and logged.
     """
-    closing, released = asyncio.Event(), asyncio.Event()
+    closing = asyncio.Event()
+    released = asyncio.Event()
 
     async def fail_in(place: str) -> None:
         if place in fails:
@@ -162,7 +163,10 @@ async def test_an_error_that_ends_the_program_comes_out_of_close(
     """It is raised itself, whatever failed before, which is its context; unless that ends the
     program, too.
     """
-    closing, released, error, fatal = asyncio.Event(), asyncio.Event(), kind(3), SystemExit(4)
+    closing = asyncio.Event()
+    released = asyncio.Event()
+    error = kind(3)
+    fatal = SystemExit(4)
 
     async def ends(_: object) -> None:
         closing.set()
@@ -252,7 +256,8 @@ async def test_an_error_of_a_part_does_not_keep_the_others_from_closing(
             if part == "session":
                 raise error
 
-    hook, graph = RecordingHook(), counting_graph()
+    hook = RecordingHook()
+    graph = counting_graph()
     creator = CreatorOf(Broken, graph, global_step=Store())
     assert await outcome(ah.AsyncMonitoredSession(creator, [hook])) is error
     assert hook.closed_with == [None]
@@ -267,7 +272,9 @@ async def test_a_background_error_comes_out_of_every_wait(wait: str, owner: str)
     """The same object, once, with the cause and the context that it had; it is the reason of the
     stop, and no clean end.
     """
-    error, hook, ended = ValueError("bad"), RecordingHook(), list[str]()
+    error = ValueError("bad")
+    hook = RecordingHook()
+    ended = list[str]()
 
     async def background() -> None:
         await ticks(2)
@@ -350,7 +357,8 @@ async def test_a_task_that_fails_after_its_session_has_ended_is_logged(
     """A task that ignored its cancellation, and fails after the session has ended without it: the
     error is logged, with the reason why the session has ended its tasks.
     """
-    released, tasks = asyncio.Event(), list[asyncio.Task[None]]()
+    released = asyncio.Event()
+    tasks = list[asyncio.Task[None]]()
 
     async def stubborn() -> None:
         await uncancellable(released)
@@ -393,7 +401,8 @@ async def test_an_error_that_meets_the_end_of_its_session_is_said(
     """A hook fails as its session is closed because of another error: its own is raised by the run,
     or in the log.
     """
-    failing, runs = asyncio.Event(), list[asyncio.Task[Any]]()
+    failing = asyncio.Event()
+    runs = list[asyncio.Task[Any]]()
 
     async def fail_then(_: object) -> None:
         await failing.wait()

@@ -91,7 +91,8 @@ async def test_the_default_grace_period(
     """It is 10 seconds, of a session and of a `join`; each is named after a
     second.
     """
-    ended, coord = list[str](), ah.Coordinator()
+    ended = list[str]()
+    coord = ah.Coordinator()
 
     async def join() -> None:
         coord.start_soon(forever, name="reader")

@@ -31,7 +31,8 @@ async def test_an_uncancellable_call_has_the_grace_period(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is named in a warning then, and left behind."""
-    uncancellable, graph = Uncancellable(), counting_graph()
+    uncancellable = Uncancellable()
+    graph = counting_graph()
     fails = raises_after(2, OSError("broken"))
 
     @graph.operation(name="fails")
@@ -78,7 +79,8 @@ async def test_a_closing_that_takes_too_long_after_a_cancel(
     The cancellation comes out, and what could be closed is closed; an error that comes after that
     is logged.
     """
-    uncancellable, hook = Uncancellable(OSError("too late")), RecordingHook()
+    uncancellable = Uncancellable(OSError("too late"))
+    hook = RecordingHook()
     hooks: list[Any] = [hook, ah.configure(PhaseHook("close", uncancellable.wait), timeout=1000)]
     session = doubling(*hooks, stop_grace_period_secs=9, name="trainer")
     ending = await parked(outcome(session))
@@ -130,7 +132,9 @@ async def test_a_raw_session_that_is_created_too_late_is_closed(
     """Its creation ignores the cancellation until the monitored session is closed: it is closed,
     and not used.
     """
-    uncancellable, created, hook = Uncancellable(), list[ah.Session](), RecordingHook()
+    uncancellable = Uncancellable()
+    created = list[ah.Session]()
+    hook = RecordingHook()
 
     class Creator:
         graph = counting_graph()

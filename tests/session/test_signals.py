@@ -100,7 +100,8 @@ async def test_what_a_stopped_session_waits_for_is_logged(
 
 async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
     """A session that is opened while others are cancelled by a second signal is cancelled too."""
-    hook, ends = RecordingHook(), list[BaseException | None]()
+    hook = RecordingHook()
+    ends = list[BaseException | None]()
 
     async def open_another(_: object) -> None:
         late = doubling(hook, handle_signals=True)

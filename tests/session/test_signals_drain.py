@@ -55,7 +55,8 @@ async def test_the_first_signal_begins_a_drain(clock: ManualClock) -> None:
     """What was taken is used, waits for a drain end; the session ends cleanly because of the
     signal, with no timer left.
     """
-    hook, used = RecordingHook(), list[int]()
+    hook = RecordingHook()
+    used = list[int]()
     async with handling(same, [hook]) as session:
         waiting = await parked(session.coord.until(forever(), drain=True))
         async for number in session.steps("same", feeds=range(99), prefetch=3):

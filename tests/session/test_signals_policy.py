@@ -70,7 +70,8 @@ async def test_the_time_limit_of_the_step(ends_in_time: bool, clock: ManualClock
     """After `step_secs` the step is abandoned, with nothing committed; the session ends cleanly,
     with `end` of its hooks.
     """
-    hook, gate = RecordingHook(), asyncio.Event()
+    hook = RecordingHook()
+    gate = asyncio.Event()
 
     async def wait(run_context: ah.SessionRunContext) -> None:
         await gate.wait()
@@ -101,7 +102,8 @@ async def test_the_grace_period_ends_the_session(
     phase: str, caplog: pytest.LogCaptureFixture, clock: ManualClock
 ) -> None:
     """After `grace_secs` the session is cancelled, in any phase, with a warning."""
-    hook, inside = RecordingHook(), asyncio.Event()
+    hook = RecordingHook()
+    inside = asyncio.Event()
 
     async def hang(*_: object) -> None:
         inside.set()
@@ -253,7 +255,8 @@ async def test_handlers_of_the_loop_stay(caplog: pytest.LogCaptureFixture) -> No
     """A handler that was added to the loop before is called as well, once for each signal, and
     stays installed.
     """
-    loop, received = asyncio.get_running_loop(), list[signal.Signals]()
+    loop = asyncio.get_running_loop()
+    received = list[signal.Signals]()
     for number in (USER, signal.SIGUSR2):
         loop.add_signal_handler(number, received.append, number)
 

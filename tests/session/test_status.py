@@ -105,7 +105,8 @@ async def test_the_status_counts() -> None:
         status = session.status()
         return tuple(getattr(status, field.name) for field in dataclasses.fields(status)[:8])
 
-    gate, faults = Gate(), FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
+    gate = Gate()
+    faults = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
     hooks = [faults, PhaseHook("after_run", gate.pass_through)]
     session = doubling(*hooks, recovery=NO_BACKOFF)
     assert counts() == ("new", None, 0, False, 0, None, 0, None)

@@ -19,8 +19,11 @@ from aiohooks.testing import RecordingHook
 from tests.support.checks import invalid
 from tests.support.sessions import counting_graph, make_runs
 
-COUNTS, SUMMARIES, SAVES = "StepCounterHook", "SummarySaverHook", "CheckpointSaverHook"
-DIRECTORY, LOSS = "its directory", {"summaries": ["loss"]}
+COUNTS = "StepCounterHook"
+SUMMARIES = "SummarySaverHook"
+SAVES = "CheckpointSaverHook"
+DIRECTORY = "its directory"
+LOSS = {"summaries": ["loss"]}
 SETS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "nothing given": ({}, ["C", COUNTS, "U"]),
     "checkpoint_dir": ({"checkpoint_dir": DIRECTORY}, ["C", COUNTS, SAVES, "U"]),

@@ -72,7 +72,8 @@ class Stuck(ah.SessionRunHook):
     """Waits until it is let go."""
 
     def __init__(self) -> None:
-        self.waits, self.released = asyncio.Event(), asyncio.Event()
+        self.waits = asyncio.Event()
+        self.released = asyncio.Event()
 
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         """Wait."""
@@ -178,7 +179,8 @@ async def test_an_answer_that_takes_too_long(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is not taken for a process that cannot answer."""
-    asked, made = threading.Event(), why.process_text
+    asked = threading.Event()
+    made = why.process_text
 
     def late() -> str:
         asked.wait()

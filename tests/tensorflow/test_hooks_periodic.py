@@ -50,7 +50,8 @@ async def test_stop_at_a_step_over_a_restart() -> None:
     """`last_step` counts over restarts, `num_steps` from where the session starts; the number of
     runs is exact.
     """
-    steps, variables = ah.MemoryStepStore(), ah.Variables()
+    steps = ah.MemoryStepStore()
+    variables = ah.Variables()
     runs: list[int] = []
     for hook in (
         ah.StopAtStepHook(last_step=3),

@@ -72,7 +72,8 @@ async def test_a_wait_without_a_publisher(error: BaseException | None) -> None:
     """When the last publisher has finished, the worker stops cleanly; when it failed, the worker
     fails.
     """
-    steps, hook = ah.MemoryStepStore(), RecordingHook()
+    steps = ah.MemoryStepStore()
+    hook = RecordingHook()
     chief = steps.publisher("chief")
     session = counting(ah.hooks.GlobalStepWaiterHook(10), hook, global_step=steps, name="worker")
     running = await parked(run_block(session, train()), 5)
@@ -107,7 +108,9 @@ async def test_final_ops_that_read_input_fail(caplog: pytest.LogCaptureFixture) 
 
     Other hooks get their `end` all the same. A hook that is used again has forgotten its value.
     """
-    graph, other, error = counting_graph(), RecordingHook(), ah.OutOfRangeError("no more input")
+    graph = counting_graph()
+    other = RecordingHook()
+    error = ah.OutOfRangeError("no more input")
     ends = [False, True]
 
     @graph.operation
@@ -171,7 +174,8 @@ async def test_the_function_may_wait_and_may_feed_nothing(feeds: Any) -> None:
 
 # -- guarding against what is no number
 
-NAN, INF = math.nan, math.inf
+NAN = math.nan
+INF = math.inf
 BAD = [
     NAN,
     np.float32(NAN),

@@ -126,7 +126,8 @@ async def test_a_stop_ends_the_block_cleanly(
     """By the function itself, immediately, or by others at its next run with hooks; `end` is
     called.
     """
-    hook, left = RecordingHook(), [*script]
+    hook = RecordingHook()
+    left = [*script]
 
     async def step_fn(context: ah.session.StepContext) -> None:
         while (what := left.pop(0)) != "next":

@@ -66,7 +66,8 @@ async def test_a_next_that_finds_nothing_is_a_failure(raised_in: str) -> None:
         def after_run(self, *_: object) -> None:
             take()
 
-    graph, recorder = counting_graph(), RecordingHook()
+    graph = counting_graph()
+    recorder = RecordingHook()
     graph.operation(name="plain")(lambda: take())
     graph.operation(name="waiting")(forever_step)
     graph.operation(name="thread")(ah.in_thread(lambda: take()))
@@ -276,7 +277,8 @@ async def test_an_error_of_closing_is_not_hidden(caplog: pytest.LogCaptureFixtur
     """O44: closing a session that fails is raised at a clean end, noted on the error of another,
     logged in a recovery.
     """
-    hook, error = RecordingHook(), ValueError("body")
+    hook = RecordingHook()
+    error = ValueError("body")
     with pytest.raises(OSError, match="cannot close"):
         await run_block(ah.AsyncMonitoredSession(BadlyClosed([9]), [hook]), train())
     assert hook.phases()[-2:] == ["end", "close"]

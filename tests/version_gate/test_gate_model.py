@@ -51,7 +51,8 @@ class GateAgainstModel(RuleBasedStateMachine):
         with self.clock:
             self.versions = MemoryStepStore(first)
             self.gate = VersionGate(self.versions, max_lag=max_lag, per_version=per_version)
-        self.max_lag, self.per_version = max_lag, per_version
+        self.max_lag = max_lag
+        self.per_version = per_version
         self.position = Position(1, first)
         self.all: list[Item] = []
         self.used_ahead = self.shipped_ahead = 0
@@ -86,7 +87,8 @@ class GateAgainstModel(RuleBasedStateMachine):
         for item in self.having("waiting"):
             if self.room() <= 0:
                 break
-            item.state, item.position = "open", self.position
+            item.state = "open"
+            item.position = self.position
 
     def lag(self, item: Item) -> int | None:
         assert item.position is not None
@@ -138,7 +140,8 @@ class GateAgainstModel(RuleBasedStateMachine):
     @rule(by=st.sampled_from([1, 1, 1, 2, 5]))
     def publish(self, by: int) -> None:
         self.position = Position(self.position.epoch, self.position.step + by)
-        self.used_ahead, self.shipped_ahead = 0, max(0, self.shipped_ahead - by * self.per_version)
+        self.used_ahead = 0
+        self.shipped_ahead = max(0, self.shipped_ahead - by * self.per_version)
         self.admit_waiters()
         self.do(lambda: self.versions.advance(by))
 
