@@ -316,15 +316,15 @@ async def within_ticks(coro: Coroutine[Any, Any, None]) -> str | None:
         return None
     left = asyncio.all_tasks() - before
     names = ", ".join(sorted(map(repr, left)))
-    for one in left:
-        one.cancel()
+    for task in left:
+        task.cancel()
     for _ in range(100):
-        if all(one.done() for one in left):
+        if all(task.done() for task in left):
             break
         await asyncio.sleep(0)
-    for one in left:
-        if one.done() and not one.cancelled():
-            one.exception()
+    for task in left:
+        if task.done() and not task.cancelled():
+            task.exception()
     return f"hangs after {TICK_LIMIT} ticks: {names}"
 
 

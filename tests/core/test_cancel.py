@@ -99,7 +99,7 @@ async def test_shielded_cleanup_that_ignores_everything(
     clock.advance(9)
     with pytest.raises(asyncio.CancelledError):
         await task
-    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert (
         record.getMessage()
         == "the cleanup still runs 9 s after its cancellation; continuing without it"

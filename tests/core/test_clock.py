@@ -42,7 +42,7 @@ async def test_sleep_waits_on_the_clock_that_it_is_given() -> None:
         assert current.pending == 1
         current.advance(5)
         await ticks()
-        assert [one.done() for one in sleeps] == [True, False, True]
+        assert [task.done() for task in sleeps] == [True, False, True]
         given.advance(4)
         await ticks()
         assert not sleeps[1].done()

@@ -26,13 +26,13 @@ def test_what_overlapping_calls_set_is_given_back_in_their_order() -> None:
 
     def check() -> None:
         base = copy_context()
-        one = base.copy()
+        first = base.copy()
         another = base.copy()
         another.run(FIRST.set, 2)
-        one.run(FIRST.set, 1)
-        one.run(SECOND.set, 1)
+        first.run(FIRST.set, 1)
+        first.run(SECOND.set, 1)
         SECOND.set(5)
-        copy_back([(base, one), (base, another)])
+        copy_back([(base, first), (base, another)])
         assert (FIRST.get(), SECOND.get()) == (2, 5)
 
     in_a_context(check)

@@ -58,7 +58,7 @@ async def test_each_observer_is_notified_of_a_call(names: str, error: ValueError
         ("suspended",),
         ("ended", error),
     ]
-    assert events == [(name, *one) for one in happened for name in names]
+    assert events == [(name, *event) for event in happened for name in names]
 
 
 async def test_a_call_may_return_any_awaitable() -> None:

@@ -91,7 +91,7 @@ async def test_a_call_that_a_full_queue_would_wait_for_has_a_place(hooks: int) -
     given = [ah.configure(CallsAgain(), background=True, max_pending=1) for _ in range(hooks)]
     async with ah.HookGroup(Lifecycle, given) as group:
         await group.hooks.on(0)
-        await until_true(lambda: not any(one.pending for one in group.status()))
+        await until_true(lambda: not any(status.pending for status in group.status()))
     assert sorted(made) == sorted([0, *[1, 2, 3] * hooks] * hooks)
 
 

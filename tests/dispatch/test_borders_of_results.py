@@ -344,4 +344,4 @@ async def test_a_guard_that_is_cut_off_refuses(how: str) -> None:
 async def test_what_cannot_be_merged_is_an_error(answers: list[Any], says: tuple[str, ...]) -> None:
     """It names the method and the results."""
     with refused(InvalidHookError, "Asked.merge got the results", *says):
-        await ah.compose(Asked, [Immediate(one) for one in answers]).merge("x")
+        await ah.compose(Asked, [Immediate(answer) for answer in answers]).merge("x")

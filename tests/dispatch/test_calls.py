@@ -136,8 +136,8 @@ async def test_what_a_failed_call_held_is_freed_with_its_error(
     held: weakref.WeakSet[Held] = weakref.WeakSet()
 
     async def fail() -> None:
-        one = Held()
-        held.add(one)
+        held_object = Held()
+        held.add(held_object)
         raise OSError("lost")
 
     with without_collections():

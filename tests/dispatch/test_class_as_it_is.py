@@ -185,7 +185,7 @@ async def test_any_class_is_a_lifecycle(kind: Any, init: dict[str, Any] | None) 
     hooks = [Hook(), Hook()]
     composite = ah.compose(kind, hooks, init=init)
     await composite.on()
-    assert [one.calls for one in hooks] == [1, 1]
+    assert [hook.calls for hook in hooks] == [1, 1]
     for name, value in (init or {}).items():
         assert getattr(composite, name) == value
 

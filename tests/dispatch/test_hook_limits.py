@@ -49,7 +49,7 @@ async def test_a_timeout_limits_every_phase(phase: str) -> None:
             ah.errors.HookTimeoutError, f"PhaseHook.{phase}", "5 s", "configure(hook, timeout=...)"
         ) as caught:
             await using
-        (note,) = [one for one in caught.value.__notes__ if "its time was up" in one]
+        (note,) = [note for note in caught.value.__notes__ if "its time was up" in note]
         assert "waiting for step 7 of digits" in note
         assert "test_hook_limits.py:" in note
         assert cancelled == [phase]

@@ -74,7 +74,7 @@ async def test_every_call_is_made_once(kind: str, made: list[type[Quick]]) -> No
     """Also those before the group has changed, and also where a call fails: then not those that it
     kept from being made.
     """
-    first, second = (one() for one in made)
+    first, second = (kind_of_hook() for kind_of_hook in made)
     group = ah.HookGroup(Kinds, [first, second])
     for _ in range(3):
         await call(group.hooks, kind)
@@ -83,7 +83,7 @@ async def test_every_call_is_made_once(kind: str, made: list[type[Quick]]) -> No
     await call(group.hooks, kind)
     group.remove(third)
     await call(group.hooks, kind)
-    assert [(one.failures, one.last_error) for one in group.status()] == [(0, None)] * 2
+    assert [(status.failures, status.last_error) for status in group.status()] == [(0, None)] * 2
     assert (first.made, third.made) == (5, 1)
     first.error = ValueError("no")
     with pytest.raises(ValueError, match="no"):

@@ -130,7 +130,7 @@ async def test_the_own_answer_of_a_class_may_be_an_awaitable() -> None:
         assert inspect.isawaitable(answer)
         assert await answer == "own"
         assert await composite.always() == (
-            "hook" if any(isinstance(one, Waits) for one in hooks) else "own"
+            "hook" if any(isinstance(hook, Waits) for hook in hooks) else "own"
         )
 
     class Unknown:

@@ -149,8 +149,8 @@ def made(kind: Any, *hooks: object, **options: Any) -> Make:
     return lambda: ah.compose(kind, hooks, **options)
 
 
-def said(kind: Any, one: object, **options: Any) -> Make:
-    return lambda: ah.HookGroup(kind, [ah.configure(one, **options)])
+def said(kind: Any, hook_object: object, **options: Any) -> Make:
+    return lambda: ah.HookGroup(kind, [ah.configure(hook_object, **options)])
 
 
 def given(**options: Any) -> Make:
@@ -206,14 +206,14 @@ HOOKS: list[Any] = [
         "give a list of hooks",
     ),
     *[
-        (made(Steps, hook(**{name: one})), f"Observer.{name} cannot be called", "generator")
+        (made(Steps, hook(**{name: method})), f"Observer.{name} cannot be called", "generator")
         for name in ("generator", "asynchronous")
-        for one in (generator, around)
+        for method in (generator, around)
     ],
     *[
-        (made(Steps, hook(**{name: one})), f"Observer.{name} is a")
+        (made(Steps, hook(**{name: method})), f"Observer.{name} is a")
         for name in ("plain", "untyped")
-        for one in (generator, around)
+        for method in (generator, around)
     ],
     (made(Steps, hook(numbers=generator)), "Observer.numbers is a generator", "write it as `def`"),
     (
@@ -421,10 +421,10 @@ def test_a_name_that_is_one_edit_away_is_refused(
 
     Two edits are another word.
     """
-    one = hook(**{name: no_arguments, right: no_arguments})
+    misspelt = hook(**{name: no_arguments, right: no_arguments})
     says = f"Observer.{name} is not a method of {kind.__name__}", f"did you mean '{right}'"
     with refused(InvalidHookError, *says) if near else contextlib.nullcontext():
-        ah.compose(kind, [one])
+        ah.compose(kind, [misspelt])
 
 
 @pytest.mark.parametrize(

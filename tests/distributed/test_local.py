@@ -46,13 +46,13 @@ async def test_tasks_of_one_loop() -> None:
     found = await run_tasks(
         distributed_tasks.about, num_workers=2, run="one loop", checkpoint_dir=ROOT / "c"
     )
-    assert [one["task_id"] for one in found] == [0, 1, 2]
-    assert [one["is_chief"] for one in found] == [True, False, False]
-    assert [one["name"] for one in found] == ["chief", "worker 1", "worker 2"]
-    assert {one["step"] for one in found} == {1, 2, 3}
+    assert [task["task_id"] for task in found] == [0, 1, 2]
+    assert [task["is_chief"] for task in found] == [True, False, False]
+    assert [task["name"] for task in found] == ["chief", "worker 1", "worker 2"]
+    assert {task["step"] for task in found} == {1, 2, 3}
     assert all(
-        one["run"] == "one loop" and one["checkpoint_dir"] == ROOT / "c" and one["attempt"] == 1
-        for one in found
+        task["run"] == "one loop" and task["checkpoint_dir"] == ROOT / "c" and task["attempt"] == 1
+        for task in found
     )
 
 
@@ -194,12 +194,12 @@ async def test_processes(tmp_path: Path) -> None:
     found = await run_processes(
         distributed_tasks.about, num_workers=2, store=store, run="three", checkpoint_dir=tmp_path
     )
-    assert [one["task_id"] for one in found] == [0, 1, 2]
-    assert len({one["pid"] for one in found} | {os.getpid()}) == 4
-    assert {one["step"] for one in found} == {1, 2, 3}
+    assert [task["task_id"] for task in found] == [0, 1, 2]
+    assert len({task["pid"] for task in found} | {os.getpid()}) == 4
+    assert {task["step"] for task in found} == {1, 2, 3}
     assert all(
-        one["run"] == "three" and one["checkpoint_dir"] == tmp_path and one["attempt"] == 1
-        for one in found
+        task["run"] == "three" and task["checkpoint_dir"] == tmp_path and task["attempt"] == 1
+        for task in found
     )
 
 

@@ -24,12 +24,12 @@ async def test_shared_variables_outlive_their_sessions() -> None:
     graph = counting_graph()
     variables = ah.Variables()
     assert (variables.ready, repr(variables)) == (False, "<Variables none, not ready>")
-    async with ah.AsyncMonitoredSession(graph, variables=variables) as one:
-        await one.run("train")
+    async with ah.AsyncMonitoredSession(graph, variables=variables) as first:
+        await first.run("train")
         await run_session(
             ah.AsyncMonitoredSession(graph, variables=variables), 1, "train", {"x": 10}
         )
-        assert await one.run("total") == 11
+        assert await first.run("total") == 11
     assert (variables.ready, repr(variables)) == (True, "<Variables total, ready>")
     async with ah.AsyncMonitoredSession(graph, variables=variables) as three:
         assert await three.run("total") == 11
@@ -83,19 +83,6 @@ async def test_assigning_is_all_or_nothing() -> None:
         ah.Variables().assign({"w": 1})
     with refused(ah.errors.InvalidArgumentError, "values is None"):
         session.variables.assign(None)  # type: ignore[arg-type]
-
-
-async def test_waiting_until_they_are_ready() -> None:
-    """`wait_ready` is woken by the session that initialises them; later waits return immediately,
-    also with timeout 0.
-    """
-    variables = ah.Variables()
-    waiting = [asyncio.create_task(variables.wait_ready(timeout)) for timeout in (None, 60.0)]
-    await ticks()
-    assert not any(task.done() for task in waiting)
-    async with ah.AsyncMonitoredSession(counting_graph(), variables=variables):
-        await asyncio.gather(*waiting)
-    await variables.wait_ready(0)
 
 
 async def test_waiting_ends_at_its_deadline_exactly() -> None:

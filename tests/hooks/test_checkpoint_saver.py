@@ -432,7 +432,9 @@ async def test_a_failed_save_may_be_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With `on_error="log"` no failure ends the session, and the next save tries again."""
-    saver = HeldSaver(tmp_path, *(disk_full_error() if one else None for one in FULL), held=False)
+    saver = HeldSaver(
+        tmp_path, *(disk_full_error() if is_full else None for is_full in FULL), held=False
+    )
     hook = saving(saver, background=False)
     await train(array_graph(), [ah.configure(hook, on_error="log")], 7)
     assert (await on_disk(tmp_path), hook.saved, hook.failed) == ([2, 6, 7], 3, 5)

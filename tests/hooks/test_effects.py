@@ -58,7 +58,9 @@ class Receiver:
 def effects(*, publish: Any = None, charge: Any = None, **options: Any) -> ah.hooks.EffectsHook:
     """Return a hook of the run `r` that repeats deliveries immediately."""
     handlers = {
-        kind: one for kind, one in (("publish", publish), ("charge", charge)) if one is not None
+        kind: handler
+        for kind, handler in (("publish", publish), ("charge", charge))
+        if handler is not None
     }
     return ah.hooks.EffectsHook(
         handlers, **{"run": "r", "backoff": ah.Backoff(initial_secs=0), **options}
@@ -190,7 +192,7 @@ async def test_a_recovery_drops_the_effects_of_undone_steps(tmp_path: Path) -> N
             await session.run(())
     kept = [1, 2, 5, 6, 7]
     assert payloads == [
-        (f"r/{number}/publish/1", f"made {one}") for number, one in enumerate(kept, 1)
+        (f"r/{number}/publish/1", f"made {execution}") for number, execution in enumerate(kept, 1)
     ]
 
 

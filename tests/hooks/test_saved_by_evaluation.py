@@ -53,10 +53,16 @@ async def test_a_checkpoint_is_judged_when_its_evaluation_is_there(tmp_path: Pat
         creator = ah.ChiefSessionCreator(step, checkpoint_dir=saver)
         async with ah.AsyncMonitoredSession(creator, [evaluator, saving]) as session:
             await make_runs(session, 2, "loss")
-            assert [(one.step, dict(one.metrics)) for one in await saver.checkpoints()] == [(2, {})]
+            assert [
+                (checkpoint.step, dict(checkpoint.metrics))
+                for checkpoint in await saver.checkpoints()
+            ] == [(2, {})]
             gate.set()
             await make_runs(session, 2, "loss")
-            found = {one.step: dict(one.metrics) for one in await saver.checkpoints()}
+            found = {
+                checkpoint.step: dict(checkpoint.metrics)
+                for checkpoint in await saver.checkpoints()
+            }
             assert found[2] == {"score": 2}
 
 

@@ -166,7 +166,9 @@ async def test_hooks_that_hold_up_a_step(
     watchdog = WatchdogHook(10, **limits)
     async with doubling(watchdog, make(gate, tmp_path)) as session:
         run = asyncio.create_task(session.run("loss"))
-        await until_true(lambda: any("after_run" in one.what for one in session.status().doing))
+        await until_true(
+            lambda: any("after_run" in activity.what for activity in session.status().doing)
+        )
         clock.advance(secs - 1)
         assert found(watchdog) == []
         clock.advance(1)

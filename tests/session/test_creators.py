@@ -202,15 +202,6 @@ async def test_a_creator_may_be_the_users_own(hooked: bool) -> None:
 # -- TensorFlow's own tests (71-80, 190-224 in the table)
 
 
-def noting(record: list[str], name: str) -> Any:
-    """Make a function of a scaffold that records its name."""
-
-    async def note(session: ah.Session) -> None:
-        record.append(name)
-
-    return note
-
-
 async def test_a_chief_needs_no_scaffold() -> None:
     """Without one the variables are initialised and ready; before, none had a value. A graph may
     have none, or nothing at all.
@@ -251,23 +242,20 @@ async def test_a_ready_function_may_raise_what_is_missing() -> None:
 
 
 async def test_a_worker_initialises_what_is_its_own() -> None:
-    """A worker's `local_init_fn` is called when the chief's variables are ready, not before, and
-    its `init_fn` never.
+    """A worker's functions are called when the chief's variables are ready, not before, and its
+    `init_fn` never.
     """
-    record: list[str] = []
+    record = list[str]()
     variables = ah.Variables()
     graph = counting_graph()
-
-    parts = {
-        name: noting(record, name)
-        for name in ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
-    }
-    worker = ah.WorkerSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(**parts))
+    worker = ah.WorkerSessionCreator(
+        graph, variables=variables, scaffold=recording_scaffold(record)
+    )
     creating = await parked(worker.create_session(), 5)
     assert record == []
     await ah.ChiefSessionCreator(graph, variables=variables).create_session()
     await creating
-    assert record == ["ready_for_local_init_fn", "local_init_fn", "ready_fn"]
+    assert record == [*SCAFFOLD[1:]]
 
 
 @pytest.mark.parametrize(
@@ -284,32 +272,26 @@ async def test_a_worker_that_is_not_ready_fails(part: str, says: str) -> None:
     """A worker whose own checks return what is missing fails immediately, with its name; waiting
     would not help.
     """
-    calls: list[str] = []
-
-    async def missing(session: ah.Session) -> list[str]:
-        return ["w", "x"]
-
-    parts: dict[str, Any] = {"local_init_fn": noting(calls, "local_init"), part: missing}
+    record = list[str]()
     variables = ah.Variables()
     graph = counting_graph()
+    scaffold = recording_scaffold(record, **{part: [["w", "x"]]})
     await ah.ChiefSessionCreator(graph, variables=variables).create_session()
-    worker = ah.WorkerSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(**parts))
+    worker = ah.WorkerSessionCreator(graph, variables=variables, scaffold=scaffold)
     with refused(ah.errors.NotReadyError, says, "['w', 'x']"):
         await worker.create_session()
-    assert calls == (["local_init"] if part == "ready_fn" else [])
+    assert record == [*SCAFFOLD[1 : SCAFFOLD.index(part) + 1]]
 
 
 async def test_a_later_chief_still_initialises_what_is_local() -> None:
     """With initialised variables `init_fn` is left out, `local_init_fn` is not."""
-    record: list[str] = []
+    record = list[str]()
     variables = ah.Variables()
     graph = counting_graph()
-    scaffold = ah.Scaffold(
-        init_fn=noting(record, "init"), local_init_fn=noting(record, "local_init")
-    )
+    scaffold = recording_scaffold(record)
     for _ in range(2):
         await ah.ChiefSessionCreator(graph, variables=variables, scaffold=scaffold).create_session()
-    assert record == ["init", "local_init", "local_init"]
+    assert record == [*SCAFFOLD, *SCAFFOLD[1:]]
 
 
 # -- the global step

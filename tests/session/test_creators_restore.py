@@ -145,7 +145,7 @@ async def test_a_worker_never_restores(tmp_path: Path) -> None:
     ) as session:
         await working
         await session.run("train")
-    assert [one.restored for one in sessions.sessions] == [None, None]
+    assert [raw.restored for raw in sessions.sessions] == [None, None]
     assert (steps.latest, variables.snapshot()) == ((2, 7), {"total": 7})
     assert (await on_disk(tmp_path))[-1] == 7
 
@@ -280,10 +280,10 @@ async def test_hooks_with_names_of_their_own(
     assert (a.count, other.count) == (2, 2)
     assert new.record == ["begin", "after_create_session with 0 at step 2"]
     parts = [
-        (one.levelname, one.getMessage().partition("step-000000000002.000003 ")[2])
-        for one in caplog.records
+        (record.levelname, record.getMessage().partition("step-000000000002.000003 ")[2])
+        for record in caplog.records
     ]
-    assert [one for one in parts if one[1]] == [
+    assert [part for part in parts if part[1]] == [
         ("WARNING", "has no state of the hook new, which starts anew"),
         ("WARNING", "has the state of a hook CheckpointSaverHook, which is not in this session"),
         ("WARNING", "has the state of a hook old, which is not in this session"),

@@ -201,7 +201,7 @@ async def test_a_stop_ends_the_wait_for_a_lock(tmp_path: Path, call: str) -> Non
     session = ah.AsyncMonitoredSession(chief(steps, scaffold=ah.Scaffold(init_fn=init)))
     entering = asyncio.create_task(session.__aenter__())
     await until_true(
-        lambda: any(one.name == "aiohooks step store" for one in threading.enumerate())
+        lambda: any(thread.name == "aiohooks step store" for thread in threading.enumerate())
     )
     await stopped(session, entering)
     lock.close()
@@ -326,8 +326,8 @@ async def train_with_time_limits() -> None:
                         ended = await anext(steps, None) is None
     finally:
         (status,) = effects.status()
-        counted = [one.variables.snapshot()["total"] for one in raw]
-        counted += [len(read) - len(one.unused) for one in loops]
+        counted = [opened.variables.snapshot()["total"] for opened in raw]
+        counted += [len(read) - len(steps.unused) for steps in loops]
         counted += [len(delivered) + status.pending]
         assert {*counted} == {store.latest.step}, counted
 

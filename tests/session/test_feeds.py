@@ -47,7 +47,7 @@ async def test_the_global_step_does_not_change_how_a_step_is_fed() -> None:
 
     async with ah.AsyncMonitoredSession(add) as session:
         feeds = [7, {"batch": 8}, {"other": 9}, None]
-        got = [one async for one in session.steps("got", feeds=feeds)]
+        got = [result async for result in session.steps("got", feeds=feeds)]
     assert got == [(7, 0), ({"batch": 8}, 1), ({"other": 9}, 2), (None, 3)]
 
 
@@ -117,36 +117,6 @@ async def test_a_message_is_short_however_large_the_feed(feed: Any) -> None:
 
 
 @KINDS
-async def test_as_many_as_were_asked_for_are_taken_ahead(kind: str) -> None:
-    """While a step runs, `prefetch` elements are taken and no more; the status has their number."""
-    source = Source()
-    held = asyncio.Event()
-
-    async def step(batch: int) -> int:
-        await held.wait()
-        return batch
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        steps = session.steps("step", prefetch=3, **source.feeds(kind))
-        running = asyncio.ensure_future(anext(steps))
-        await until_true(lambda: session.status().feeds_unused == 3)
-        await ticks(20)
-        assert (source.taken, session.status().feeds_unused, steps.unused) == (4, 3, [1, 2, 3])
-        held.set()
-        assert await running == 0
-
-
-@KINDS
-async def test_an_element_is_taken_when_it_is_asked_for(kind: str) -> None:
-    """Without `prefetch`, however long the steps before it took."""
-    source = Source(3)
-    async with ah.AsyncMonitoredSession(same) as session:
-        async for batch in session.steps("same", prefetch=0, **source.feeds(kind)):
-            await ticks(20)
-            assert source.taken == batch + 1
-
-
-@KINDS
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("error", [OSError, ah.OutOfRangeError])
 async def test_a_failure_comes_out_of_the_step_that_would_have_got_the_element(
@@ -175,18 +145,20 @@ async def test_a_failure_comes_out_of_the_step_that_would_have_got_the_element(
 
 @KINDS
 async def test_a_stop_keeps_what_was_not_used(kind: str) -> None:
-    """The iterator is closed; what was taken is in `unused` and in the status, also behind the end
-    of the session.
+    """`prefetch` elements are taken and no more. They are in `unused` and in the status, also after
+    the end of the session, which closes the iterator.
     """
     source = Source()
     async with ah.AsyncMonitoredSession(same) as session:
-        steps = session.steps("same", prefetch=2, **source.feeds(kind))
+        steps = session.steps("same", prefetch=3, **source.feeds(kind))
         async for batch in steps:
             if batch == 4:
-                await until_true(lambda: session.status().feeds_unused == 2)
+                await until_true(lambda: session.status().feeds_unused == 3)
+                await ticks(20)
+                assert source.taken == 8
                 session.request_stop("enough")
-    assert (source.closed, steps.unused, session.status().feeds_unused) == (True, [5, 6], 2)
-    assert "elements of feeds taken and not used: 2" in str(session.status())
+    assert (source.closed, steps.unused, session.status().feeds_unused) == (True, [5, 6, 7], 3)
+    assert "elements of feeds taken and not used: 3" in str(session.status())
 
 
 async def test_a_generator_is_closed_where_it_was_read() -> None:
@@ -204,7 +176,7 @@ async def test_a_generator_is_closed_where_it_was_read() -> None:
             async for _ in session.steps("same", feeds=blocking(), prefetch=1, thread=thread):
                 if thread:
                     session.request_stop("enough")
-    assert [one == threading.get_ident() for one in threads] == [True, False]
+    assert [thread_id == threading.get_ident() for thread_id in threads] == [True, False]
 
 
 @pytest.mark.parametrize("count", [2, 3], ids=["the last", "one before the end"])
@@ -330,15 +302,42 @@ async def failing_stream(stop: Any, error: Exception) -> AsyncIterator[int]:
         yield element
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
+def failing_when_closed(stop: Any, error: Exception) -> Iterator[int]:
+    """Give elements, and fail when the stop closes the generator."""
+    try:
+        yield 1
+        stop("SIGTERM")
+        yield from range(9)
+    finally:
+        raise error
+
+
+LOGGED = {
+    failing_loader: "while the session stops; it ends normally",
+    failing_stream: "while the session stops; it ends normally",
+    failing_when_closed: "closing the feeds",
+}
+
+
 @pytest.mark.parametrize(
-    ("feeds", "thread"), [(failing_loader, False), (failing_loader, True), (failing_stream, False)]
+    ("feeds", "thread", "prefetch"),
+    [
+        (failing_loader, False, 0),
+        (failing_loader, False, 2),
+        (failing_loader, True, 0),
+        (failing_loader, True, 2),
+        (failing_stream, False, 0),
+        (failing_stream, False, 2),
+        (failing_when_closed, False, 2),
+        (failing_when_closed, True, 0),
+        (failing_when_closed, True, 2),
+    ],
 )
 async def test_feeds_that_fail_after_a_stop_end_the_session_as_usual(
     feeds: Any, thread: bool, prefetch: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever stopped the session has often stopped what feeds it, too: `end` is called, so that
-    nothing is lost, and the error is logged.
+    nothing is lost, the error is logged, and what reads the feeds ends.
     """
     error = RuntimeError("a worker of the loader was killed")
     hook = RecordingHook()
@@ -347,11 +346,11 @@ async def test_feeds_that_fail_after_a_stop_end_the_session_as_usual(
         source = feeds(session.request_stop, error)
         await use_up(session.steps("batch", feeds=source, prefetch=prefetch, thread=thread))
 
-    session = ah.AsyncMonitoredSession(same, [hook])
+    session = ah.AsyncMonitoredSession(same, [hook], stop_grace_period_secs=0.1)
     assert await outcome(session, use) is None
     assert (session.stop_reason, hook.phases()[-2:]) == ("SIGTERM", ["end", "close"])
     assert logged_errors(caplog) == [error]
-    assert "while the session stops; it ends normally" in caplog.text
+    assert LOGGED[feeds] in caplog.text
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -376,34 +375,6 @@ async def test_feeds_that_a_stop_ends_cleanly_are_no_error(
     assert await outcome(session, use) is None
     assert session.stop_reason == "SIGTERM"
     assert caplog.messages == []
-
-
-@pytest.mark.parametrize(("prefetch", "thread"), [(0, True), (2, False), (2, True)])
-async def test_feeds_that_fail_when_a_stop_closes_them_delay_no_end(
-    prefetch: int, thread: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The error is logged like that of an element, and what reads the feeds ends."""
-    error = RuntimeError("the connection is gone")
-    hook = RecordingHook()
-
-    def numbers(session: ah.AsyncMonitoredSession) -> Iterator[int]:
-        try:
-            yield 1
-            session.request_stop("SIGTERM")
-            yield 2
-            yield 3
-            yield 4
-        finally:
-            raise error
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        feeds = numbers(session)
-        await use_up(session.steps("batch", feeds=feeds, prefetch=prefetch, thread=thread))
-
-    session = ah.AsyncMonitoredSession(same, [hook], stop_grace_period_secs=0.1)
-    assert await outcome(session, use) is None
-    assert hook.phases()[-2:] == ["end", "close"]
-    assert logged_errors(caplog) == [error]
 
 
 @pytest.mark.parametrize("ending", ["raises", "yields"])
@@ -597,12 +568,6 @@ async def test_a_state_that_counts_an_unused_element_is_reported(
     *_, warning = counting_warnings(caplog)
     assert "skips it" in warning
     assert "give the object itself as feeds=" in warning
-
-
-# -- the task in which feeds are taken
-
-
-# -- what is kept of what a wait has taken
 
 
 async def test_all_feeds_are_taken_in_one_task() -> None:

@@ -91,7 +91,7 @@ async def test_what_ends_the_wait(how: str) -> None:
     assert isinstance(await outcome(session, use), ZeroDivisionError | None)
     expected = {"stop": (ah.StopRequestedError,), "failure": (ZeroDivisionError,)}
     ends = expected.get(how, (ah.StopRequestedError, ah.errors.SessionClosedError))
-    assert [isinstance(one, ends) for one in raised] == [True, True]
+    assert [isinstance(error, ends) for error in raised] == [True, True]
     assert session.status().runs == 0
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.checks import invalid, refused
-from tests.support.sessions import put, same, use_up
+from tests.support.sessions import do_nothing, put, same, use_up
 from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.every_python
 def filled(*elements: Any) -> asyncio.Queue[Any]:
     """Return a queue of elements."""
     queue = asyncio.Queue[Any]()
-    for one in elements:
-        queue.put_nowait(one)
+    for element in elements:
+        queue.put_nowait(element)
     return queue
 
 
@@ -79,12 +79,18 @@ async def test_the_shutdown_of_the_queue_is_its_end(when: str) -> None:
 # -- producers
 
 
-@pytest.mark.parametrize("producer", [5, put, [put]])
-async def test_a_producer_is_a_task(producer: Any) -> None:
-    """Anything else, such as the function, is refused with its value."""
+@pytest.mark.parametrize("make", [lambda: 5, lambda: put, lambda: [put], lambda: do_nothing()])
+async def test_a_producer_is_a_task(make: Any) -> None:
+    """Anything else, such as the function, is refused with its value, before any wait. Coroutines
+    are closed.
+    """
     async with ah.AsyncMonitoredSession(same) as session:
-        with invalid(f"producer is {producer!r}", "give the task that session.start_soon returned"):
+        producer = make()
+        says = f"producer is {producer!r}", "give the task that session.start_soon returned"
+        with invalid(*says):
             session.steps("same", feeds=asyncio.Queue[int](), producer=producer)
+        with invalid("producer is "):
+            await session.coord.until(asyncio.sleep(0), producer=make())
 
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["error", "group"])

@@ -58,10 +58,10 @@ async def test_an_error_of_a_hook_is_recovered(phase: str, error: Exception, sus
     fault = FaultInjectionHook({(phase, 1): error}, suspend=suspend)
     async with doubling(sessions, fault, other, recovery=NO_BACKOFF) as session:
         assert await session.run("loss", {"batch": 4}) == 8
-        assert [one.closed for one in sessions.sessions] == [True, False]
+        assert [raw.closed for raw in sessions.sessions] == [True, False]
         assert len({*map(id, sessions.coords)}) == 2
         assert session.status().recoveries == 1
-    assert all(one.closed for one in sessions.sessions)
+    assert all(raw.closed for raw in sessions.sessions)
     assert [(hook.phases().count("begin"), hook.closed_with) for hook in (fault, other)] == [
         (1, [None])
     ] * 2

@@ -32,10 +32,10 @@ class Workers(ah.SessionRunHook):
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
         self.sessions += 1
         for number in range(self.count):
-            coord.start_soon(self.one, self.sessions, coord, number)
+            coord.start_soon(self.run_worker, self.sessions, coord, number)
         await ticks(3)
 
-    async def one(self, session: int, coord: ah.Coordinator, number: int) -> None:
+    async def run_worker(self, session: int, coord: ah.Coordinator, number: int) -> None:
         if session <= self.failing:
             await self.work(number)
         await coord.until(forever())

@@ -64,9 +64,9 @@ class Async(Anew):
     """The same, async."""
 
     async def __aiter__(self) -> AsyncIterator[dict[str, int]]:
-        for one in Anew.__iter__(self):
+        for element in Anew.__iter__(self):
             await asyncio.sleep(0)
-            yield one
+            yield element
 
 
 Fail = Callable[[str, int], Awaitable[None]]
@@ -153,7 +153,7 @@ async def test_each_element_makes_one_step_of_what_is_kept(
     """
     prefetch, every, background = how
     fail_once = fails_once(*places)
-    tasks = [one for one in places if one[0] == "task"]
+    tasks = [place for place in places if place[0] == "task"]
 
     async def fail(place: str, number: int) -> None:
         if place == "before_run" and ("task", number) in tasks:
@@ -254,9 +254,9 @@ class Slow(Async):
     """The same, whose elements may take time."""
 
     async def __aiter__(self) -> AsyncIterator[dict[str, int]]:
-        for one in Anew.__iter__(self):
+        for element in Anew.__iter__(self):
             await sleep(choose(0, 0.01))
-            yield one
+            yield element
 
 
 async def train_beside_requests(folder: Path) -> None:
@@ -332,8 +332,8 @@ async def lose_at_nine(directory: Path, kind: str, **options: Any) -> tuple[int,
     elements of its steps.
     """
     queue = asyncio.Queue[Any]()
-    for one in (elements := list(Feed())):
-        queue.put_nowait(one)
+    for element in (elements := list(Feed())):
+        queue.put_nowait(element)
     tracked = {"feed": Feed()} if kind == "beside tracked" else {}
     creator = training(fails_once(("step", 9)), directory, **tracked)
     policy = recovery_policy(**options)
@@ -344,8 +344,8 @@ async def lose_at_nine(directory: Path, kind: str, **options: Any) -> tuple[int,
             await anext(aiter(session.steps("train", feeds=feed)))
             del elements[0]
         if kind == "by hand":
-            for one in elements:
-                await session.run("train", one)
+            for element in elements:
+                await session.run("train", element)
         else:
             producer = session.start_soon(do_nothing) if kind == "queue" else None
             feeds: Any = {"queue": queue, "not tracked": Feed()}.get(kind, elements)
@@ -367,7 +367,7 @@ async def test_steps_whose_feeds_are_gone_are_counted(
     and what to do.
     """
     assert await lose_at_nine(tmp_path, kind) == (1, 2, 3, 4, 5, 9, 10, 11, 12)
-    (record,) = [one for one in caplog.records if "went back" in one.getMessage()]
+    (record,) = [record for record in caplog.records if "went back" in record.getMessage()]
     assert record.levelno == logging.WARNING
     for part in (
         "from step 8 to step 5",
@@ -409,5 +409,5 @@ async def test_steps_without_feeds_are_undone_with_a_word(
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
         await use_up(session.steps())
     went_back = f"went back from step {failing} to step 5"
-    (message,) = [one for one in caplog.messages if went_back in one]
+    (message,) = [text for text in caplog.messages if went_back in text]
     assert message.endswith(undone)

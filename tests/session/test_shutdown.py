@@ -14,7 +14,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
-from tests.support.hooks import PhaseHook
+from tests.support.hooks import EndRecorder, PhaseHook
 from tests.support.sessions import (
     NO_BACKOFF,
     counting,
@@ -185,17 +185,19 @@ async def test_no_task_is_started_after_the_background_tasks_have_ended(start: S
     [
         (ValueError("bad data"), "the session failed: ValueError('bad data')"),
         (asyncio.CancelledError(), "the session was cancelled"),
+        (KeyboardInterrupt(), "the session failed: KeyboardInterrupt()"),
     ],
-    ids=["failure", "cancel"],
+    ids=["failure", "cancel", "interrupt"],
 )
 async def test_background_tasks_get_the_reason_of_their_cancel(
     error: BaseException, reason: str, clock: ManualClock
 ) -> None:
     """At a failed end tasks are cancelled immediately and once, with the reason as message;
-    `stop_reason` has it, too.
+    `stop_reason` has it, too. `end` is not called.
     """
     messages: list[str] = []
-    session = doubling()
+    hook = EndRecorder()
+    session = doubling(hook)
 
     async def generates(wait: Callable[[], Awaitable[Any]]) -> None:
         try:
@@ -213,6 +215,7 @@ async def test_background_tasks_get_the_reason_of_their_cancel(
 
     assert await outcome(session, use, error) is error
     assert (messages, clock.now(), session.stop_reason) == ([reason] * 6, 0, reason)
+    assert hook.calls == ["begin", f"close({type(error).__name__})"]
 
 
 # -- errors of end and close

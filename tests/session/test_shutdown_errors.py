@@ -307,7 +307,7 @@ async def test_a_background_error_comes_out_of_every_wait(wait: str, owner: str)
             await session.until(forever())
         elif wait == "next run":
             await session.run("step")
-        assert [one async for one in session.steps("step")] == []
+        assert [values async for values in session.steps("step")] == []
 
     session = ah.AsyncMonitoredSession(step, [hook])
     assert await outcome(session, use) is error

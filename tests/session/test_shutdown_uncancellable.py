@@ -173,5 +173,5 @@ async def test_a_raw_session_that_is_created_too_late_is_closed(
         match=r"the session was closed (during this run|while a raw session)",
     ):
         await running
-    assert [one.closed for one in created] == [True, True]
+    assert [raw.closed for raw in created] == [True, True]
     assert (calls[-1], hook.phases()) == ("close", calls)

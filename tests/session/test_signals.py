@@ -113,7 +113,7 @@ async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
 
     session = doubling(PhaseHook("close", open_another), handle_signals=True)
     ends.append(await asyncio.create_task(outcome(session, use)))
-    assert [type(one) for one in ends] == [asyncio.CancelledError] * 2
+    assert [type(error) for error in ends] == [asyncio.CancelledError] * 2
     assert (hook.phases()[-1], "end" in hook.phases()) == ("close", False)
 
 

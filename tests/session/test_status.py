@@ -25,15 +25,15 @@ pytestmark = pytest.mark.every_python
 
 
 def named(status: ah.session.SessionStatus) -> list[tuple[str, float | None]]:
-    return [(one.what, one.secs) for one in status.doing]
+    return [(activity.what, activity.secs) for activity in status.doing]
 
 
 def only(activities: tuple[ah.session.Activity, ...], *where: str) -> ah.session.Activity:
     """Return the only activity, which waits at a place with these words."""
-    (one,) = activities
-    assert one.where is not None
-    assert all(words in one.where for words in where), one.where
-    return one
+    (activity,) = activities
+    assert activity.where is not None
+    assert all(words in activity.where for words in where), activity.where
+    return activity
 
 
 @pytest.mark.parametrize("phase", HOOK_METHODS)

@@ -194,7 +194,7 @@ async def test_the_context_has_the_current_session() -> None:
 
     async with counting(recovery=NO_BACKOFF) as session:
         assert await session.run_step_fn(step_fn) == 10
-        assert [one.closed for one in sessions] == [True, False]
+        assert [raw.closed for raw in sessions] == [True, False]
     assert len(sessions) == 2
 
 
@@ -265,7 +265,7 @@ async def test_a_lost_background_task_is_recovered_from(use: Use) -> None:
         assert not session.should_stop()
         assert await use(session) == 10
         assert not session.should_stop()
-        assert [one.closed for one in creator.made] == [True, False]
+        assert [raw.closed for raw in creator.made] == [True, False]
         assert await use(session) == 10
     assert len(creator.made) == 2
 

@@ -6,7 +6,6 @@ Those that a test elsewhere has are named in tests/tensorflow/ORIGINAL_TESTS.md,
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.sessions import (
     NO_BACKOFF,
@@ -116,7 +115,7 @@ async def test_the_idiom_of_the_original_is_a_clean_end(kind: str) -> None:
     recorder = RecordingHook()
     async with counting(recorder, *([hook] if hook else [])) as session:
         if kind == "iterator":
-            await use_up(session.steps("train", feeds=({"x": one} for one in left)))
+            await use_up(session.steps("train", feeds=({"x": number} for number in left)))
         while kind != "iterator":
             await session.run("train", {"x": next(left)} if kind == "block" else None)
     assert recorder.phases()[-2:] == ["end", "close"]
@@ -191,19 +190,6 @@ async def test_the_end_of_the_input_in_a_task_is_a_stop(
         session.stop_reason or ""
     )
     assert hook.phases() == ["begin", "after_create_session", "end", "close"]
-
-
-async def test_a_keyboard_interrupt_ends_immediately() -> None:
-    """O65: so does a KeyboardInterrupt of the body."""
-    hook = RecordingHook()
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        session.start_soon(asyncio.Event().wait)
-        raise KeyboardInterrupt
-
-    with ManualClock(), pytest.raises(KeyboardInterrupt):
-        await run_block(counting(hook), body)
-    assert hook.phases() == ["begin", "after_create_session", "close"]
 
 
 async def test_a_forgotten_session_is_warned_about() -> None:

@@ -331,9 +331,9 @@ SHAPES = [(0, 1), (0, 4), (1, 1), (1, 4), (4, 2)]
 async def test_the_bound_holds_in_any_order(max_lag: int, per_version: int) -> None:
     """Items overtake each other: none is used beyond the bound, and stale ones are dropped."""
     seen = [await Simulation(seed, max_lag, per_version).run() for seed in range(15)]
-    assert max(one.lag_max for one in seen) == max_lag, "the bound is reached"
+    assert max(statistics.lag_max for statistics in seen) == max_lag, "the bound is reached"
     if (max_lag, per_version) == (1, 4):
-        assert any(one.stale for one in seen), "the count alone is not enough"
+        assert any(statistics.stale for statistics in seen), "the count alone is not enough"
 
 
 @pytest.mark.parametrize("how", ["in_order", "waits_for_due"])
