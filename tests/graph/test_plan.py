@@ -36,6 +36,22 @@ async def test_inputs_are_found_by_name_and_may_be_optional() -> None:
     assert await session.run(("seen", "wanted")) == ((1, -2, 3, -4), (1, 3))
 
 
+async def test_a_fed_node_that_is_fetched_is_what_was_fed() -> None:
+    """A fed node has that value, also when it is fetched, by node or by name; it is not computed
+    then.
+    """
+    graph = counting_graph()
+    session = ah.Session(graph)
+    nodes = graph.nodes
+    by_name = {"x": 3, "total": 40, "loss": 7}
+    by_node = {nodes["x"]: 3, nodes["total"]: 40, nodes["loss"]: 7}
+    for feeds in (by_name, by_node):
+        values = await session.run({"fed": ["x", nodes["total"]], "loss": "loss"}, feeds)
+        assert values == {"fed": [3, 40], "loss": 7}
+    assert await session.run("loss", {nodes["x"]: 3}) == 30
+    assert await session.run(nodes["loss"], {"x": 3}) == 30
+
+
 async def test_an_unknown_input_is_refused() -> None:
     """A parameter without a default must be in the graph when the operation is run, not when it is
     added.
