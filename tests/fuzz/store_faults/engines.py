@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import fcntl
 import os
 import random
 import shutil
@@ -264,7 +265,7 @@ async def move_directory(setup: LocalSetup, secs: float) -> None:
 async def hold_lock(setup: LocalSetup, secs: float) -> None:
     """All writes wait, as if another process had been stopped while it held the lock."""
     holder = sqlite3.connect(setup.run_directory / "run.db", isolation_level=None)
-    with contextlib.closing(holder):
+    with contextlib.closing(holder), (setup.run_directory / "waiting").open("rb") as closing:
         # Its attempts end after some seconds, which a process may take on a busy machine.
         while True:
             try:
@@ -273,6 +274,11 @@ async def hold_lock(setup: LocalSetup, secs: float) -> None:
             except sqlite3.OperationalError:
                 await elapse(0.01)
         await elapse(secs)
+        holder.execute("ROLLBACK")
+        # Processes close the database under this lock: if two did so at the same time, neither
+        # would be the last, and the files of the log would stay.
+        await asyncio.to_thread(fcntl.flock, closing, fcntl.LOCK_EX)
+        holder.close()
 
 
 async def kill_lock_holder(setup: LocalSetup, secs: float) -> None:
