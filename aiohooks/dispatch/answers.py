@@ -32,7 +32,6 @@ from aiohooks.dispatch.calls import (
     call_groups,
     hook_call,
     order_groups,
-    plain_call,
 )
 from aiohooks.dispatch.ways import NO_ARGUMENTS, Args, Arguments, ChainEnd, Keywords, Point, Values
 from aiohooks.errors import (
@@ -69,11 +68,9 @@ class SortedHooks:
         """
         self._point = point
         self._kind = kind
-        # `make_call` is for the hooks that do not wrap.
-        if not point.is_async:
-            make_call = plain_call
-        elif point.how != "none":
-            # `make_call` might queue the call, but its result is needed now.
+        # `make_call` is for the hooks that do not wrap. It might queue the call, but the caller of
+        # a plain method, or of one with a result, needs its end now.
+        if not point.is_async or point.how != "none":
             make_call = hook_call
         wrapping = [registered for registered in hooks if point.wraps(registered.hook)]
         # Each wrapping hook is called by the one before, so each is a group of its own.

@@ -30,9 +30,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 from aiohooks._core.activity import Kind, Observer, logger, observed_call
 from aiohooks._core.calls import Calls, RunWaits, can_wait, result_now
 from aiohooks._core.queue import Queue
-from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration
-from aiohooks.dispatch.ways import NO_KEYWORDS, Args, Keywords
+from aiohooks.dispatch.ways import COROUTINE, NO_KEYWORDS, Args, Keywords, function_kind
 from aiohooks.errors import (
     HookTimeoutError,
     InvalidHookError,
@@ -192,16 +191,13 @@ class RegisteredHook:
 
 
 def _async_method(registered: RegisteredHook, method: str) -> AsyncFunction:
-    """Return a method of a hook as a coroutine function. A plain method is wrapped in one."""
+    """Return a method of a hook as a coroutine function.
+
+    A plain method is wrapped in one, which cannot wait.
+    """
     function: Any = getattr(registered.hook, method)
-    if is_coroutine_function(function):
+    if function_kind(function) == COROUTINE:
         return cast("AsyncFunction", function)
-    return _wrapped_plain_method(registered, method)
-
-
-def _wrapped_plain_method(registered: RegisteredHook, method: str) -> AsyncFunction:
-    """Return a coroutine function that calls a plain method of a hook, and cannot wait."""
-    function: Any = getattr(registered.hook, method)
     who = registered.call_name(method)
 
     async def call(*args: Any, **keywords: Any) -> Any:
@@ -285,11 +281,6 @@ def hook_call(
         registered.registration.timeout or timeout,
         condition,
     )
-
-
-def plain_call(registered: RegisteredHook, method: str) -> HookCall:
-    """Return the call of a hook's plain method."""
-    return hook_call(registered, method, _wrapped_plain_method(registered, method))
 
 
 class OrderGroup:
