@@ -99,10 +99,9 @@ class SortedHooks:
         """The calls of all orders as one group, which `CompositeMethod` makes itself, or None if it
         cannot. Calls that do nothing have to cost almost nothing.
         """
-        # Simple: the class's own method is never called, and `combined` makes the result.
-        is_simple = point.how == "none" or (
-            point.how in ("any", "one", "together") and point.does_nothing
-        )
+        # `CompositeMethod` does not call the class's own method, nor stop at the first result, nor
+        # return an empty list.
+        is_simple = point.none_is_result and point.how not in ("first", "all")
         needs_more = wrapping or self.once or self.may_wait
         if self._groups and is_simple and not needs_more:
             # One group will do: calls that cannot wait are made one after another in any case.
@@ -182,10 +181,7 @@ class SortedHooks:
         args: Args,
         keywords: Keywords,
     ) -> Any:
-        """Call the hooks that do not wrap. If they have no result, call the class's own method.
-
-        For most methods, the result None means that the hooks have no result.
-        """
+        """Call the hooks that do not wrap. If they have no result, call the class's own method."""
         point = self._point
         if not self._groups:
             return await self._call_own(instance, args, keywords)
@@ -200,15 +196,8 @@ class SortedHooks:
         else:
             results = await call_groups(self._groups, *hook_arguments)
             result = combined(point, results)
-        if result is not None:
+        if result is not None or point.none_is_result:
             return result
-        # In a chain or a merge, None always means that no hook has a result.
-        may_be_none = point.how not in ("chain", "merge")
-        # In the other ways, it is the result if the method returns nothing, if the class's own
-        # method would do nothing, or if a hook has decided not to call the next one.
-        is_result = point.how == "none" or point.does_nothing or point.calls_next
-        if may_be_none and is_result:
-            return None
         return await self._call_own(instance, args, keywords)
 
     async def _call_one_by_one(self, arguments: Arguments) -> Any:

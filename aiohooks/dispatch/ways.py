@@ -435,18 +435,22 @@ class Point:
         mark = getattr(member, _MARK, None) or getattr(function, _MARK, None)
         self.how: WayOrNone = self._choose_way(annotations, own_way or mark, common_way)
         """How the results of several hooks become one."""
-        has_next = self.how == "one" and bool(self.nexts)
-        self.calls_next: bool = self.how == "wrap" or has_next
-        """Whether an argument calls the next hook. A hook then decides about the result of the
-        call, so that None is a result like any other.
+        if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
+            # The body of an abstract method is not meant to be called, even if it is not empty.
+            self.does_nothing = True
+        self.none_is_result: bool = self.how == "none" or (
+            # In a chain or a merge, None always means that a hook has no result.
+            self.how not in ("chain", "merge")
+            # A hook with an argument that calls the next one has decided not to call it.
+            and (self.does_nothing or bool(self.nexts and self.how == "one"))
+        )
+        """Whether None is the result of the call if the hooks return nothing else. Otherwise, the
+        class's own method is called then.
         """
         self.empty: Callable[[], Any] = (
             list if self.how == "all" else _container(annotations.results)
         )
         """Makes the empty result of the ways "merge" and "all", if no hook has a result."""
-        if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
-            # The body of an abstract method is not meant to be called, even if it is not empty.
-            self.does_nothing = True
 
     def _find_problem(self, kind: type[Any], annotations: _Annotations) -> str:
         """Return why hooks cannot implement the method of `kind`, or an empty text if they can."""
