@@ -72,23 +72,19 @@ class SortedHooks:
         # a plain method, or of one with a result, needs its end now.
         if not point.is_async or point.how != "none":
             make_call = hook_call
-        wrapping = [registered for registered in hooks if point.wraps(registered.hook)]
+        make_wrapper = hook_call if point.how == "wrap" else generator_call
+        wrappers: list[HookCall] = []
+        calls: list[HookCall] = []
+        for registered in hooks:
+            if point.wraps(registered.hook):
+                wrappers.append(make_wrapper(registered, point.name))
+            else:
+                calls.append(make_call(registered, point.name))
         # Each wrapping hook is called by the one before, so each is a group of its own.
-        self._wrappers = order_groups(
-            point.name,
-            wrapping,
-            grace_secs,
-            hook_call if point.how == "wrap" else generator_call,
-            one_by_one=True,
-        )
-        self._groups = order_groups(
-            point.name,
-            [registered for registered in hooks if not point.wraps(registered.hook)],
-            grace_secs,
-            make_call,
-            # A result decides whether the next hook is called, or with which argument.
-            one_by_one=point.how in ("first", "chain"),
-        )
+        self._wrappers = order_groups(wrappers, grace_secs, one_by_one=True)
+        # In these ways, a result decides whether the next hook is called, or with which argument.
+        one_by_one = point.how in ("first", "chain")
+        self._groups = order_groups(calls, grace_secs, one_by_one=one_by_one)
         self.once: list[RegisteredHook] = [
             registered for registered in hooks if registered.registration.once
         ]
@@ -102,11 +98,11 @@ class SortedHooks:
         # `CompositeMethod` does not call the class's own method, nor stop at the first result, nor
         # return an empty list.
         is_simple = point.none_is_result and point.how not in ("first", "all")
-        needs_more = wrapping or self.once or self.may_wait
+        needs_more = wrappers or self.once or self.may_wait
         if self._groups and is_simple and not needs_more:
             # One group will do: calls that cannot wait are made one after another in any case.
-            in_order = [registered for group in self._groups for registered in group.hooks]
-            self.fast_path = OrderGroup(point.name, in_order, grace_secs, make_call)
+            in_order = [call for group in self._groups for call in group.calls]
+            self.fast_path = OrderGroup(in_order, grace_secs)
 
     def call(
         self,

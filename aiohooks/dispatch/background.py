@@ -70,10 +70,12 @@ class BackgroundCalls:
             queue = registered.queue = CallQueue(registered, self)
             self._queues[queue] = None
         # The hook's call, as the queue makes it later.
-        group = OrderGroup(method, [registered], self.grace_secs, kind="background")
+        call = hook_call(registered, method)
+        group = OrderGroup([call], self.grace_secs, kind="background")
         # The call that the caller makes, which queues the other one.
         return HookCall(
-            group.calls[0].name,
+            registered,
+            call.name,
             functools.partial(queue.call, group),
             condition=functools.partial(queue.has_to_wait, group),
             queue=queue,

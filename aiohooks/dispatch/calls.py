@@ -8,7 +8,7 @@ caller's task, which costs much less.
     RegisteredHook   a hook of one group or session, with its failures
     HookCall         the call of a method for one hook, as `hook_call` or a queue makes it
     OrderGroup       the calls of one method that start together: those of hooks of one `order`
-    order_groups     sorts the hooks that override a method into order groups
+    order_groups     sorts the calls of a method into order groups
     call_groups      makes the calls of order groups, group after group
     HookCalls        the calls of one order group of which some may wait, while they run
     log_or_raise     handles the error of a call that was made in the caller's task
@@ -230,6 +230,7 @@ class HookCall:
     `hook_call` makes it, or for a background hook `BackgroundCalls.make_call`.
     """
 
+    registered: RegisteredHook
     name: str
     """The name of the hook and the method, for messages."""
     function: AsyncFunction
@@ -273,6 +274,7 @@ def hook_call(
     if registered.registration.disable_after is not None:
         function = _unless_disabled(function, registered)
     return HookCall(
+        registered,
         registered.call_name(method),
         function,
         may_wait,
@@ -289,27 +291,23 @@ class OrderGroup:
 
     def __init__(
         self,
-        method: str,
-        hooks: Sequence[RegisteredHook],
+        calls: Iterable[HookCall],
         grace_secs: float,
-        make_call: MakeCall = hook_call,
         *,
         kind: Kind = "hook",
     ) -> None:
-        """Make a group of the hooks that override `method`.
+        """Make a group.
 
         Args:
-            method: the name of the method.
-            hooks: the hooks.
+            calls: the call of each hook.
             grace_secs: how long cancelled calls may take to end.
-            make_call: returns the call of a hook.
             kind: the kind of the calls for observers.
         """
         self.kind: Kind = kind
         self.grace_secs: float = grace_secs
-        self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
-        self.calls: list[HookCall] = [make_call(registered, method) for registered in self.hooks]
-        """The call of each hook. `hooks`, `calls` and `functions` have the same order."""
+        self.calls: list[HookCall] = [*calls]
+        self.hooks: list[RegisteredHook] = [call.registered for call in self.calls]
+        """The hooks. `hooks`, `calls` and `functions` have the same order."""
         # The functions of `calls`. Hot path: the loop over them needs no look-up in `calls`.
         self.functions: Sequence[AsyncFunction] = [call.function for call in self.calls]
         self.may_wait: bool = any(call.may_wait for call in self.calls)
@@ -384,25 +382,24 @@ def _unless_disabled(function: AsyncFunction, registered: RegisteredHook) -> Asy
 
 
 def order_groups(
-    method: str,
-    hooks: Iterable[RegisteredHook],
+    calls: Iterable[HookCall],
     grace_secs: float,
-    make_call: MakeCall = hook_call,
     *,
     one_by_one: bool = False,
 ) -> tuple[OrderGroup, ...]:
-    """Sort the hooks that override `method` into groups of one `order`, the lowest first.
+    """Sort the calls of a method into groups of hooks of one `order`, the lowest first.
 
     With `one_by_one`, each hook is a group of its own, so that hooks of the same order are called
     one after another, too.
     """
-    order = operator.attrgetter("registration.order")
-    in_order = sorted(hooks, key=order)
-    # The `id` of each hook is another key, so that `groupby` puts each hook into a group.
+    order = operator.attrgetter("registered.registration.order")
+    in_order = sorted(calls, key=order)
+    # The `id` of each call is another key, so that `groupby` puts each call into a group.
     key = id if one_by_one else order
-    groups: list[OrderGroup] = []
-    for _, hooks_of_group in itertools.groupby(in_order, key):
-        groups.append(OrderGroup(method, [*hooks_of_group], grace_secs, make_call))
+    groups = [
+        OrderGroup(calls_of_group, grace_secs)
+        for _, calls_of_group in itertools.groupby(in_order, key)
+    ]
     return tuple(groups)
 
 

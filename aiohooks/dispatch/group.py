@@ -442,14 +442,8 @@ class HookGroup(InitRequired, Generic[K]):
         registration = registered.registration._replace(disable_after=None)
         # The group has another `RegisteredHook`, so that failures here are not counted as failures
         # of the hook's calls.
-        group = OrderGroup(
-            method,
-            [RegisteredHook(registered.name, registration)],
-            self._composite.grace_secs,
-            functools.partial(hook_call, function=function, timeout=secs),
-        )
-        (call,) = group.calls
-        calls = HookCalls(group)
+        call = hook_call(RegisteredHook(registered.name, registration), method, function, secs)
+        calls = HookCalls(OrderGroup([call], self._composite.grace_secs))
         context = self._own_context.update()
         # `start_all` would give the call a context of its own.
         calls.start(0, function, args, call.name, call.secs, context)

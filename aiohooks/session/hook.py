@@ -520,7 +520,7 @@ class HookSet:
         """Return for each hook that overrides a method an order group of this hook alone."""
         make_call = partial(hook_call, timeout=limit)
         return {
-            registered: OrderGroup(method, [registered], self._grace_secs, make_call)
+            registered: OrderGroup([make_call(registered, method)], self._grace_secs)
             for registered in _overriding(hooks, method)
         }
 
@@ -534,7 +534,8 @@ class HookSet:
 
         `make_call` returns the call of a hook: by default a call of its method.
         """
-        return order_groups(method, _overriding(hooks, method), self._grace_secs, make_call)
+        calls = [make_call(registered, method) for registered in _overriding(hooks, method)]
+        return order_groups(calls, self._grace_secs)
 
     def __repr__(self) -> str:
         names = ", ".join(registered.name for registered in self.registered)
