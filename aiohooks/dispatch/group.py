@@ -305,7 +305,7 @@ class HookGroup(InitRequired, Generic[K]):
         self._composite.close()
         try:
             await shielded(
-                self._exit_all(error),
+                self._exit_all(kind, error, traceback),
                 grace_secs=self._composite.grace_secs,
                 what=f"the end of {self!r}",
             )
@@ -340,11 +340,11 @@ class HookGroup(InitRequired, Generic[K]):
         # The end of the block applies what exits change from this state on to the caller's context.
         self._before_exits = self._own_context.state()
 
-    async def _exit_all(self, error: BaseException | None) -> None:
+    async def _exit_all(self, *details: Any) -> None:
         """Wait for active calls and background calls, then exit the hooks.
 
         Args:
-            error: the error of the block.
+            details: the arguments of `__aexit__`.
         """
         grace_secs = self._composite.grace_secs
         if not await wait_done(self._composite.ends_of_calls(), grace_secs):
@@ -359,7 +359,7 @@ class HookGroup(InitRequired, Generic[K]):
                 task.cancel()
         await wait_done(self._exit_tasks, None)
         while self._entered:
-            await self._exit(self._entered.pop(), error)
+            await self._exit(self._entered.pop(), *details)
 
     def _exit_later(self, registered: RegisteredHook) -> None:
         """Start a task that exits a hook, which is being removed.
@@ -380,16 +380,12 @@ class HookGroup(InitRequired, Generic[K]):
             await wait_done(earlier_ends, secs=None)
             await self._composite.background.drain([registered])
             self._entered.remove(registered)
-            await self._exit(registered, None)
+            await self._exit(registered, None, None, None)
 
         name = f"exit of {registered.name}, which was removed"
         self._exit_tasks[new_task(exit_removed(), name)] = registered
 
-    async def _exit(
-        self,
-        registered: RegisteredHook,
-        error: BaseException | None,
-    ) -> None:
+    async def _exit(self, registered: RegisteredHook, *details: Any) -> None:
         """Call `__aexit__` of a hook. Its result is ignored: it cannot swallow the error of the
         block.
 
@@ -398,11 +394,8 @@ class HookGroup(InitRequired, Generic[K]):
 
         Args:
             registered: the hook.
-            error: the error of the block, or None.
+            details: the arguments of its `__aexit__`.
         """
-        details: Args = (None, None, None)
-        if error is not None:
-            details = (type(error), error, error.__traceback__)
         try:
             await self._call_hook(
                 registered,
