@@ -394,25 +394,24 @@ class _Attribute:
         return self.composite.interface.has_data_of(hook)
 
 
-def _set_data(
-    composite: Composite,
-    instance: object,
-    name: str,
-    value: Any,
-) -> None:
-    """Set an attribute of `instance`, the object that stands for the hooks.
+def _setting_function(composite: Composite) -> Callable[[Any, str, Any], None]:
+    """Return the `__setattr__` of the object that stands for the hooks.
 
     Public data is also set on the hooks that have it.
     """
     interface = composite.interface
     kind: Any = interface.kind
-    # The interface may have a `__setattr__` of its own.
-    kind.__setattr__(instance, name, value)
-    if name.startswith("_") or name in interface.points:
-        return
-    for registered in composite.hooks:
-        if interface.has_data_of(registered.hook):
-            setattr(registered.hook, name, value)
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        # The interface may have a `__setattr__` of its own.
+        kind.__setattr__(self, name, value)
+        if name.startswith("_") or name in interface.points:
+            return
+        for registered in composite.hooks:
+            if interface.has_data_of(registered.hook):
+                setattr(registered.hook, name, value)
+
+    return set_attribute
 
 
 # -- the class
@@ -473,14 +472,10 @@ def _composite_class(composite: Composite, kind: type[Any]) -> type[Any]:
 
     If possible, `__subclasses__()` of the interface does not list the class (`_Unlisted`).
     """
-
-    def set_attribute(self: Any, name: str, value: Any) -> None:
-        _set_data(composite, self, name, value)
-
     namespace: dict[str, Any] = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
-        "__setattr__": set_attribute,
+        "__setattr__": _setting_function(composite),
         _COMPOSITE: composite,
     }
     # `_Unlisted` takes the place of the interface's metaclass, which must not be a special one.
