@@ -95,8 +95,8 @@ class SortedHooks:
         """The calls of all orders as one group, which `CompositeMethod` makes itself, or None if it
         cannot. Calls that do nothing have to cost almost nothing.
         """
-        # `CompositeMethod` does not call the class's own method, nor stop at the first result, nor
-        # return an empty list.
+        # `CompositeMethod` never calls the class's own method, does not stop at the first result,
+        # and returns None, not a list, if all results are None.
         is_simple = point.none_is_result and point.how not in ("first", "all")
         needs_more = wrappers or self.once or self.may_wait
         if self._groups and is_simple and not needs_more:
@@ -243,7 +243,11 @@ class SortedHooks:
         return result
 
 
-def own_attribute(kind: type[Any], owner: Any, name: str) -> Any:
+def own_attribute(
+    kind: type[Any],
+    owner: Any,
+    name: str,
+) -> Any:
     """Return an attribute of the hook interface itself, as if there was no hook.
 
     Args:

@@ -385,7 +385,11 @@ class HookGroup(InitRequired, Generic[K]):
         name = f"exit of {registered.name}, which was removed"
         self._exit_tasks[new_task(exit_removed(), name)] = registered
 
-    async def _exit(self, registered: RegisteredHook, *details: Any) -> None:
+    async def _exit(
+        self,
+        registered: RegisteredHook,
+        *details: Any,
+    ) -> None:
         """Call `__aexit__` of a hook. Its result is ignored: it cannot swallow the error of the
         block.
 

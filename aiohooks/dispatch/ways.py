@@ -438,19 +438,25 @@ class Point:
         if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
             # The body of an abstract method is not meant to be called, even if it is not empty.
             self.does_nothing = True
-        self.none_is_result: bool = self.how == "none" or (
-            # In a chain or a merge, None always means that a hook has no result.
-            self.how not in ("chain", "merge")
-            # A hook with an argument that calls the next one has decided not to call it.
-            and (self.does_nothing or bool(self.nexts and self.how == "one"))
-        )
-        """Whether None is the result of the call if the hooks return nothing else. Otherwise, the
-        class's own method is called then.
+        self.none_is_result: bool = self._none_is_result()
+        """Whether the call returns None if all its hooks do. Otherwise, the class's own method is
+        called then.
         """
         self.empty: Callable[[], Any] = (
             list if self.how == "all" else _container(annotations.results)
         )
         """Makes the empty result of the ways "merge" and "all", if no hook has a result."""
+
+    def _none_is_result(self) -> bool:
+        """Return `none_is_result`. It has no meaning in the way "wrap", as each hook decides."""
+        if self.how == "none":
+            return True
+        # In a chain or a merge, None always means that a hook has no result.
+        if self.how in ("chain", "merge"):
+            return False
+        # The only hook gets a function that calls the next one, and has decided not to call it.
+        has_decided = self.how == "one" and bool(self.nexts)
+        return has_decided or self.does_nothing
 
     def _find_problem(self, kind: type[Any], annotations: _Annotations) -> str:
         """Return why hooks cannot implement the method of `kind`, or an empty text if they can."""
