@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Cor
 from typing import Any, NoReturn, cast
 
 from aiohooks.dispatch.calls import (
+    AsyncFunction,
     HookCall,
     HookCalls,
     MakeCall,
@@ -42,6 +43,8 @@ from aiohooks.errors import (
     safe_repr,
 )
 
+NO_RESULT: Any = object()
+"""Stands for the result of a hook that has none, where None is a result."""
 # The types of results that can be merged, each as a set: all results must have the same type.
 _MERGEABLE: list[set[Any]] = [{list}, {tuple}, {dict}]
 
@@ -72,7 +75,7 @@ class SortedHooks:
         # a plain method, or of one with a result, needs its end now.
         if not point.is_async or point.how != "none":
             make_call = hook_call
-        make_wrapper = hook_call if point.how == "wrap" else generator_call
+        make_wrapper = wrapper_call if point.how == "wrap" else generator_call
         wrappers: list[HookCall] = []
         calls: list[HookCall] = []
         for registered in hooks:
@@ -134,8 +137,8 @@ class SortedHooks:
         """Call the wrapping hook at a place. Behind the last one, make the wrapped call.
 
         The hook gets a function that calls the rest: this method again, for the next place. If the
-        hook fails and its error is only logged, the result is that of the rest. The rest is called
-        now if the hook has not called it.
+        hook is disabled, or fails and its error is only logged, the result is that of the rest. The
+        rest is called now if the hook has not called it.
 
         Args:
             place: the place of the hook among the wrapping hooks.
@@ -155,15 +158,13 @@ class SortedHooks:
         # The group of this hook alone.
         group = self._wrappers[place]
         call_rest = functools.partial(self._call_wrapper, place + 1, instance)
-        if not group.hooks[0].may_be_called():
-            return await call_rest(values, passed)
         wrapper = WrapperCall(group, point, call_rest, values, passed)
         try:
             result = await wrapper.make()
         finally:
             # The tracebacks of these errors refer to the wrapper, which would be kept alive.
             wrapper.rest_errors.clear()
-        if not wrapper.has_logged_failure:
+        if result is not NO_RESULT:
             return point.value_of(result)
         if wrapper.rest_results:
             return wrapper.rest_results[0]
@@ -373,6 +374,8 @@ class WrapperCall(HookCalls):
         passed: Arguments,
     ) -> None:
         super().__init__(group)
+        # A failure that is only logged leaves this.
+        self.results[0] = NO_RESULT
         self._point = point
         # The function that calls the rest, with the values and the passed arguments for it.
         self._rest = rest
@@ -388,7 +391,7 @@ class WrapperCall(HookCalls):
         """Whether the hook has failed with an error that is only logged."""
 
     async def make(self) -> Any:
-        """Call the hook, and return its result."""
+        """Call the hook, and return its result, or `NO_RESULT` if it has none."""
         parameters = self._point.parameters
         if self._point.how == "wrap":
             # The chosen argument of the method is the function that calls the rest.
@@ -452,6 +455,18 @@ class WrapperCall(HookCalls):
             super().add_origin(number, error)
 
 
+def wrapper_call(
+    registered: RegisteredHook,
+    method: str,
+    function: AsyncFunction | None = None,
+) -> HookCall:
+    """Return the call of a method of a wrapping hook, or of a function around that method.
+
+    The result of a disabled hook is `NO_RESULT`.
+    """
+    return hook_call(registered, method, function, no_result=NO_RESULT)
+
+
 def generator_call(registered: RegisteredHook, method: str) -> HookCall:
     """Return the call of a hook's method that is an async generator.
 
@@ -492,7 +507,7 @@ def generator_call(registered: RegisteredHook, method: str) -> HookCall:
             return result
         return await _reject_second_yield(generator, who)
 
-    return hook_call(registered, method, call)
+    return wrapper_call(registered, method, call)
 
 
 async def _throw(

@@ -254,6 +254,7 @@ def hook_call(
     method: str,
     function: AsyncFunction | None = None,
     timeout: float | None = None,
+    no_result: Any = None,
 ) -> HookCall:
     """Return the call of a hook's method.
 
@@ -262,6 +263,7 @@ def hook_call(
         method: the name of the method.
         function: the function that is called, by default the method itself.
         timeout: the time limit if the hook has none of its own.
+        no_result: the result of the call if the hook is disabled when it begins.
     """
     if function is None:
         function = _async_method(registered, method)
@@ -272,7 +274,7 @@ def hook_call(
         # The mark is the name of the condition, which is a method of the hook.
         condition = getattr(registered.hook, condition)
     if registered.registration.disable_after is not None:
-        function = _unless_disabled(function, registered)
+        function = _unless_disabled(function, registered, no_result)
     return HookCall(
         registered,
         registered.call_name(method),
@@ -365,15 +367,21 @@ class OrderGroup:
         return functions
 
 
-def _unless_disabled(function: AsyncFunction, registered: RegisteredHook) -> AsyncFunction:
-    """Return a function that calls another one, unless the hook is disabled.
+def _unless_disabled(
+    function: AsyncFunction,
+    registered: RegisteredHook,
+    no_result: Any,
+) -> AsyncFunction:
+    """Return a function that calls another one, or returns `no_result` if the hook is disabled.
 
     The failures in a row are counted from 0 again after each success.
     """
 
     async def call(*args: Any, **keywords: Any) -> Any:
+        # This is checked when the call begins: the hook may have been disabled since its caller
+        # decided to make the call.
         if not registered.may_be_called():
-            return None
+            return no_result
         result = await function(*args, **keywords)
         registered.failures_in_a_row = 0
         return result
