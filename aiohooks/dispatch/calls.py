@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from aiohooks._core.activity import Kind, Observer, logger, observed_call
 from aiohooks._core.calls import Calls, RunWaits, can_wait, result_now
 from aiohooks._core.queue import Queue
+from aiohooks._core.waits import LEFT_BEHIND, current_task
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration
 from aiohooks.dispatch.ways import COROUTINE, NO_KEYWORDS, Args, Keywords, function_kind
 from aiohooks.errors import (
@@ -274,7 +275,7 @@ def hook_call(
         # The mark is the name of the condition, which is a method of the hook.
         condition = getattr(registered.hook, condition)
     if registered.registration.disable_after is not None:
-        function = _unless_disabled(function, registered, no_result)
+        function = _unless_disabled(function, registered, no_result, may_wait=may_wait)
     return HookCall(
         registered,
         registered.call_name(method),
@@ -371,10 +372,13 @@ def _unless_disabled(
     function: AsyncFunction,
     registered: RegisteredHook,
     no_result: Any,
+    *,
+    may_wait: bool,
 ) -> AsyncFunction:
     """Return a function that calls another one, or returns `no_result` if the hook is disabled.
 
-    The failures in a row are counted from 0 again after each success.
+    The failures in a row are counted from 0 again after each success. A call that was left behind
+    has failed, even if it returns later.
     """
 
     async def call(*args: Any, **keywords: Any) -> Any:
@@ -383,7 +387,9 @@ def _unless_disabled(
         if not registered.may_be_called():
             return no_result
         result = await function(*args, **keywords)
-        registered.failures_in_a_row = 0
+        # Only a call that may wait has a task of its own, which can be left behind.
+        if not may_wait or current_task() not in LEFT_BEHIND:
+            registered.failures_in_a_row = 0
         return result
 
     return call
