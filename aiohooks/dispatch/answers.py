@@ -190,6 +190,9 @@ class SortedHooks:
             hook_arguments = point.parameters.for_hooks(values)
         if point.how in ("first", "chain"):
             result = await self._call_one_by_one(hook_arguments)
+            if isinstance(result, ChainEnd):
+                # Its value is the result of the call, even if it is None.
+                return point.value_of(result)
         else:
             results = await call_groups(self._groups, *hook_arguments)
             result = combined(point, results)
@@ -201,7 +204,8 @@ class SortedHooks:
         """Call the hooks one after another, and return the result that counts.
 
         In the way "first", this is the first result that is not None. In a chain, it is the last
-        such result: each one replaces an argument of the calls that follow.
+        such result: each one replaces an argument of the calls that follow. A `ChainEnd` is
+        returned as it is.
         """
         parameters = self._point.parameters
         values: Values = {}
@@ -212,7 +216,7 @@ class SortedHooks:
             if result is None:
                 continue
             if isinstance(result, ChainEnd) or self._point.how == "first":
-                return self._point.value_of(result)
+                return result
             # Read at the first result of a chain. From then on, they change with each result.
             values = values or parameters.values(*arguments)
             values[parameters.chosen] = result
