@@ -535,7 +535,11 @@ class Calls(abc.ABC):
 
     def _leave_all_behind(self) -> None:
         """Leave all calls behind that still run at the end of the grace period."""
-        self._leave_behind([number for number in self._tasks if self.is_running(number)])
+        numbers = [number for number in self._tasks if self.is_running(number)]
+        # The last call may have ended in this iteration of the event loop, before the caller has
+        # run, which cancels the timer.
+        if numbers:
+            self._leave_behind(numbers)
 
     def _leave_behind(self, numbers: list[int]) -> None:
         """Stop waiting for calls that have ignored their cancellation."""

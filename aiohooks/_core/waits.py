@@ -226,7 +226,8 @@ async def wait_done(
     finally:
         for task in watched:
             task.remove_done_callback(ended)
-    return not pending
+    # Not `pending`: the callback of a task that has just ended may not have been called yet.
+    return all(task.done() for task in watched)
 
 
 async def to_thread(

@@ -1,4 +1,4 @@
-"""Waits of a session that is opened, which a stop ends."""
+"""Waits of a session that is opened, which a stop ends; and waits for tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from aiohooks._core.waits import opening_until, wait_for_others
+from aiohooks._core.waits import opening_until, wait_done, wait_for_others
+from aiohooks.testing import ManualClock
+from tests.support.waiting import parked
 
 pytestmark = pytest.mark.every_python
 
@@ -26,3 +28,13 @@ async def test_a_wait_for_others_is_given_to_the_session_that_is_opened() -> Non
         assert await wait_for_others(asyncio.sleep(0, 5)) == 5
     assert await wait_for_others(asyncio.sleep(0, 6)) == 6
     assert len(waits) == 1
+
+
+async def test_what_is_done_when_the_time_is_up_is_done() -> None:
+    """Also if the callbacks of the future have not been called yet."""
+    with ManualClock() as clock:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = await parked(wait_done([future], 1))
+        clock.advance(1)
+        future.set_result(None)
+        assert await waiting
