@@ -449,8 +449,9 @@ class Calls(abc.ABC):
         """Record the failure of a call in a task, if it is one.
 
         The error of a call that was left behind is only logged. A CancelledError is no failure if
-        this object has cancelled all calls. If it has cancelled this call for its time limit, the
-        failure is the error of the time limit.
+        this object has cancelled all calls, or if the caller is being cancelled: the event loop
+        cancels all tasks when it shuts down. If this object has cancelled this call for its time
+        limit, the failure is the error of the time limit.
         """
         self._call_ended(number)
         was_cancelled = isinstance(error, CancelledError)
@@ -462,8 +463,13 @@ class Calls(abc.ABC):
             self._record(number, error)
         elif self.has_timed_out(number):
             self._record(number, self._get_ending().timeouts[number])
-        elif not self.cancelling:
+        elif not self.cancelling and not self._is_caller_cancelled():
             self._record(number, self.cancelled_error(number, error))
+
+    def _is_caller_cancelled(self) -> bool:
+        """Return whether the caller has been cancelled during its wait, and has not run since."""
+        # A cancel of a task cancels the future that it awaits, which nothing else cancels.
+        return self._idle is not None and self._idle.cancelled()
 
     def _record(self, number: int, error: BaseException) -> None:
         """Keep a failure for `_raise`, and cancel the other calls, unless it is only logged."""
