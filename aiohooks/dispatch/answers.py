@@ -88,10 +88,6 @@ class SortedHooks:
         # In these ways, a result decides whether the next hook is called, or with which argument.
         one_by_one = point.how in ("first", "chain")
         self._groups = order_groups(calls, grace_secs, one_by_one=one_by_one)
-        self.once: list[RegisteredHook] = [
-            registered for registered in hooks if registered.registration.once
-        ]
-        """The hooks that are removed when they are called."""
         groups = (*self._groups, *self._wrappers)
         self.may_wait: bool = any(group.may_wait for group in groups)
         self.fast_path: OrderGroup | None = None
@@ -101,7 +97,9 @@ class SortedHooks:
         # `CompositeMethod` never calls the class's own method, does not stop at the first result,
         # and returns None, not a list, if all results are None.
         is_simple = point.none_is_result and point.how not in ("first", "all")
-        needs_more = wrappers or self.once or self.may_wait
+        # A function that is called once must not be removed by a call with wrong arguments.
+        has_once = any(registered.registration.once for registered in hooks)
+        needs_more = wrappers or has_once or self.may_wait
         if self._groups and is_simple and not needs_more:
             # One group will do: calls that cannot wait are made one after another in any case.
             in_order = [call for group in self._groups for call in group.calls]
@@ -184,13 +182,16 @@ class SortedHooks:
             return await self._call_own(instance, args, keywords)
         hook_arguments: Arguments = args, keywords
         # Hooks may have other names for their parameters, so keyword arguments are turned into
-        # positional ones. In a chain, this also rejects wrong arguments before any hook is called.
-        if keywords or point.how == "chain":
-            values = point.parameters.values(args, keywords)
-            hook_arguments = point.parameters.for_hooks(values)
+        # positional ones. This also rejects wrong arguments before any hook is called: they are the
+        # fault of the caller, and no failure of a hook.
+        parameters = point.parameters
+        is_complete = parameters.fewest <= len(args) <= parameters.most
+        if keywords or point.how == "chain" or not is_complete:
+            values = parameters.values(args, keywords)
+            hook_arguments = parameters.for_hooks(values)
         if point.how in ("first", "chain"):
             result = await self._call_one_by_one(hook_arguments)
-            if isinstance(result, ChainEnd):
+            if type(result) is ChainEnd:
                 # Its value is the result of the call, even if it is None.
                 return point.value_of(result)
         else:
@@ -466,7 +467,7 @@ def wrapper_call(
 ) -> HookCall:
     """Return the call of a method of a wrapping hook, or of a function around that method.
 
-    The result of a disabled hook is `NO_RESULT`.
+    The result of a skipped call is `NO_RESULT`.
     """
     return hook_call(registered, method, function, no_result=NO_RESULT)
 

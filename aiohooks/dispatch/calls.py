@@ -111,6 +111,8 @@ class RegisteredHook:
     """The queue of its background calls: a `CallQueue`, which `BackgroundCalls.make_call` makes, or
     None if there is none.
     """
+    remove_once: Callable[[], object] | None = None
+    """Removes a hook with `once=True` from its group. None when it has been called."""
     _logged: set[tuple[str, type]] = field(default_factory=set[tuple[str, type]])
     """The errors that were logged: the name of the call, without its step, and the error's type."""
 
@@ -140,12 +142,23 @@ class RegisteredHook:
             pending,
         )
 
-    def may_be_called(self) -> bool:
-        """Return whether the hook is enabled. If it is disabled, count the call as dropped."""
-        if self.disabled_since is None:
+    def may_begin_call(self) -> bool:
+        """Return whether a call that begins may call the hook. If not, the call is skipped.
+
+        The call of a disabled hook counts as dropped. A hook with `once=True` is removed by its
+        first call. Calls that were decided before this are skipped.
+        """
+        if self.disabled_since is not None:
+            self.dropped += 1
+            return False
+        if not self.registration.once:
             return True
-        self.dropped += 1
-        return False
+        if self.remove_once is None:
+            return False
+        remove = self.remove_once
+        self.remove_once = None
+        remove()
+        return True
 
     def count_failure(self, error: BaseException) -> None:
         """Count an error of a call. Disable the hook if its `disable_after` says so."""
@@ -264,7 +277,8 @@ def hook_call(
         method: the name of the method.
         function: the function that is called, by default the method itself.
         timeout: the time limit if the hook has none of its own.
-        no_result: the result of the call if the hook is disabled when it begins.
+        no_result: the result of the call if it is skipped when it begins, as the hook is disabled,
+            or has `once=True` and was called.
     """
     if function is None:
         function = _async_method(registered, method)
@@ -274,14 +288,15 @@ def hook_call(
     if condition is not None:
         # The mark is the name of the condition, which is a method of the hook.
         condition = getattr(registered.hook, condition)
-    if registered.registration.disable_after is not None:
-        function = _unless_disabled(function, registered, no_result, may_wait=may_wait)
+    options = registered.registration
+    if options.once or options.disable_after is not None:
+        function = _unless_skipped(function, registered, no_result, may_wait=may_wait)
     return HookCall(
         registered,
         registered.call_name(method),
         function,
         may_wait,
-        registered.registration.timeout or timeout,
+        options.timeout or timeout,
         condition,
     )
 
@@ -368,23 +383,23 @@ class OrderGroup:
         return functions
 
 
-def _unless_disabled(
+def _unless_skipped(
     function: AsyncFunction,
     registered: RegisteredHook,
     no_result: Any,
     *,
     may_wait: bool,
 ) -> AsyncFunction:
-    """Return a function that calls another one, or returns `no_result` if the hook is disabled.
+    """Return a function that calls another one, or returns `no_result` if the call is skipped.
 
     The failures in a row are counted from 0 again after each success. A call that was left behind
     has failed, even if it returns later.
     """
 
     async def call(*args: Any, **keywords: Any) -> Any:
-        # This is checked when the call begins: the hook may have been disabled since its caller
-        # decided to make the call.
-        if not registered.may_be_called():
+        # This is checked when the call begins: the hook may have been disabled, or called once,
+        # since its caller decided to make the call.
+        if not registered.may_begin_call():
             return no_result
         result = await function(*args, **keywords)
         # Only a call that may wait has a task of its own, which can be left behind.

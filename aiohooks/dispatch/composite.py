@@ -88,6 +88,8 @@ class Composite:
         points: Sequence[Point],
     ) -> None:
         """Add a hook that implements the methods `points`. This applies from the next call."""
+        if registered.registration.once:
+            registered.remove_once = functools.partial(self._remove_called, registered)
         key = identity(registered.hook)
         self._by_identity.setdefault(key, []).append(registered)
         self.hooks[registered] = points
@@ -106,6 +108,11 @@ class Composite:
             method = self.methods[point.name]
             del method.hooks[registered]
             method.reset()
+
+    def _remove_called(self, registered: RegisteredHook) -> None:
+        """Remove a hook with `once=True`, unless it was removed since its call was decided."""
+        if registered in self.hooks:
+            self.remove(registered)
 
     def find(self, hook: object) -> list[RegisteredHook]:
         """Return the registrations of a hook, or of a function, the earliest first."""
@@ -140,10 +147,6 @@ class Composite:
         """
         hooks = method.sorted_hooks or method.sort_hooks()
         self.check_loop(may_wait=hooks.may_wait)
-        # A hook with `once=True` is removed before its call: another call of the method, which
-        # begins meanwhile, must not call it again.
-        for registered in hooks.once:
-            self.remove(registered)
         call = hooks.call(instance, args, keywords)
         if not hooks.may_wait:
             return await call
@@ -331,6 +334,7 @@ def _calling_function(method: CompositeMethod) -> Callable[..., Any]:
         results: dict[int, Any] | None = None
         while True:
             try:
+    counts = point.parameters.counts
                 for function in remaining:
                     result = await function(*args)
                     if result is not None:
@@ -338,6 +342,10 @@ def _calling_function(method: CompositeMethod) -> Callable[..., Any]:
                         results[_current_place(group, remaining)] = result
                 break
             except BaseException as error:
+                # Wrong arguments are no failure of the hook. Other calls check them first, but here
+                # a check would cost as much as the call of a hook.
+                if isinstance(error, TypeError):
+                    point.parameters.values(args, keywords)
                 log_or_raise(group, _current_place(group, remaining), None, error)
         if results is None:
             return None

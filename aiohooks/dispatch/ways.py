@@ -57,8 +57,12 @@ name as the key.
 class Parameters:
     """The parameters of a method of a hook interface, without `self`."""
 
-    def __init__(self, member: Any) -> None:
-        """Read the parameters of a method, as it stands in its class."""
+    def __init__(self, member: Any, label: str) -> None:
+        """Read the parameters of a method, as it stands in its class.
+
+        `label` is its name in messages.
+        """
+        self._label = label
         # Annotations may refer to the class, which this object must not keep alive.
         signature = without_annotations(inspect.signature(member))
         _, *parameters = signature.parameters.values()
@@ -89,6 +93,14 @@ class Parameters:
                 self._key_by_name[parameter.name] = key
             if parameter.default is not parameter.empty:
                 self._defaults[key] = parameter.default
+        required = {*self.keys.values()} - self._defaults.keys()
+        self.fewest: int = len(required)
+        """How many arguments a call without keyword arguments has at least."""
+        self.most: int = sys.maxsize if self._takes_more_places else self._count
+        """How many arguments a call without keyword arguments has at most."""
+        if any(isinstance(key, str) for key in required):
+            # Each call has to give this argument by name.
+            self.most = -1
         self.chosen: Key = None
         """The key of the chosen argument, which the results of a chain replace, or with which a
         hook calls the next hook. None for other ways. `Point._choose_argument` sets it.
@@ -123,14 +135,17 @@ class Parameters:
             TypeError: the method has no parameter for an argument, two arguments for a parameter,
                 or none for one that has no default.
         """
-        # Hot path: positional arguments for all parameters need no check.
-        if keywords or len(args) != self._count:
+        # Hot path: a complete call without keyword arguments needs no check.
+        if keywords or not self.fewest <= len(args) <= self.most:
             named = keywords
             if self._takes_any_names:
                 # `**kwargs` takes any other name, which needs no check. Before Python 3.13, `bind`
                 # would wrongly reject the name of a positional-only parameter among them.
                 named = {name: keywords[name] for name in self._key_by_name if name in keywords}
-            self.signature.bind(*args, **named)
+            try:
+                self.signature.bind(*args, **named)
+            except TypeError as error:
+                raise TypeError(f"{self._label}(): {error}") from None
         values = self._by_key(keywords)
         values.update(enumerate(args))
         return values
@@ -420,7 +435,7 @@ class Point:
         """The kind of its function, as `function_kind` returns it."""
         self.does_nothing: bool = does_nothing(function)
         """Whether the method's own body is empty, or only raises `NotImplementedError`."""
-        self.parameters: Parameters = Parameters(member)
+        self.parameters: Parameters = Parameters(member, self.label)
         self.fitting: WeakSet[Any] = WeakSet()
         """The functions in classes of hooks that were checked, and can be called as the method."""
         annotations = _Annotations(kind, function, self.parameters.keys)

@@ -159,6 +159,90 @@ async def test_a_function_that_is_called_once() -> None:
 
 
 def test_a_hook_has_the_name_that_it_is_given() -> None:
+async def test_a_call_that_does_not_reach_a_function_does_not_remove_it() -> None:
+    """As another hook has ended the call before, or the arguments are wrong."""
+    calls: list[str] = []
+
+    class Ends:
+        @ah.point("first")
+        async def first(self, text: str) -> str | None: ...
+
+        @ah.point("wrap")
+        async def wrap(self, text: str, call_next: Any) -> Any: ...
+
+        async def on(self, text: str) -> None: ...
+
+    class Before:
+        ends = True
+
+        async def first(self, text: str) -> str | None:
+            return "first" if self.ends else None
+
+        async def wrap(self, text: str, call_next: Any) -> str:
+            return "wrap" if self.ends else await call_next(text)
+
+        async def on(self, text: str) -> None:
+            if self.ends:
+                raise OSError("down")
+
+    async def once(text: str, call_next: Any = None) -> str:
+        calls.append(text)
+        return "once"
+
+    async def use() -> list[str | None]:
+        answers = [await group.hooks.first("first"), await group.hooks.wrap("wrap", None)]
+        await group.hooks.on("on")
+        return answers
+
+    before = Before()
+    group = ah.HookGroup(Ends, [ah.configure(before, order=-1)])
+    for method in (Ends.first, Ends.wrap, Ends.on):
+        group.on(method, once, once=True)
+    with pytest.raises(OSError, match="down"):
+        await use()
+    wrong_call: Any = group.hooks.on
+    for arguments in ((), ("a", "b")):
+        with pytest.raises(TypeError, match=r"Ends\.on\(\): "):
+            await wrong_call(*arguments)
+    assert calls == []
+    before.ends = False
+    assert await use() == ["once", "once"]
+    assert calls == ["first", "wrap", "on"]
+    assert repr(group) == "<HookGroup Ends: Before>"
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_concurrent_calls_call_a_function_once(background: bool) -> None:
+    """Of calls that are decided together, the first calls it."""
+    calls: list[str] = []
+
+    async def once(text: str) -> None:
+        await asyncio.sleep(0)
+        calls.append(text)
+
+    async with ah.HookGroup(Events) as group:
+        group.on(Events.on, once, once=True, background=background)
+        await asyncio.gather(*(group.hooks.on(text) for text in "abc"))
+    assert calls == ["a"]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_wrong_arguments_are_no_failure_of_a_hook(waits: bool) -> None:
+    """They are an error of the caller, also with `on_error="log"`."""
+
+    class Quick:
+        async def on(self, text: str) -> None: ...
+
+    hook = Notes() if waits else Quick()
+    group = ah.HookGroup(Events, [ah.configure(hook, on_error="log", disable_after=1)])
+    await group.hooks.on("a")
+    wrong_call: Any = group.hooks.on
+    for arguments in ((), ("a", "b")):
+        with pytest.raises(TypeError, match=r"Events\.on\(\): "):
+            await wrong_call(*arguments)
+    assert group.status()[0].failures == 0
+
+
     """In the status and in messages; hooks of one name are numbered."""
     hooks = [
         ah.configure(Notes(), name="audit"),
