@@ -378,7 +378,10 @@ class HookGroup(InitRequired, Generic[K]):
 
         async def exit_removed() -> None:
             await wait_done(earlier_ends, secs=None)
-            await self._composite.background.drain([registered])
+            # Also if a background call of the hook has removed it, which `background.drain` would
+            # not wait for: this task is not part of that call.
+            if registered.queue is not None:
+                await registered.queue.drain()
             self._entered.remove(registered)
             await self._exit(registered, None, None, None)
 
