@@ -306,7 +306,8 @@ class HookGroup(InitRequired, Generic[K]):
         try:
             await shielded(
                 self._exit_all(kind, error, traceback),
-                grace_secs=self._composite.grace_secs,
+                # No limit: each of the steps has its own.
+                grace_secs=None,
                 what=f"the end of {self!r}",
             )
         except asyncio.CancelledError as cancelled:
