@@ -66,8 +66,8 @@ class Composite:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.hooks: dict[RegisteredHook, Sequence[Point]] = {}
         """The hooks, in registration order, with the methods that they implement."""
-        # The registrations of each hook, by its `identity`. Only a function can have several.
-        self._by_identity: dict[object, list[RegisteredHook]] = {}
+        self.by_identity: dict[object, list[RegisteredHook]] = {}
+        """The registrations of each hook, by its `identity`. Only a function can have several."""
         # The calls that have not ended, each with a future for its end, or None. Only
         # `ends_of_calls` makes these futures, as few calls need one.
         self._active: dict[Coroutine[Any, Any, Any], asyncio.Future[None] | None] = {}
@@ -91,7 +91,7 @@ class Composite:
         if registered.registration.once:
             registered.remove_once = functools.partial(self._remove_called, registered)
         key = identity(registered.hook)
-        self._by_identity.setdefault(key, []).append(registered)
+        self.by_identity.setdefault(key, []).append(registered)
         self.hooks[registered] = points
         for point in points:
             method = self.methods[point.name]
@@ -101,9 +101,9 @@ class Composite:
     def remove(self, registered: RegisteredHook) -> None:
         """Remove a hook. Calls that have begun are not changed."""
         key = identity(registered.hook)
-        self._by_identity[key].remove(registered)
-        if not self._by_identity[key]:
-            del self._by_identity[key]
+        self.by_identity[key].remove(registered)
+        if not self.by_identity[key]:
+            del self.by_identity[key]
         for point in self.hooks.pop(registered):
             method = self.methods[point.name]
             del method.hooks[registered]
@@ -116,7 +116,7 @@ class Composite:
 
     def find(self, hook: object) -> list[RegisteredHook]:
         """Return the registrations of a hook, or of a function, the earliest first."""
-        return self._by_identity.get(identity(hook), [])
+        return self.by_identity.get(identity(hook), [])
 
     def close(self) -> None:
         """Accept no more calls."""
@@ -321,6 +321,7 @@ def _calling_function(method: CompositeMethod) -> Callable[..., Any]:
     """
     composite = method.composite
     point = method.point
+    counts = point.parameters.counts
 
     async def call_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
         group = method.fast_path
@@ -334,7 +335,6 @@ def _calling_function(method: CompositeMethod) -> Callable[..., Any]:
         results: dict[int, Any] | None = None
         while True:
             try:
-    counts = point.parameters.counts
                 for function in remaining:
                     result = await function(*args)
                     if result is not None:

@@ -128,7 +128,7 @@ class HookGroup(InitRequired, Generic[K]):
         # its name.
         self._numbers: Counter[str] = Counter()
         # The hooks that have to be exited, in the order in which they were entered.
-        self._entered: list[RegisteredHook] = []
+        self._entered: dict[RegisteredHook, None] = {}
         # All hooks are entered and exited in this context, though not in one task: a token of a
         # context variable that `__aenter__` sets is valid in `__aexit__`.
         self._own_context = OwnContext()
@@ -161,8 +161,8 @@ class HookGroup(InitRequired, Generic[K]):
             self._composite.check_usable()
         registration = registration_of(hook)
         hook = registration.hook
-        others = self._composite.find(hook)
-        registered = registered_hook(registration, others, self._numbers)
+        known = self._composite.by_identity
+        registered = registered_hook(registration, known, self._numbers)
         if hook is self._composite.object:
             raise InvalidHookError(f"{hook!r} stands for {self!r}; a call would never end")
         interface = self._composite.interface
@@ -331,7 +331,7 @@ class HookGroup(InitRequired, Generic[K]):
             await registered.hook.__aenter__()
             # In the same task, and not after `_call_hook`: if that is cancelled when the hook has
             # been entered, the group still has to exit the hook.
-            self._entered.append(registered)
+            self._entered[registered] = None
 
         await self._call_hook(registered, "__aenter__", enter_and_note)
         # The call has not raised, so an error was only logged (`on_error="log"`).
@@ -360,7 +360,8 @@ class HookGroup(InitRequired, Generic[K]):
                 task.cancel()
         await wait_done(self._exit_tasks, None)
         while self._entered:
-            await self._exit(self._entered.pop(), *details)
+            registered, _ = self._entered.popitem()
+            await self._exit(registered, *details)
 
     def _exit_later(self, registered: RegisteredHook) -> None:
         """Start a task that exits a hook, which is being removed.
@@ -373,9 +374,9 @@ class HookGroup(InitRequired, Generic[K]):
         """
         self._composite.check_loop()
         earlier_ends: list[asyncio.Future[None]] = self._composite.ends_of_calls()
-        # All exits run in one context, and so one after another: wait for the tasks of the hooks
-        # that were removed before, too.
-        earlier_ends += self._exit_tasks
+        # All exits run in one context, and so one after another: each waits for the one before.
+        if self._exit_tasks:
+            earlier_ends.append(next(reversed(self._exit_tasks)))
 
         async def exit_removed() -> None:
             await wait_done(earlier_ends, secs=None)
@@ -383,7 +384,7 @@ class HookGroup(InitRequired, Generic[K]):
             # not wait for: this task is not part of that call.
             if registered.queue is not None:
                 await registered.queue.drain()
-            self._entered.remove(registered)
+            del self._entered[registered]
             await self._exit(registered, None, None, None)
 
         name = f"exit of {registered.name}, which was removed"

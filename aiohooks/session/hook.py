@@ -340,8 +340,10 @@ class HookSet:
         self.registered: list[RegisteredHook] = []
         """The hooks in the order of the list."""
         numbers: Counter[str] = Counter()
+        ids: set[int] = set()
         for hook in _checked_hooks(hooks):
-            registered = registered_hook(registration_of(hook), self.registered, numbers)
+            registered = registered_hook(registration_of(hook), ids, numbers)
+            ids.add(id(registered.hook))
             LIFECYCLE.check(registered)
             self.registered.append(registered)
         # By their keys in `_users`, which has the hooks of all open sessions. The keys contain the
