@@ -118,6 +118,13 @@ class Composite:
         """Return the registrations of a hook, or of a function, the earliest first."""
         return self.by_identity.get(identity(hook), [])
 
+    def reaches(self, other: Composite) -> bool:
+        """Return whether this is the other group, or has a hook that leads to it."""
+        if self is other:
+            return True
+        nested = [composite_of(registered.hook) for registered in self.hooks]
+        return any(composite.reaches(other) for composite in nested if composite is not None)
+
     def close(self) -> None:
         """Accept no more calls."""
         self.state = "closed"
@@ -224,6 +231,12 @@ class Composite:
                 )
             self._loop = loop
         self.thread = get_ident()
+
+
+def composite_of(hook: object) -> Composite | None:
+    """Return the `Composite` of an object that stands for the hooks of a group, or None."""
+    composite: Composite | None = type(hook).__dict__.get(_COMPOSITE)
+    return composite
 
 
 def is_context(hook: object) -> bool:

@@ -44,7 +44,7 @@ from aiohooks.dispatch.calls import (
     RegisteredHook,
     hook_call,
 )
-from aiohooks.dispatch.composite import Composite, is_context
+from aiohooks.dispatch.composite import Composite, composite_of, is_context
 from aiohooks.dispatch.hook import (
     FunctionHook,
     HookOptions,
@@ -163,8 +163,11 @@ class HookGroup(InitRequired, Generic[K]):
         hook = registration.hook
         known = self._composite.by_identity
         registered = registered_hook(registration, known, self._numbers)
-        if hook is self._composite.object:
-            raise InvalidHookError(f"{hook!r} stands for {self!r}; a call would never end")
+        nested = composite_of(hook)
+        if nested is not None and nested.reaches(self._composite):
+            raise InvalidHookError(
+                f"{hook!r} stands for {self!r}, or for a group with it; a call would never end"
+            )
         interface = self._composite.interface
         points = interface.check(registered)
         if not points:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks._core.clock import sleep
 from aiohooks.errors import InvalidHookError, WrongLoopError
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
-from tests.support.waiting import parked, ticks
+from tests.support.waiting import parked, pass_time, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -158,7 +159,6 @@ async def test_a_function_that_is_called_once() -> None:
         group.add(ah.configure(Notes(), once=True))
 
 
-def test_a_hook_has_the_name_that_it_is_given() -> None:
 async def test_a_call_that_does_not_reach_a_function_does_not_remove_it() -> None:
     """As another hook has ended the call before, or the arguments are wrong."""
     calls: list[str] = []
@@ -243,6 +243,7 @@ async def test_wrong_arguments_are_no_failure_of_a_hook(waits: bool) -> None:
     assert group.status()[0].failures == 0
 
 
+def test_a_hook_has_the_name_that_it_is_given() -> None:
     """In the status and in messages; hooks of one name are numbered."""
     hooks = [
         ah.configure(Notes(), name="audit"),
@@ -513,3 +514,40 @@ async def test_a_generator_without_a_yield_wraps_nothing() -> None:
     around.enabled = True
     with refused(InvalidHookError, "Disabled.on has yielded twice"):
         await composite.on("y")
+
+
+async def test_each_exit_has_the_grace_period_after_a_cancel() -> None:
+    """A cancel of the task that leaves the block does not let the exits share one."""
+    exited: list[int] = []
+
+    class Slow(Notes):
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, *details: object) -> None:
+            await sleep(2)
+            exited.append(self.number)
+
+    async def use() -> None:
+        async with ah.HookGroup(Events, [Slow(number) for number in range(4)], grace_secs=3):
+            pass
+
+    with ManualClock() as clock:
+        leaving = await parked(use(), 20)
+        leaving.cancel()
+        await pass_time(clock, 8)
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+    assert exited == [3, 2, 1, 0]
+
+
+def test_a_group_cannot_be_part_of_itself() -> None:
+    """Neither as its own hook nor as a hook of its hooks: a call would never end."""
+    outer = ah.HookGroup(Events)
+    middle = ah.HookGroup(Events, [outer.hooks])
+    inner = ah.HookGroup(Events, [Notes(), middle.hooks])
+    for group in (outer, middle, inner):
+        with refused(InvalidHookError, "a call would never end"):
+            outer.add(group.hooks)
