@@ -110,21 +110,37 @@ class Parameters:
         """Return why a hook with this signature cannot take every call that the method takes.
 
         The text is empty if it can. The longest and the shortest call of the method are tried: a
-        hook that takes both takes the calls between them, too.
+        hook that takes both takes the calls between them, too. If the method takes any names, the
+        names of the hook's own parameters are tried as well.
         """
         longest: Values = dict.fromkeys(self.keys.values())
         shortest: Values = dict.fromkeys(longest.keys() - self._defaults.keys())
         if self._takes_more_places:
-            longest[self._count] = None
+            # One more than the hook has parameters: only `*args` takes so many.
+            last_place = self._count + len(signature.parameters)
+            longest.update(dict.fromkeys(range(self._count, last_place + 1)))
+        calls = [longest, shortest]
         if self._takes_any_names:
             longest["any_other_name"] = None
+            # A name of the hook's own parameters is another one, too. The hook cannot take it if it
+            # gets an argument for that parameter by position.
+            calls.append(longest | dict.fromkeys(self._other_names(signature)))
         try:
-            for values in (longest, shortest):
+            for values in calls:
                 args, keywords = self.for_hooks(values)
                 signature.bind(*args, **keywords)
         except TypeError as error:
             return str(error)
         return ""
+
+    def _other_names(self, signature: inspect.Signature) -> list[Key]:
+        """Return the names of a hook's parameters that `**kwargs` of the method takes."""
+        names: list[Key] = []
+        for name, parameter in signature.parameters.items():
+            # Before Python 3.13, `bind` would wrongly reject the name of a positional-only one.
+            if name not in self._key_by_name and parameter.kind is not parameter.POSITIONAL_ONLY:
+                names.append(name)
+        return names
 
     # -- a call
 
