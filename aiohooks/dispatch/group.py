@@ -78,11 +78,11 @@ class HookGroup(InitRequired, Generic[K]):
 
     A hook interface is any class. Hooks implement some of its public methods. `group.hooks` is an
     object of that class: if you call a method of it, the hooks that implement the method are
-    called, in registration order. A method whose code has no `await` runs in your task. Every other
-    method runs in its own task and context, concurrently with the others. Context variables that
-    hooks set are set for you afterwards. The first failure cancels the other hooks and waits for
-    them. You get a single failure as it is, and several as one flat group. Each has a note that
-    names the hook. If you are cancelled, you get your cancellation instead.
+    called, by their `order` and then in registration order. A method whose code has no `await` runs
+    in your task. Every other method runs in its own task and context, concurrently with the others.
+    Context variables that hooks set are set for you afterwards. The first failure cancels the other
+    hooks and waits for them. You get a single failure as it is, and several as one flat group. Each
+    has a note that names the hook. If you are cancelled, you get your cancellation instead.
 
     Any number of tasks may call a group at the same time. A call always uses the current hooks of
     the group. The `async with` block enters hooks that are async context managers in order, and

@@ -327,11 +327,11 @@ def point(how: How) -> Callable[[F], F]:
             `"first"`: the hooks are called one after another, and the first result that is not None
             wins; the rest are not called.
 
-            `"together"`: they run concurrently, and the first result in registration order that is
-            not None wins.
+            `"together"`: they run concurrently, and the first result that is not None, in the order
+            of the hooks, wins.
 
-            `"merge"`: they run concurrently, and their results are joined in registration order:
-            lists, tuples, or dicts of different keys.
+            `"merge"`: they run concurrently, and their results are joined in the order of the
+            hooks: lists, tuples, or dicts of different keys.
 
             `"all"`: they run concurrently, and the call returns a list of all results, in the order
             of the hooks.
