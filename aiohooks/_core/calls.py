@@ -34,7 +34,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import Context, ContextVar, Token, copy_context
 from operator import is_
 from time import monotonic
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 from weakref import ref
 
 import anyio
@@ -159,7 +159,9 @@ class Calls(abc.ABC):
         self.contexts: list[CallContext] = []
         """The contexts whose changes the caller gets, in the order of the calls."""
         self._waits = waits
-        self._loop = asyncio.get_running_loop()
+        # It is None where no event loop runs. Calls can fail there (`failed`), but not be started,
+        # so that nothing uses the loop.
+        self._loop = cast("asyncio.AbstractEventLoop", running_loop())
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """The tasks by the numbers of their calls, without tasks that ended when they were started.
         """
@@ -447,8 +449,9 @@ class Calls(abc.ABC):
         """Record the failure of a call in a task, if it is one.
 
         The error of a call that was left behind is only logged. A CancelledError is no failure if
-        this object has cancelled all calls. If it has cancelled this call for its time limit, the
-        failure is the error of the time limit.
+        this object has cancelled all calls, or if the caller is being cancelled: the event loop
+        cancels all tasks when it shuts down. If this object has cancelled this call for its time
+        limit, the failure is the error of the time limit.
         """
         self._call_ended(number)
         was_cancelled = isinstance(error, CancelledError)
@@ -460,8 +463,13 @@ class Calls(abc.ABC):
             self._record(number, error)
         elif self.has_timed_out(number):
             self._record(number, self._get_ending().timeouts[number])
-        elif not self.cancelling:
+        elif not self.cancelling and not self._is_caller_cancelled():
             self._record(number, self.cancelled_error(number, error))
+
+    def _is_caller_cancelled(self) -> bool:
+        """Return whether the caller has been cancelled during its wait, and has not run since."""
+        # A cancel of a task cancels the future that it awaits, which nothing else cancels.
+        return self._idle is not None and self._idle.cancelled()
 
     def _record(self, number: int, error: BaseException) -> None:
         """Keep a failure for `_raise`, and cancel the other calls, unless it is only logged."""
@@ -492,7 +500,10 @@ class Calls(abc.ABC):
 
     def _cancel_calls(self) -> None:
         """Cancel the tasks of all calls and start the grace period. Further times do nothing."""
-        if self.cancelling or self._loop.is_closed():
+        if self.cancelling:
+            return
+        # No task of a closed loop can be cancelled. A coroutine may be closed after its loop.
+        if self._tasks and self._loop.is_closed():
             return
         self.cancelling = True
         for task in self._tasks.values():
@@ -530,7 +541,11 @@ class Calls(abc.ABC):
 
     def _leave_all_behind(self) -> None:
         """Leave all calls behind that still run at the end of the grace period."""
-        self._leave_behind([number for number in self._tasks if self.is_running(number)])
+        numbers = [number for number in self._tasks if self.is_running(number)]
+        # The last call may have ended in this iteration of the event loop, before the caller has
+        # run, which cancels the timer.
+        if numbers:
+            self._leave_behind(numbers)
 
     def _leave_behind(self, numbers: list[int]) -> None:
         """Stop waiting for calls that have ignored their cancellation."""

@@ -44,7 +44,12 @@ class Clock(Protocol):
         """Return the seconds since an arbitrary moment in the past; never decreases."""
         ...
 
-    def call_later(self, secs: float, callback: Callable[[], object], /) -> TimerHandle:
+    def call_later(
+        self,
+        secs: float,
+        callback: Callable[[], object],
+        /,
+    ) -> TimerHandle:
         """Call `callback()` from the event loop after `secs` seconds."""
         ...
 

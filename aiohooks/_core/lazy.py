@@ -65,7 +65,11 @@ def lazy_names(
     return import_name, names
 
 
-def pointer_to(name: str, package: str, elsewhere: Collection[str]) -> str:
+def pointer_to(
+    name: str,
+    package: str,
+    elsewhere: Collection[str],
+) -> str:
     """Return the end of a message about a missing name: its module, or the name that is meant.
 
     It is empty if there is neither. Modules whose extra is not installed are skipped.

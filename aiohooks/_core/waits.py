@@ -91,7 +91,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 async def shielded(
     coro: Coroutine[Any, Any, T],
     *,
-    grace_secs: float,
+    grace_secs: float | None,
     what: str,
     on_cancel: Callable[[], object] | None = None,
 ) -> T:
@@ -104,6 +104,7 @@ async def shielded(
     Args:
         coro: the coroutine.
         grace_secs: how long a cancelled caller waits for `coro`, before and after its cancellation.
+            None if `coro` limits its own time.
         what: the name of `coro` in messages.
         on_cancel: called at the first cancel of the caller.
     """
@@ -119,7 +120,7 @@ async def shielded(
 async def shielded_task(
     coro: Coroutine[Any, Any, T],
     *,
-    grace_secs: float,
+    grace_secs: float | None,
     what: str,
     on_cancel: Callable[[], object] | None = None,
 ) -> asyncio.Task[T]:
@@ -153,7 +154,7 @@ async def shielded_task(
 
 async def _end_within(
     task: asyncio.Task[Any],
-    grace_secs: float,
+    grace_secs: float | None,
     what: str,
 ) -> None:
     """Give a task `grace_secs` to end. Then cancel it, and give it the same time again.
@@ -171,7 +172,7 @@ async def _end_within(
     leave_behind([task])
 
 
-async def _wait_uncancelled(task: asyncio.Task[Any], secs: float) -> None:
+async def _wait_uncancelled(task: asyncio.Task[Any], secs: float | None) -> None:
     """Wait until a task is done, at most `secs`, and ignore cancels of this wait.
 
     The caller has been cancelled before, and raises that cancel afterwards.
@@ -179,10 +180,13 @@ async def _wait_uncancelled(task: asyncio.Task[Any], secs: float) -> None:
     clock = current_clock()
     # The time is counted from this call, which may be much later than the cancel if the event loop
     # was blocked: the task still gets all of its time.
-    deadline = clock.now() + secs
-    while not task.done() and clock.now() < deadline:
+    began = clock.now()
+    remaining_secs = secs
+    while not task.done() and (remaining_secs is None or remaining_secs > 0):
         with contextlib.suppress(asyncio.CancelledError):
-            await wait_done([task], deadline - clock.now())
+            await wait_done([task], remaining_secs)
+        if secs is not None:
+            remaining_secs = began + secs - clock.now()
 
 
 LEFT_BEHIND: set[asyncio.Task[Any]] = set()
@@ -225,7 +229,8 @@ async def wait_done(
     finally:
         for task in watched:
             task.remove_done_callback(ended)
-    return not pending
+    # Not `pending`: the callback of a task that has just ended may not have been called yet.
+    return all(task.done() for task in watched)
 
 
 async def to_thread(

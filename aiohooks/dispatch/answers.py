@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Cor
 from typing import Any, NoReturn, cast
 
 from aiohooks.dispatch.calls import (
+    AsyncFunction,
     HookCall,
     HookCalls,
     MakeCall,
@@ -32,7 +33,6 @@ from aiohooks.dispatch.calls import (
     call_groups,
     hook_call,
     order_groups,
-    plain_call,
 )
 from aiohooks.dispatch.ways import NO_ARGUMENTS, Args, Arguments, ChainEnd, Keywords, Point, Values
 from aiohooks.errors import (
@@ -43,6 +43,8 @@ from aiohooks.errors import (
     safe_repr,
 )
 
+NO_RESULT: Any = object()
+"""Stands for the result of a hook that has none, where None is a result."""
 # The types of results that can be merged, each as a set: all results must have the same type.
 _MERGEABLE: list[set[Any]] = [{list}, {tuple}, {dict}]
 
@@ -69,48 +71,39 @@ class SortedHooks:
         """
         self._point = point
         self._kind = kind
-        # `make_call` is for the hooks that do not wrap.
-        if not point.is_async:
-            make_call = plain_call
-        elif point.how != "none":
-            # `make_call` might queue the call, but its result is needed now.
+        # `make_call` is for the hooks that do not wrap. It might queue the call, but the caller of
+        # a plain method, or of one with a result, needs its end now.
+        if not point.is_async or point.how != "none":
             make_call = hook_call
-        wrapping = [registered for registered in hooks if point.wraps(registered.hook)]
+        make_wrapper = wrapper_call if point.how == "wrap" else generator_call
+        wrappers: list[HookCall] = []
+        calls: list[HookCall] = []
+        for registered in hooks:
+            if point.wraps(registered.hook):
+                wrappers.append(make_wrapper(registered, point.name))
+            else:
+                calls.append(make_call(registered, point.name))
         # Each wrapping hook is called by the one before, so each is a group of its own.
-        self._wrappers = order_groups(
-            point.name,
-            wrapping,
-            grace_secs,
-            hook_call if point.how == "wrap" else generator_call,
-            one_by_one=True,
-        )
-        self._groups = order_groups(
-            point.name,
-            [registered for registered in hooks if not point.wraps(registered.hook)],
-            grace_secs,
-            make_call,
-            # A result decides whether the next hook is called, or with which argument.
-            one_by_one=point.how in ("first", "chain"),
-        )
-        self.once: list[RegisteredHook] = [
-            registered for registered in hooks if registered.registration.once
-        ]
-        """The hooks that are removed when they are called."""
+        self._wrappers = order_groups(wrappers, grace_secs, one_by_one=True)
+        # In these ways, a result decides whether the next hook is called, or with which argument.
+        one_by_one = point.how in ("first", "chain")
+        self._groups = order_groups(calls, grace_secs, one_by_one=one_by_one)
         groups = (*self._groups, *self._wrappers)
         self.may_wait: bool = any(group.may_wait for group in groups)
         self.fast_path: OrderGroup | None = None
         """The calls of all orders as one group, which `CompositeMethod` makes itself, or None if it
         cannot. Calls that do nothing have to cost almost nothing.
         """
-        # Simple: the class's own method is never called, and `combined` makes the result.
-        is_simple = point.how == "none" or (
-            point.how in ("any", "one", "together") and point.does_nothing
-        )
-        needs_more = wrapping or self.once or self.may_wait
+        # `CompositeMethod` never calls the class's own method, does not stop at the first result,
+        # and returns None, not a list, if all results are None.
+        is_simple = point.none_is_result and point.how not in ("first", "all")
+        # A function that is called once must not be removed by a call with wrong arguments.
+        has_once = any(registered.registration.once for registered in hooks)
+        needs_more = wrappers or has_once or self.may_wait
         if self._groups and is_simple and not needs_more:
             # One group will do: calls that cannot wait are made one after another in any case.
-            in_order = [registered for group in self._groups for registered in group.hooks]
-            self.fast_path = OrderGroup(point.name, in_order, grace_secs, make_call)
+            in_order = [call for group in self._groups for call in group.calls]
+            self.fast_path = OrderGroup(in_order, grace_secs)
 
     def call(
         self,
@@ -142,8 +135,8 @@ class SortedHooks:
         """Call the wrapping hook at a place. Behind the last one, make the wrapped call.
 
         The hook gets a function that calls the rest: this method again, for the next place. If the
-        hook fails and its error is only logged, the result is that of the rest. The rest is called
-        now if the hook has not called it.
+        hook is disabled, or fails and its error is only logged, the result is that of the rest. The
+        rest is called now if the hook has not called it.
 
         Args:
             place: the place of the hook among the wrapping hooks.
@@ -163,15 +156,13 @@ class SortedHooks:
         # The group of this hook alone.
         group = self._wrappers[place]
         call_rest = functools.partial(self._call_wrapper, place + 1, instance)
-        if not group.hooks[0].may_be_called():
-            return await call_rest(values, passed)
         wrapper = WrapperCall(group, point, call_rest, values, passed)
         try:
             result = await wrapper.make()
         finally:
             # The tracebacks of these errors refer to the wrapper, which would be kept alive.
             wrapper.rest_errors.clear()
-        if not wrapper.has_logged_failure:
+        if result is not NO_RESULT:
             return point.value_of(result)
         if wrapper.rest_results:
             return wrapper.rest_results[0]
@@ -185,40 +176,37 @@ class SortedHooks:
         args: Args,
         keywords: Keywords,
     ) -> Any:
-        """Call the hooks that do not wrap. If they have no result, call the class's own method.
-
-        For most methods, the result None means that the hooks have no result.
-        """
+        """Call the hooks that do not wrap. If they have no result, call the class's own method."""
         point = self._point
         if not self._groups:
             return await self._call_own(instance, args, keywords)
         hook_arguments: Arguments = args, keywords
         # Hooks may have other names for their parameters, so keyword arguments are turned into
-        # positional ones. In a chain, this also rejects wrong arguments before any hook is called.
-        if keywords or point.how == "chain":
-            values = point.parameters.values(args, keywords)
-            hook_arguments = point.parameters.for_hooks(values)
+        # positional ones. This also rejects wrong arguments before any hook is called: they are the
+        # fault of the caller, and no failure of a hook.
+        parameters = point.parameters
+        is_complete = parameters.fewest <= len(args) <= parameters.most
+        if keywords or point.how == "chain" or not is_complete:
+            values = parameters.values(args, keywords)
+            hook_arguments = parameters.for_hooks(values)
         if point.how in ("first", "chain"):
             result = await self._call_one_by_one(hook_arguments)
+            if type(result) is ChainEnd:
+                # Its value is the result of the call, even if it is None.
+                return point.value_of(result)
         else:
             results = await call_groups(self._groups, *hook_arguments)
             result = combined(point, results)
-        if result is not None:
+        if result is not None or point.none_is_result:
             return result
-        # In a chain or a merge, None always means that no hook has a result.
-        may_be_none = point.how not in ("chain", "merge")
-        # In the other ways, it is the result if the method returns nothing, if the class's own
-        # method would do nothing, or if a hook has decided not to call the next one.
-        is_result = point.how == "none" or point.does_nothing or point.calls_next
-        if may_be_none and is_result:
-            return None
         return await self._call_own(instance, args, keywords)
 
     async def _call_one_by_one(self, arguments: Arguments) -> Any:
         """Call the hooks one after another, and return the result that counts.
 
         In the way "first", this is the first result that is not None. In a chain, it is the last
-        such result: each one replaces an argument of the calls that follow.
+        such result: each one replaces an argument of the calls that follow. A `ChainEnd` is
+        returned as it is.
         """
         parameters = self._point.parameters
         values: Values = {}
@@ -229,7 +217,7 @@ class SortedHooks:
             if result is None:
                 continue
             if isinstance(result, ChainEnd) or self._point.how == "first":
-                return self._point.value_of(result)
+                return result
             # Read at the first result of a chain. From then on, they change with each result.
             values = values or parameters.values(*arguments)
             values[parameters.chosen] = result
@@ -261,7 +249,11 @@ class SortedHooks:
         return result
 
 
-def own_attribute(kind: type[Any], owner: Any, name: str) -> Any:
+def own_attribute(
+    kind: type[Any],
+    owner: Any,
+    name: str,
+) -> Any:
     """Return an attribute of the hook interface itself, as if there was no hook.
 
     Args:
@@ -387,6 +379,8 @@ class WrapperCall(HookCalls):
         passed: Arguments,
     ) -> None:
         super().__init__(group)
+        # A failure that is only logged leaves this.
+        self.results[0] = NO_RESULT
         self._point = point
         # The function that calls the rest, with the values and the passed arguments for it.
         self._rest = rest
@@ -402,7 +396,7 @@ class WrapperCall(HookCalls):
         """Whether the hook has failed with an error that is only logged."""
 
     async def make(self) -> Any:
-        """Call the hook, and return its result."""
+        """Call the hook, and return its result, or `NO_RESULT` if it has none."""
         parameters = self._point.parameters
         if self._point.how == "wrap":
             # The chosen argument of the method is the function that calls the rest.
@@ -466,6 +460,18 @@ class WrapperCall(HookCalls):
             super().add_origin(number, error)
 
 
+def wrapper_call(
+    registered: RegisteredHook,
+    method: str,
+    function: AsyncFunction | None = None,
+) -> HookCall:
+    """Return the call of a method of a wrapping hook, or of a function around that method.
+
+    The result of a skipped call is `NO_RESULT`.
+    """
+    return hook_call(registered, method, function, no_result=NO_RESULT)
+
+
 def generator_call(registered: RegisteredHook, method: str) -> HookCall:
     """Return the call of a hook's method that is an async generator.
 
@@ -506,7 +512,7 @@ def generator_call(registered: RegisteredHook, method: str) -> HookCall:
             return result
         return await _reject_second_yield(generator, who)
 
-    return hook_call(registered, method, call)
+    return wrapper_call(registered, method, call)
 
 
 async def _throw(

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from aiohooks._core.activity import Observer, leave_run, logger
 from aiohooks._core.queue import Queue
@@ -47,12 +47,12 @@ class BackgroundCalls:
     """The observers that are notified of each call."""
     step_of: Callable[..., int | None] = lambda *_, **__: None
     """Returns the step for the notes of errors. It gets the arguments of the call."""
-    # The keys are the queues, in the order in which they were made. The references are weak: the
-    # queue of a removed hook stays as long as something refers to the hook, such as a call, or a
-    # failure that no call has raised yet.
-    _queues: WeakKeyDictionary[CallQueue, None] = field(
-        default_factory=WeakKeyDictionary["CallQueue", None]
-    )
+    is_closed: bool = False
+    """Whether calls are rejected: the group was left, and nothing would wait for them."""
+    unfinished: dict[CallQueue, None] = field(default_factory=dict["CallQueue", None])
+    """The queues with calls that have not ended, or with failures that no call has raised. A queue
+    may be the last trace of a hook that was removed.
+    """
 
     def make_call(self, registered: RegisteredHook, method: str) -> HookCall:
         """Return the call of a hook's method. For a background hook, this is a call that queues
@@ -68,12 +68,13 @@ class BackgroundCalls:
         queue = registered.queue
         if queue is None:
             queue = registered.queue = CallQueue(registered, self)
-            self._queues[queue] = None
         # The hook's call, as the queue makes it later.
-        group = OrderGroup(method, [registered], self.grace_secs, kind="background")
+        call = hook_call(registered, method)
+        group = OrderGroup([call], self.grace_secs, kind="background")
         # The call that the caller makes, which queues the other one.
         return HookCall(
-            group.calls[0].name,
+            registered,
+            call.name,
             functools.partial(queue.call, group),
             condition=functools.partial(queue.has_to_wait, group),
             queue=queue,
@@ -92,8 +93,7 @@ class BackgroundCalls:
 
     async def finish(self, secs: float) -> None:
         """Wait until all queues are empty, at most `secs`, and drop the calls that are left."""
-        # A list of strong references, so that no queue is freed meanwhile.
-        queues = [*self._queues]
+        queues = [*self.unfinished]
         try:
             await wait_done([queue.when_empty() for queue in queues], secs)
         finally:
@@ -106,11 +106,12 @@ class BackgroundCalls:
 
     async def end(self, secs: float) -> list[BaseException]:
         """Close all queues, finish them, and return the failures that no call has raised."""
-        queues = [*self._queues]
-        for queue in queues:
-            queue.is_closed = True
+        self.is_closed = True
         await self.finish(secs)
-        return [error for queue in queues for error in queue.take_failures()]
+        failures: list[BaseException] = []
+        for queue in [*self.unfinished]:
+            failures += queue.take_failures()
+        return failures
 
 
 class CallQueue(Queue["QueuedCall"]):
@@ -126,8 +127,6 @@ class CallQueue(Queue["QueuedCall"]):
         name = f"background calls of {registered.name}"
         super().__init__(name, registered.registration.max_pending)
         self.shared: BackgroundCalls = shared
-        self.is_closed: bool = False
-        """Whether calls are rejected: the group was left, and nothing would wait for them."""
 
     @property
     def is_full(self) -> bool:
@@ -167,12 +166,23 @@ class CallQueue(Queue["QueuedCall"]):
         await self.put(QueuedCall(self, group, args, keywords))
 
     def add(self, item: QueuedCall) -> None:
-        if self.is_closed:
+        if self.shared.is_closed:
             item.group.hooks[0].dropped += 1
             raise HookGroupClosedError(
                 f"the {self.name} are not queued any more: the group has been left"
             )
         super().add(item)
+        self.shared.unfinished[self] = None
+
+    def take_failures(self, count: int = sys.maxsize) -> list[BaseException]:
+        failures = super().take_failures(count)
+        self._release()
+        return failures
+
+    def _release(self) -> None:
+        """Let the group or session forget this queue, if nothing is left of its calls."""
+        if not self.items and not self.failures:
+            self.shared.unfinished.pop(self, None)
 
     def drop(self) -> None:
         """Drop the queued calls and cancel the active one."""
@@ -211,6 +221,7 @@ class CallQueue(Queue["QueuedCall"]):
         self.ended([active], error)
         if self.items:
             self._start(self.items[0])
+        self._release()
 
 
 @dataclass(eq=False)

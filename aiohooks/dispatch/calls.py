@@ -8,7 +8,7 @@ caller's task, which costs much less.
     RegisteredHook   a hook of one group or session, with its failures
     HookCall         the call of a method for one hook, as `hook_call` or a queue makes it
     OrderGroup       the calls of one method that start together: those of hooks of one `order`
-    order_groups     sorts the hooks that override a method into order groups
+    order_groups     sorts the calls of a method into order groups
     call_groups      makes the calls of order groups, group after group
     HookCalls        the calls of one order group of which some may wait, while they run
     log_or_raise     handles the error of a call that was made in the caller's task
@@ -30,18 +30,16 @@ from typing import Any, NamedTuple, TypeVar, cast
 from aiohooks._core.activity import Kind, Observer, logger, observed_call
 from aiohooks._core.calls import Calls, RunWaits, can_wait, result_now
 from aiohooks._core.queue import Queue
-from aiohooks._core.validate import is_coroutine_function
+from aiohooks._core.waits import LEFT_BEHIND, current_task
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration
-from aiohooks.dispatch.ways import NO_KEYWORDS, Args, Keywords
+from aiohooks.dispatch.ways import COROUTINE, NO_KEYWORDS, Args, Keywords, function_kind
 from aiohooks.errors import (
     HookTimeoutError,
     InvalidHookError,
     add_note,
     add_origin,
-    hook_cancelled_error,
     printable,
     raise_failures,
-    raise_unchanged,
     safe_repr,
 )
 
@@ -113,6 +111,8 @@ class RegisteredHook:
     """The queue of its background calls: a `CallQueue`, which `BackgroundCalls.make_call` makes, or
     None if there is none.
     """
+    remove_once: Callable[[], object] | None = None
+    """Removes a hook with `once=True` from its group. None when it has been called."""
     _logged: set[tuple[str, type]] = field(default_factory=set[tuple[str, type]])
     """The errors that were logged: the name of the call, without its step, and the error's type."""
 
@@ -142,12 +142,23 @@ class RegisteredHook:
             pending,
         )
 
-    def may_be_called(self) -> bool:
-        """Return whether the hook is enabled. If it is disabled, count the call as dropped."""
-        if self.disabled_since is None:
+    def may_begin_call(self) -> bool:
+        """Return whether a call that begins may call the hook. If not, the call is skipped.
+
+        The call of a disabled hook counts as dropped. A hook with `once=True` is removed by its
+        first call. Calls that were decided before this are skipped.
+        """
+        if self.disabled_since is not None:
+            self.dropped += 1
+            return False
+        if not self.registration.once:
             return True
-        self.dropped += 1
-        return False
+        if self.remove_once is None:
+            return False
+        remove = self.remove_once
+        self.remove_once = None
+        remove()
+        return True
 
     def count_failure(self, error: BaseException) -> None:
         """Count an error of a call. Disable the hook if its `disable_after` says so."""
@@ -177,8 +188,8 @@ class RegisteredHook:
         self.count_failure(error)
         if self.registration.on_error != "log" or not isinstance(error, Exception):
             return False
-        # The name of a call in a session ends with the step (`_at_step`). Without the step, the
-        # errors of all steps are of one kind, which is logged once.
+        # The name of a call in a session ends with the step (`HookCalls.describe`). Without the
+        # step, the errors of all steps are of one kind, which is logged once.
         call_name, _, _ = who.partition(" at step ")
         kind_of_error = call_name, type(error)
         if kind_of_error not in self._logged:
@@ -192,16 +203,13 @@ class RegisteredHook:
 
 
 def _async_method(registered: RegisteredHook, method: str) -> AsyncFunction:
-    """Return a method of a hook as a coroutine function. A plain method is wrapped in one."""
+    """Return a method of a hook as a coroutine function.
+
+    A plain method is wrapped in one, which cannot wait.
+    """
     function: Any = getattr(registered.hook, method)
-    if is_coroutine_function(function):
+    if function_kind(function) == COROUTINE:
         return cast("AsyncFunction", function)
-    return _wrapped_plain_method(registered, method)
-
-
-def _wrapped_plain_method(registered: RegisteredHook, method: str) -> AsyncFunction:
-    """Return a coroutine function that calls a plain method of a hook, and cannot wait."""
-    function: Any = getattr(registered.hook, method)
     who = registered.call_name(method)
 
     async def call(*args: Any, **keywords: Any) -> Any:
@@ -236,6 +244,7 @@ class HookCall:
     `hook_call` makes it, or for a background hook `BackgroundCalls.make_call`.
     """
 
+    registered: RegisteredHook
     name: str
     """The name of the hook and the method, for messages."""
     function: AsyncFunction
@@ -261,6 +270,7 @@ def hook_call(
     timeout: float | None = None,
     *,
     may_be_disabled: bool = True,
+    no_result: Any = None,
 ) -> HookCall:
     """Return the call of a hook's method.
 
@@ -270,6 +280,8 @@ def hook_call(
         function: the function that is called, by default the method itself.
         timeout: the time limit if the hook has none of its own.
         may_be_disabled: whether the call is left out while the hook is disabled.
+        no_result: the result of the call if it is skipped when it begins, as the hook is disabled,
+            or has `once=True` and was called.
     """
     if function is None:
         function = _async_method(registered, method)
@@ -279,20 +291,18 @@ def hook_call(
     if condition is not None:
         # The mark is the name of the condition, which is a method of the hook.
         condition = getattr(registered.hook, condition)
-    if may_be_disabled and registered.registration.disable_after is not None:
-        function = _unless_disabled(function, registered)
+    options = registered.registration
+    may_be_skipped = options.once or (may_be_disabled and options.disable_after is not None)
+    if may_be_skipped:
+        function = _unless_skipped(function, registered, no_result, may_wait=may_wait)
     return HookCall(
+        registered,
         registered.call_name(method),
         function,
         may_wait,
-        registered.registration.timeout or timeout,
+        options.timeout or timeout,
         condition,
     )
-
-
-def plain_call(registered: RegisteredHook, method: str) -> HookCall:
-    """Return the call of a hook's plain method."""
-    return hook_call(registered, method, _wrapped_plain_method(registered, method))
 
 
 class OrderGroup:
@@ -303,27 +313,23 @@ class OrderGroup:
 
     def __init__(
         self,
-        method: str,
-        hooks: Sequence[RegisteredHook],
+        calls: Iterable[HookCall],
         grace_secs: float,
-        make_call: MakeCall = hook_call,
         *,
         kind: Kind = "hook",
     ) -> None:
-        """Make a group of the hooks that override `method`.
+        """Make a group.
 
         Args:
-            method: the name of the method.
-            hooks: the hooks.
+            calls: the call of each hook.
             grace_secs: how long cancelled calls may take to end.
-            make_call: returns the call of a hook.
             kind: the kind of the calls for observers.
         """
         self.kind: Kind = kind
         self.grace_secs: float = grace_secs
-        self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
-        self.calls: list[HookCall] = [make_call(registered, method) for registered in self.hooks]
-        """The call of each hook. `hooks`, `calls` and `functions` have the same order."""
+        self.calls: list[HookCall] = [*calls]
+        self.hooks: list[RegisteredHook] = [call.registered for call in self.calls]
+        """The hooks. `hooks`, `calls` and `functions` have the same order."""
         # The functions of `calls`. Hot path: the loop over them needs no look-up in `calls`.
         self.functions: Sequence[AsyncFunction] = [call.function for call in self.calls]
         self.may_wait: bool = any(call.may_wait for call in self.calls)
@@ -381,42 +387,52 @@ class OrderGroup:
         return functions
 
 
-def _unless_disabled(function: AsyncFunction, registered: RegisteredHook) -> AsyncFunction:
-    """Return a function that calls another one, unless the hook is disabled.
+def _unless_skipped(
+    function: AsyncFunction,
+    registered: RegisteredHook,
+    no_result: Any,
+    *,
+    may_wait: bool,
+) -> AsyncFunction:
+    """Return a function that calls another one, or returns `no_result` if the call is skipped.
 
-    The failures in a row are counted from 0 again after each success.
+    The failures in a row are counted from 0 again after each success. A call that was left behind
+    has failed, even if it returns later.
     """
 
     async def call(*args: Any, **keywords: Any) -> Any:
-        if not registered.may_be_called():
-            return None
+        # This is checked when the call begins: the hook may have been disabled, or called once,
+        # since its caller decided to make the call.
+        if not registered.may_begin_call():
+            return no_result
         result = await function(*args, **keywords)
-        registered.failures_in_a_row = 0
+        # Only a call that may wait has a task of its own, which can be left behind.
+        if not may_wait or current_task() not in LEFT_BEHIND:
+            registered.failures_in_a_row = 0
         return result
 
     return call
 
 
 def order_groups(
-    method: str,
-    hooks: Iterable[RegisteredHook],
+    calls: Iterable[HookCall],
     grace_secs: float,
-    make_call: MakeCall = hook_call,
     *,
     one_by_one: bool = False,
 ) -> tuple[OrderGroup, ...]:
-    """Sort the hooks that override `method` into groups of one `order`, the lowest first.
+    """Sort the calls of a method into groups of hooks of one `order`, the lowest first.
 
     With `one_by_one`, each hook is a group of its own, so that hooks of the same order are called
     one after another, too.
     """
-    order = operator.attrgetter("registration.order")
-    in_order = sorted(hooks, key=order)
-    # The `id` of each hook is another key, so that `groupby` puts each hook into a group.
+    order = operator.attrgetter("registered.registration.order")
+    in_order = sorted(calls, key=order)
+    # The `id` of each call is another key, so that `groupby` puts each call into a group.
     key = id if one_by_one else order
-    groups: list[OrderGroup] = []
-    for _, hooks_of_group in itertools.groupby(in_order, key):
-        groups.append(OrderGroup(method, [*hooks_of_group], grace_secs, make_call))
+    groups = [
+        OrderGroup(calls_of_group, grace_secs)
+        for _, calls_of_group in itertools.groupby(in_order, key)
+    ]
     return tuple(groups)
 
 
@@ -527,24 +543,13 @@ def log_or_raise(
         step: the step for messages.
         error: the error that the call has raised.
     """
-    who = _at_step(group.calls[number].name, step)
-    failure = error
-    if isinstance(error, asyncio.CancelledError):
-        # The call could not wait, so no cancel of the caller reached it: the hook raised the error.
-        failure = hook_cancelled_error(who, error)
-    try:
-        if not group.hooks[number].suppresses(who, failure):
-            add_origin(failure, who)
-            raise_unchanged(failure)
-    finally:
-        # The traceback of the error refers to this frame, whose variables would refer to the error:
-        # only the garbage collector would free such a cycle.
-        del failure, error
-
-
-def _at_step(name: str, step: int | None) -> str:
-    """Return the name of a call in messages, with its step if it has one."""
-    return name if step is None else f"{name} at step {step}"
+    # The other calls of the group are not part of `calls`, so this handles the error alone.
+    calls = HookCalls(group, step)
+    calls.failed(number, error)
+    # If `finish` raises the error, its traceback refers to this frame, whose variable would refer
+    # to the error: only the garbage collector would free such a cycle.
+    del error
+    calls.finish()
 
 
 class HookCalls(Calls):
@@ -608,7 +613,8 @@ class HookCalls(Calls):
                 break
 
     def describe(self, number: int) -> str:
-        return _at_step(self._group.calls[number].name, self._step)
+        name = self._group.calls[number].name
+        return name if self._step is None else f"{name} at step {self._step}"
 
     def hook(self, number: int) -> Any:
         """Return the hook of a call."""

@@ -66,8 +66,8 @@ class Composite:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.hooks: dict[RegisteredHook, Sequence[Point]] = {}
         """The hooks, in registration order, with the methods that they implement."""
-        # The registrations of each hook, by its `identity`. Only a function can have several.
-        self._by_identity: dict[object, list[RegisteredHook]] = {}
+        self.by_identity: dict[object, list[RegisteredHook]] = {}
+        """The registrations of each hook, by its `identity`. Only a function can have several."""
         # The calls that have not ended, each with a future for its end, or None. Only
         # `ends_of_calls` makes these futures, as few calls need one.
         self._active: dict[Coroutine[Any, Any, Any], asyncio.Future[None] | None] = {}
@@ -88,8 +88,10 @@ class Composite:
         points: Sequence[Point],
     ) -> None:
         """Add a hook that implements the methods `points`. This applies from the next call."""
+        if registered.registration.once:
+            registered.remove_once = functools.partial(self._remove_called, registered)
         key = identity(registered.hook)
-        self._by_identity.setdefault(key, []).append(registered)
+        self.by_identity.setdefault(key, []).append(registered)
         self.hooks[registered] = points
         for point in points:
             method = self.methods[point.name]
@@ -99,17 +101,29 @@ class Composite:
     def remove(self, registered: RegisteredHook) -> None:
         """Remove a hook. Calls that have begun are not changed."""
         key = identity(registered.hook)
-        self._by_identity[key].remove(registered)
-        if not self._by_identity[key]:
-            del self._by_identity[key]
+        self.by_identity[key].remove(registered)
+        if not self.by_identity[key]:
+            del self.by_identity[key]
         for point in self.hooks.pop(registered):
             method = self.methods[point.name]
             del method.hooks[registered]
             method.reset()
 
+    def _remove_called(self, registered: RegisteredHook) -> None:
+        """Remove a hook with `once=True`, unless it was removed since its call was decided."""
+        if registered in self.hooks:
+            self.remove(registered)
+
     def find(self, hook: object) -> list[RegisteredHook]:
         """Return the registrations of a hook, or of a function, the earliest first."""
-        return self._by_identity.get(identity(hook), [])
+        return self.by_identity.get(identity(hook), [])
+
+    def reaches(self, other: Composite) -> bool:
+        """Return whether this is the other group, or has a hook that leads to it."""
+        if self is other:
+            return True
+        nested = [composite_of(registered.hook) for registered in self.hooks]
+        return any(composite.reaches(other) for composite in nested if composite is not None)
 
     def close(self) -> None:
         """Accept no more calls."""
@@ -140,10 +154,6 @@ class Composite:
         """
         hooks = method.sorted_hooks or method.sort_hooks()
         self.check_loop(may_wait=hooks.may_wait)
-        # A hook with `once=True` is removed before its call: another call of the method, which
-        # begins meanwhile, must not call it again.
-        for registered in hooks.once:
-            self.remove(registered)
         call = hooks.call(instance, args, keywords)
         if not hooks.may_wait:
             return await call
@@ -221,6 +231,12 @@ class Composite:
                 )
             self._loop = loop
         self.thread = get_ident()
+
+
+def composite_of(hook: object) -> Composite | None:
+    """Return the `Composite` of an object that stands for the hooks of a group, or None."""
+    composite: Composite | None = type(hook).__dict__.get(_COMPOSITE)
+    return composite
 
 
 def is_context(hook: object) -> bool:
@@ -318,6 +334,7 @@ def _calling_function(method: CompositeMethod) -> Callable[..., Any]:
     """
     composite = method.composite
     point = method.point
+    counts = point.parameters.counts
 
     async def call_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
         group = method.fast_path
@@ -338,6 +355,10 @@ def _calling_function(method: CompositeMethod) -> Callable[..., Any]:
                         results[_current_place(group, remaining)] = result
                 break
             except BaseException as error:
+                # Wrong arguments are no failure of the hook. Other calls check them first, but here
+                # a check would cost as much as the call of a hook.
+                if isinstance(error, TypeError):
+                    point.parameters.values(args, keywords)
                 log_or_raise(group, _current_place(group, remaining), None, error)
         if results is None:
             return None
@@ -394,25 +415,24 @@ class _Attribute:
         return self.composite.interface.has_data_of(hook)
 
 
-def _set_data(
-    composite: Composite,
-    instance: object,
-    name: str,
-    value: Any,
-) -> None:
-    """Set an attribute of `instance`, the object that stands for the hooks.
+def _setting_function(composite: Composite) -> Callable[[Any, str, Any], None]:
+    """Return the `__setattr__` of the object that stands for the hooks.
 
     Public data is also set on the hooks that have it.
     """
     interface = composite.interface
     kind: Any = interface.kind
-    # The interface may have a `__setattr__` of its own.
-    kind.__setattr__(instance, name, value)
-    if name.startswith("_") or name in interface.points:
-        return
-    for registered in composite.hooks:
-        if interface.has_data_of(registered.hook):
-            setattr(registered.hook, name, value)
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        # The interface may have a `__setattr__` of its own.
+        kind.__setattr__(self, name, value)
+        if name.startswith("_") or name in interface.points:
+            return
+        for registered in composite.hooks:
+            if interface.has_data_of(registered.hook):
+                setattr(registered.hook, name, value)
+
+    return set_attribute
 
 
 # -- the class
@@ -473,14 +493,10 @@ def _composite_class(composite: Composite, kind: type[Any]) -> type[Any]:
 
     If possible, `__subclasses__()` of the interface does not list the class (`_Unlisted`).
     """
-
-    def set_attribute(self: Any, name: str, value: Any) -> None:
-        _set_data(composite, self, name, value)
-
     namespace: dict[str, Any] = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
-        "__setattr__": set_attribute,
+        "__setattr__": _setting_function(composite),
         _COMPOSITE: composite,
     }
     # `_Unlisted` takes the place of the interface's metaclass, which must not be a special one.

@@ -44,7 +44,7 @@ from aiohooks.dispatch.calls import (
     RegisteredHook,
     hook_call,
 )
-from aiohooks.dispatch.composite import Composite, is_context
+from aiohooks.dispatch.composite import Composite, composite_of, is_context
 from aiohooks.dispatch.hook import (
     FunctionHook,
     HookOptions,
@@ -78,11 +78,11 @@ class HookGroup(InitRequired, Generic[K]):
 
     A hook interface is any class. Hooks implement some of its public methods. `group.hooks` is an
     object of that class: if you call a method of it, the hooks that implement the method are
-    called, in registration order. A method whose code has no `await` runs in your task. Every other
-    method runs in its own task and context, concurrently with the others. Context variables that
-    hooks set are set for you afterwards. The first failure cancels the other hooks and waits for
-    them. You get a single failure as it is, and several as one flat group. Each has a note that
-    names the hook. If you are cancelled, you get your cancellation instead.
+    called, by their `order` and then in registration order. A method whose code has no `await` runs
+    in your task. Every other method runs in its own task and context, concurrently with the others.
+    Context variables that hooks set are set for you afterwards. The first failure cancels the other
+    hooks and waits for them. You get a single failure as it is, and several as one flat group. Each
+    has a note that names the hook. If you are cancelled, you get your cancellation instead.
 
     Any number of tasks may call a group at the same time. A call always uses the current hooks of
     the group. The `async with` block enters hooks that are async context managers in order, and
@@ -128,7 +128,7 @@ class HookGroup(InitRequired, Generic[K]):
         # its name.
         self._numbers: Counter[str] = Counter()
         # The hooks that have to be exited, in the order in which they were entered.
-        self._entered: list[RegisteredHook] = []
+        self._entered: dict[RegisteredHook, None] = {}
         # All hooks are entered and exited in this context, though not in one task: a token of a
         # context variable that `__aenter__` sets is valid in `__aexit__`.
         self._own_context = OwnContext()
@@ -161,10 +161,13 @@ class HookGroup(InitRequired, Generic[K]):
             self._composite.check_usable()
         registration = registration_of(hook)
         hook = registration.hook
-        others = self._composite.find(hook)
-        registered = registered_hook(registration, others, self._numbers)
-        if hook is self._composite.object:
-            raise InvalidHookError(f"{hook!r} stands for {self!r}; a call would never end")
+        known = self._composite.by_identity
+        registered = registered_hook(registration, known, self._numbers)
+        nested = composite_of(hook)
+        if nested is not None and nested.reaches(self._composite):
+            raise InvalidHookError(
+                f"{hook!r} stands for {self!r}, or for a group with it; a call would never end"
+            )
         interface = self._composite.interface
         points = interface.check(registered)
         if not points:
@@ -305,8 +308,9 @@ class HookGroup(InitRequired, Generic[K]):
         self._composite.close()
         try:
             await shielded(
-                self._exit_all(error),
-                grace_secs=self._composite.grace_secs,
+                self._exit_all(kind, error, traceback),
+                # No limit: each of the steps has its own.
+                grace_secs=None,
                 what=f"the end of {self!r}",
             )
         except asyncio.CancelledError as cancelled:
@@ -330,7 +334,7 @@ class HookGroup(InitRequired, Generic[K]):
             await registered.hook.__aenter__()
             # In the same task, and not after `_call_hook`: if that is cancelled when the hook has
             # been entered, the group still has to exit the hook.
-            self._entered.append(registered)
+            self._entered[registered] = None
 
         await self._call_hook(registered, "__aenter__", enter_and_note)
         # The call has not raised, so an error was only logged (`on_error="log"`).
@@ -340,11 +344,11 @@ class HookGroup(InitRequired, Generic[K]):
         # The end of the block applies what exits change from this state on to the caller's context.
         self._before_exits = self._own_context.state()
 
-    async def _exit_all(self, error: BaseException | None) -> None:
+    async def _exit_all(self, *details: Any) -> None:
         """Wait for active calls and background calls, then exit the hooks.
 
         Args:
-            error: the error of the block.
+            details: the arguments of `__aexit__`.
         """
         grace_secs = self._composite.grace_secs
         if not await wait_done(self._composite.ends_of_calls(), grace_secs):
@@ -359,7 +363,8 @@ class HookGroup(InitRequired, Generic[K]):
                 task.cancel()
         await wait_done(self._exit_tasks, None)
         while self._entered:
-            await self._exit(self._entered.pop(), error)
+            registered, _ = self._entered.popitem()
+            await self._exit(registered, *details)
 
     def _exit_later(self, registered: RegisteredHook) -> None:
         """Start a task that exits a hook, which is being removed.
@@ -372,15 +377,18 @@ class HookGroup(InitRequired, Generic[K]):
         """
         self._composite.check_loop()
         earlier_ends: list[asyncio.Future[None]] = self._composite.ends_of_calls()
-        # All exits run in one context, and so one after another: wait for the tasks of the hooks
-        # that were removed before, too.
-        earlier_ends += self._exit_tasks
+        # All exits run in one context, and so one after another: each waits for the one before.
+        if self._exit_tasks:
+            earlier_ends.append(next(reversed(self._exit_tasks)))
 
         async def exit_removed() -> None:
             await wait_done(earlier_ends, secs=None)
-            await self._composite.background.drain([registered])
-            self._entered.remove(registered)
-            await self._exit(registered, None)
+            # Also if a background call of the hook has removed it, which `background.drain` would
+            # not wait for: this task is not part of that call.
+            if registered.queue is not None:
+                await registered.queue.drain()
+            del self._entered[registered]
+            await self._exit(registered, None, None, None)
 
         name = f"exit of {registered.name}, which was removed"
         self._exit_tasks[new_task(exit_removed(), name)] = registered
@@ -388,7 +396,7 @@ class HookGroup(InitRequired, Generic[K]):
     async def _exit(
         self,
         registered: RegisteredHook,
-        error: BaseException | None,
+        *details: Any,
     ) -> None:
         """Call `__aexit__` of a hook. Its result is ignored: it cannot swallow the error of the
         block.
@@ -398,11 +406,8 @@ class HookGroup(InitRequired, Generic[K]):
 
         Args:
             registered: the hook.
-            error: the error of the block, or None.
+            details: the arguments of its `__aexit__`.
         """
-        details: Args = (None, None, None)
-        if error is not None:
-            details = (type(error), error, error.__traceback__)
         try:
             await self._call_hook(
                 registered,
@@ -442,14 +447,8 @@ class HookGroup(InitRequired, Generic[K]):
         registration = registered.registration._replace(disable_after=None)
         # The group has another `RegisteredHook`, so that failures here are not counted as failures
         # of the hook's calls.
-        group = OrderGroup(
-            method,
-            [RegisteredHook(registered.name, registration)],
-            self._composite.grace_secs,
-            functools.partial(hook_call, function=function, timeout=secs),
-        )
-        (call,) = group.calls
-        calls = HookCalls(group)
+        call = hook_call(RegisteredHook(registered.name, registration), method, function, secs)
+        calls = HookCalls(OrderGroup([call], self._composite.grace_secs))
         context = self._own_context.update()
         # `start_all` would give the call a context of its own.
         calls.start(0, function, args, call.name, call.secs, context)

@@ -15,7 +15,7 @@ import inspect
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -348,7 +348,7 @@ def _is_misspelt(name: str, meant: str) -> bool:
 
 def registered_hook(
     registration: HookRegistration,
-    others: Iterable[RegisteredHook],
+    known: Container[object],
     numbers: Counter[str],
 ) -> RegisteredHook:
     """Check a hook, and give it a unique name.
@@ -359,14 +359,14 @@ def registered_hook(
 
     Args:
         registration: the hook with its options.
-        others: the hooks that were registered before. The hook must not be one of them.
+        known: the ids of the hooks that were registered before. The hook must not be one of them.
         numbers: how many hooks have had each name. This updates it.
 
     Raises:
-        InvalidHookError: the hook is among the others, or has `once=True` and is not a function.
+        InvalidHookError: the hook is known, or has `once=True` and is not a function.
     """
     hook = registration.hook
-    if any(other.hook is hook for other in others):
+    if id(hook) in known:
         raise InvalidHookError(
             f"hooks has {hook!r} twice; make two objects of it if both are meant"
         )

@@ -57,8 +57,12 @@ name as the key.
 class Parameters:
     """The parameters of a method of a hook interface, without `self`."""
 
-    def __init__(self, member: Any) -> None:
-        """Read the parameters of a method, as it stands in its class."""
+    def __init__(self, member: Any, label: str) -> None:
+        """Read the parameters of a method, as it stands in its class.
+
+        `label` is its name in messages.
+        """
+        self._label = label
         # Annotations may refer to the class, which this object must not keep alive.
         signature = without_annotations(inspect.signature(member))
         _, *parameters = signature.parameters.values()
@@ -89,6 +93,14 @@ class Parameters:
                 self._key_by_name[parameter.name] = key
             if parameter.default is not parameter.empty:
                 self._defaults[key] = parameter.default
+        required = {*self.keys.values()} - self._defaults.keys()
+        self.fewest: int = len(required)
+        """How many arguments a call without keyword arguments has at least."""
+        self.most: int = sys.maxsize if self._takes_more_places else self._count
+        """How many arguments a call without keyword arguments has at most."""
+        if any(isinstance(key, str) for key in required):
+            # Each call has to give this argument by name.
+            self.most = -1
         self.chosen: Key = None
         """The key of the chosen argument, which the results of a chain replace, or with which a
         hook calls the next hook. None for other ways. `Point._choose_argument` sets it.
@@ -98,21 +110,37 @@ class Parameters:
         """Return why a hook with this signature cannot take every call that the method takes.
 
         The text is empty if it can. The longest and the shortest call of the method are tried: a
-        hook that takes both takes the calls between them, too.
+        hook that takes both takes the calls between them, too. If the method takes any names, the
+        names of the hook's own parameters are tried as well.
         """
         longest: Values = dict.fromkeys(self.keys.values())
         shortest: Values = dict.fromkeys(longest.keys() - self._defaults.keys())
         if self._takes_more_places:
-            longest[self._count] = None
+            # One more than the hook has parameters: only `*args` takes so many.
+            last_place = self._count + len(signature.parameters)
+            longest.update(dict.fromkeys(range(self._count, last_place + 1)))
+        calls = [longest, shortest]
         if self._takes_any_names:
             longest["any_other_name"] = None
+            # A name of the hook's own parameters is another one, too. The hook cannot take it if it
+            # gets an argument for that parameter by position.
+            calls.append(longest | dict.fromkeys(self._other_names(signature)))
         try:
-            for values in (longest, shortest):
+            for values in calls:
                 args, keywords = self.for_hooks(values)
                 signature.bind(*args, **keywords)
         except TypeError as error:
             return str(error)
         return ""
+
+    def _other_names(self, signature: inspect.Signature) -> list[Key]:
+        """Return the names of a hook's parameters that `**kwargs` of the method takes."""
+        names: list[Key] = []
+        for name, parameter in signature.parameters.items():
+            # Before Python 3.13, `bind` would wrongly reject the name of a positional-only one.
+            if name not in self._key_by_name and parameter.kind is not parameter.POSITIONAL_ONLY:
+                names.append(name)
+        return names
 
     # -- a call
 
@@ -123,14 +151,17 @@ class Parameters:
             TypeError: the method has no parameter for an argument, two arguments for a parameter,
                 or none for one that has no default.
         """
-        # Hot path: positional arguments for all parameters need no check.
-        if keywords or len(args) != self._count:
+        # Hot path: a complete call without keyword arguments needs no check.
+        if keywords or not self.fewest <= len(args) <= self.most:
             named = keywords
             if self._takes_any_names:
                 # `**kwargs` takes any other name, which needs no check. Before Python 3.13, `bind`
                 # would wrongly reject the name of a positional-only parameter among them.
                 named = {name: keywords[name] for name in self._key_by_name if name in keywords}
-            self.signature.bind(*args, **named)
+            try:
+                self.signature.bind(*args, **named)
+            except TypeError as error:
+                raise TypeError(f"{self._label}(): {error}") from None
         values = self._by_key(keywords)
         values.update(enumerate(args))
         return values
@@ -296,11 +327,11 @@ def point(how: How) -> Callable[[F], F]:
             `"first"`: the hooks are called one after another, and the first result that is not None
             wins; the rest are not called.
 
-            `"together"`: they run concurrently, and the first result in registration order that is
-            not None wins.
+            `"together"`: they run concurrently, and the first result that is not None, in the order
+            of the hooks, wins.
 
-            `"merge"`: they run concurrently, and their results are joined in registration order:
-            lists, tuples, or dicts of different keys.
+            `"merge"`: they run concurrently, and their results are joined in the order of the
+            hooks: lists, tuples, or dicts of different keys.
 
             `"all"`: they run concurrently, and the call returns a list of all results, in the order
             of the hooks.
@@ -420,7 +451,7 @@ class Point:
         """The kind of its function, as `function_kind` returns it."""
         self.does_nothing: bool = does_nothing(function)
         """Whether the method's own body is empty, or only raises `NotImplementedError`."""
-        self.parameters: Parameters = Parameters(member)
+        self.parameters: Parameters = Parameters(member, self.label)
         self.fitting: WeakSet[Any] = WeakSet()
         """The functions in classes of hooks that were checked, and can be called as the method."""
         annotations = _Annotations(kind, function, self.parameters.keys)
@@ -435,18 +466,28 @@ class Point:
         mark = getattr(member, _MARK, None) or getattr(function, _MARK, None)
         self.how: WayOrNone = self._choose_way(annotations, own_way or mark, common_way)
         """How the results of several hooks become one."""
-        has_next = self.how == "one" and bool(self.nexts)
-        self.calls_next: bool = self.how == "wrap" or has_next
-        """Whether an argument calls the next hook. A hook then decides about the result of the
-        call, so that None is a result like any other.
+        if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
+            # The body of an abstract method is not meant to be called, even if it is not empty.
+            self.does_nothing = True
+        self.none_is_result: bool = self._none_is_result()
+        """Whether the call returns None if all its hooks do. Otherwise, the class's own method is
+        called then.
         """
         self.empty: Callable[[], Any] = (
             list if self.how == "all" else _container(annotations.results)
         )
         """Makes the empty result of the ways "merge" and "all", if no hook has a result."""
-        if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
-            # The body of an abstract method is not meant to be called, even if it is not empty.
-            self.does_nothing = True
+
+    def _none_is_result(self) -> bool:
+        """Return `none_is_result`. It has no meaning in the way "wrap", as each hook decides."""
+        if self.how == "none":
+            return True
+        # In a chain or a merge, None always means that a hook has no result.
+        if self.how in ("chain", "merge"):
+            return False
+        # The only hook gets a function that calls the next one, and has decided not to call it.
+        has_decided = self.how == "one" and bool(self.nexts)
+        return has_decided or self.does_nothing
 
     def _find_problem(self, kind: type[Any], annotations: _Annotations) -> str:
         """Return why hooks cannot implement the method of `kind`, or an empty text if they can."""

@@ -337,8 +337,10 @@ class HookSet:
         self.registered: list[RegisteredHook] = []
         """The hooks in the order of the list."""
         numbers: Counter[str] = Counter()
+        ids: set[int] = set()
         for hook in _checked_hooks(hooks):
-            registered = registered_hook(registration_of(hook), self.registered, numbers)
+            registered = registered_hook(registration_of(hook), ids, numbers)
+            ids.add(id(registered.hook))
             LIFECYCLE.check(registered)
             self.registered.append(registered)
         # By their keys in `_users`, which has the hooks of all open sessions. The keys contain the
@@ -520,7 +522,7 @@ class HookSet:
             # hooks, too: it releases what `begin` has opened.
             make_call = partial(hook_call, timeout=self._grace_secs, may_be_disabled=False)
         return {
-            registered: OrderGroup(method, [registered], self._grace_secs, make_call)
+            registered: OrderGroup([make_call(registered, method)], self._grace_secs)
             for registered in _overriding(hooks, method)
         }
 
@@ -534,7 +536,8 @@ class HookSet:
 
         `make_call` returns the call of a hook: by default a call of its method.
         """
-        return order_groups(method, _overriding(hooks, method), self._grace_secs, make_call)
+        calls = [make_call(registered, method) for registered in _overriding(hooks, method)]
+        return order_groups(calls, self._grace_secs)
 
     def __repr__(self) -> str:
         names = ", ".join(registered.name for registered in self.registered)

@@ -94,6 +94,28 @@ async def test_an_error_after_the_success_of_a_call_is_raised_in_the_caller() ->
     assert asyncio.all_tasks() == before
 
 
+async def test_a_call_that_ends_together_with_its_grace_period_is_not_left_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No warning names it, or nothing."""
+    with pytest.raises(OSError, match="lost"):
+        await results_of(forever, lambda: fail(OSError("lost")), grace_secs=0)
+    assert caplog.messages == []
+
+
+async def test_a_call_that_is_cancelled_together_with_its_caller_has_not_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """So does `asyncio.run`, which cancels all tasks at its end."""
+    before = asyncio.all_tasks()
+    caller = await parked(results_of(forever, forever))
+    await ticks(2)
+    for call in asyncio.all_tasks() - before - {caller}:
+        call.cancel()
+    assert await cancel_and_wait(caller)
+    assert caplog.messages == []
+
+
 class CountingTask(asyncio.Task[None]):
     """Counts the cancels that it gets."""
 

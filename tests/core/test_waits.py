@@ -1,4 +1,4 @@
-"""Waits of a session that is opened, waits by threshold, and the pauses between attempts."""
+"""Waits of a session that is opened, waits by threshold or for tasks, and pauses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from aiohooks._core.waits import Backoff, ThresholdWaiters, opening_until, wait_for_others
+from aiohooks._core.waits import (
+    Backoff,
+    ThresholdWaiters,
+    opening_until,
+    wait_done,
+    wait_for_others,
+)
+from aiohooks.testing import ManualClock
+from tests.support.waiting import parked
 
 pytestmark = pytest.mark.every_python
 
@@ -65,3 +73,13 @@ def test_a_random_part_of_each_pause() -> None:
     assert len(set(pauses)) > 1
     assert all(0 <= pause <= 4 for pause in pauses)
     assert Backoff(0, 0).pause_secs(1) == 0
+
+
+async def test_what_is_done_when_the_time_is_up_is_done() -> None:
+    """Also if the callbacks of the future have not been called yet."""
+    with ManualClock() as clock:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = await parked(wait_done([future], 1))
+        clock.advance(1)
+        future.set_result(None)
+        assert await waiting

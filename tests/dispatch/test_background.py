@@ -5,6 +5,7 @@ lost.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,49 @@ async def test_a_call_that_a_full_queue_would_wait_for_has_a_place(hooks: int) -
         await group.hooks.on(0)
         await until_true(lambda: not any(status.pending for status in group.status()))
     assert sorted(made) == sorted([0, *[1, 2, 3] * hooks] * hooks)
+
+
+@pytest.mark.parametrize("once", [False, True])
+async def test_the_failure_of_a_hook_that_was_removed_is_raised_at_the_end(once: bool) -> None:
+    """Also if nothing else refers to the hook."""
+
+    async def fails(number: int) -> None:
+        await ticks(1)
+        raise OSError("lost")
+
+    async def use() -> None:
+        async with ah.HookGroup(Lifecycle) as group:
+            group.on(Lifecycle.on, fails, background=True, once=once)
+            await group.hooks.on(1)
+            await ticks(10)
+            if not once:
+                group.remove(fails)
+            gc.collect()
+
+    with pytest.raises(OSError, match="lost"):
+        await use()
+
+
+async def test_a_hook_that_its_own_call_removes_is_exited_after_the_call() -> None:
+    """It is no part of that call, though the call has started its exit."""
+    events: list[str] = []
+
+    class Connection:
+        async def __aenter__(self) -> None:
+            events.append("enter")
+
+        async def __aexit__(self, *details: object) -> None:
+            events.append("exit")
+
+        async def on(self, number: int) -> None:
+            group.remove(self)
+            await ticks(20)
+            events.append("end of the call")
+
+    async with ah.HookGroup(Lifecycle, [ah.configure(Connection(), background=True)]) as group:
+        await group.hooks.on(1)
+        await ticks(60)
+    assert events == ["enter", "end of the call", "exit"]
 
 
 # -- in a session

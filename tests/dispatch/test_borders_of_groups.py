@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks._core.clock import sleep
 from aiohooks.errors import InvalidHookError, WrongLoopError
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
-from tests.support.waiting import parked, ticks
+from tests.support.waiting import parked, pass_time, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -157,6 +158,90 @@ async def test_a_function_that_is_called_once() -> None:
     assert calls[-1] == "c"
     with refused(InvalidHookError, "once=True, which is for functions"):
         group.add(ah.configure(Notes(), once=True))
+
+
+async def test_a_call_that_does_not_reach_a_function_does_not_remove_it() -> None:
+    """As another hook has ended the call before, or the arguments are wrong."""
+    calls: list[str] = []
+
+    class Ends:
+        @ah.point("first")
+        async def first(self, text: str) -> str | None: ...
+
+        @ah.point("wrap")
+        async def wrap(self, text: str, call_next: Any) -> Any: ...
+
+        async def on(self, text: str) -> None: ...
+
+    class Before:
+        ends = True
+
+        async def first(self, text: str) -> str | None:
+            return "first" if self.ends else None
+
+        async def wrap(self, text: str, call_next: Any) -> str:
+            return "wrap" if self.ends else await call_next(text)
+
+        async def on(self, text: str) -> None:
+            if self.ends:
+                raise OSError("down")
+
+    async def once(text: str, call_next: Any = None) -> str:
+        calls.append(text)
+        return "once"
+
+    async def use() -> list[str | None]:
+        answers = [await group.hooks.first("first"), await group.hooks.wrap("wrap", None)]
+        await group.hooks.on("on")
+        return answers
+
+    before = Before()
+    group = ah.HookGroup(Ends, [ah.configure(before, order=-1)])
+    for method in (Ends.first, Ends.wrap, Ends.on):
+        group.on(method, once, once=True)
+    with pytest.raises(OSError, match="down"):
+        await use()
+    wrong_call: Any = group.hooks.on
+    for arguments in ((), ("a", "b")):
+        with pytest.raises(TypeError, match=r"Ends\.on\(\): "):
+            await wrong_call(*arguments)
+    assert calls == []
+    before.ends = False
+    assert await use() == ["once", "once"]
+    assert calls == ["first", "wrap", "on"]
+    assert repr(group) == "<HookGroup Ends: Before>"
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_concurrent_calls_call_a_function_once(background: bool) -> None:
+    """Of calls that are decided together, the first calls it."""
+    calls: list[str] = []
+
+    async def once(text: str) -> None:
+        await asyncio.sleep(0)
+        calls.append(text)
+
+    async with ah.HookGroup(Events) as group:
+        group.on(Events.on, once, once=True, background=background)
+        await asyncio.gather(*(group.hooks.on(text) for text in "abc"))
+    assert calls == ["a"]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_wrong_arguments_are_no_failure_of_a_hook(waits: bool) -> None:
+    """They are an error of the caller, also with `on_error="log"`."""
+
+    class Quick:
+        async def on(self, text: str) -> None: ...
+
+    hook = Notes() if waits else Quick()
+    group = ah.HookGroup(Events, [ah.configure(hook, on_error="log", disable_after=1)])
+    await group.hooks.on("a")
+    wrong_call: Any = group.hooks.on
+    for arguments in ((), ("a", "b")):
+        with pytest.raises(TypeError, match=r"Events\.on\(\): "):
+            await wrong_call(*arguments)
+    assert group.status()[0].failures == 0
 
 
 def test_a_hook_has_the_name_that_it_is_given() -> None:
@@ -433,3 +518,40 @@ async def test_a_generator_without_a_yield_wraps_nothing() -> None:
     around.enabled = True
     with refused(InvalidHookError, "Disabled.on has yielded twice"):
         await composite.on("y")
+
+
+async def test_each_exit_has_the_grace_period_after_a_cancel() -> None:
+    """A cancel of the task that leaves the block does not let the exits share one."""
+    exited: list[int] = []
+
+    class Slow(Notes):
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, *details: object) -> None:
+            await sleep(2)
+            exited.append(self.number)
+
+    async def use() -> None:
+        async with ah.HookGroup(Events, [Slow(number) for number in range(4)], grace_secs=3):
+            pass
+
+    with ManualClock() as clock:
+        leaving = await parked(use(), 20)
+        leaving.cancel()
+        await pass_time(clock, 8)
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+    assert exited == [3, 2, 1, 0]
+
+
+def test_a_group_cannot_be_part_of_itself() -> None:
+    """Neither as its own hook nor as a hook of its hooks: a call would never end."""
+    outer = ah.HookGroup(Events)
+    middle = ah.HookGroup(Events, [outer.hooks])
+    inner = ah.HookGroup(Events, [Notes(), middle.hooks])
+    for group in (outer, middle, inner):
+        with refused(InvalidHookError, "a call would never end"):
+            outer.add(group.hooks)

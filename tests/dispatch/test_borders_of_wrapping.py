@@ -117,6 +117,27 @@ async def test_what_a_hook_passes_takes_the_places_that_are_left() -> None:
         await hooks.own()
 
 
+async def test_a_chain_may_end_with_none() -> None:
+    """None is then the result of the call: neither the argument nor the class's own result is."""
+
+    class Chains:
+        @ah.point("chain")
+        async def empty(self, text: str | None) -> str | None: ...
+
+        @ah.point("chain")
+        async def own(self, text: str | None) -> str | None:
+            return "own"
+
+    async def ends(self, text):
+        return ah.dispatch.end_chain(None)
+
+    async def fails(self, text):
+        raise AssertionError("the chain has ended")
+
+    hooks = ah.compose(Chains, [hook(empty=ends, own=ends), hook(empty=fails, own=fails)])
+    assert [await hooks.empty("x"), await hooks.own("x")] == [None, None]
+
+
 async def test_a_keyword_that_the_class_does_not_take_is_an_error() -> None:
     """Also if the errors of all hooks are only logged."""
 

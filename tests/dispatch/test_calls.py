@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, call_groups
+from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, call_groups, hook_call
 from tests.support.checks import without_collections
 from tests.support.kinds import Does, Kinds
 from tests.support.sessions import run_once
@@ -64,7 +64,7 @@ async def test_too_few_arguments_are_an_error(waits: bool) -> None:
 
     hook = Waits() if waits else Returns()
     hooks = [RegisteredHook(f"hook {number}", ah.configure(hook)) for number in range(2)]
-    group = OrderGroup("on", hooks, grace_secs=1.0)
+    group = OrderGroup([hook_call(registered, "on") for registered in hooks], grace_secs=1.0)
     with pytest.raises((ValueError, IndexError)):
         await call_groups((group,), (1,), second_args=iter([[2]]))
 

@@ -4,14 +4,18 @@ session's.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
+from tests.support.kinds import Kinds
 from tests.support.sessions import doubling
-from tests.support.waiting import advance_clock, forever, parked
+from tests.support.waiting import advance_clock, forever, parked, ticks
 
 PHASES = ("begin", "before_run", "end", "close")
 
@@ -72,3 +76,26 @@ async def test_close_is_always_limited() -> None:
             ah.errors.HookTimeoutError, "PhaseHook.close took longer than its timeout of 7 s"
         ):
             await closing
+
+
+async def test_a_call_that_was_left_behind_has_failed() -> None:
+    """It is no success when it returns later: `disable_after` counts the failures in a row."""
+
+    class Stubborn:
+        async def none(self, value: int) -> None:
+            while not released.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await released.wait()
+
+    configured = ah.configure(Stubborn(), timeout=1, on_error="log", disable_after=2)
+    group = ah.HookGroup(Kinds, [configured], grace_secs=1)
+    with ManualClock() as clock:
+        for _ in range(2):
+            released = asyncio.Event()
+            call = await parked(group.hooks.none(1), 20)
+            await advance_clock(clock, 1, 20)
+            await advance_clock(clock, 1, 20)
+            await call
+            released.set()
+            await ticks(20)
+    assert group.status()[0].disabled

@@ -118,6 +118,30 @@ async def test_what_the_end_drops_is_counted(caplog: pytest.LogCaptureFixture) -
     assert caplog.messages == ["5 background calls of Stuck are left, and are dropped"]
 
 
+async def test_a_hook_that_a_concurrent_call_disables_keeps_no_call_from_what_it_wraps() -> None:
+    """Each call is decided before the first one fails, and made without the hook."""
+
+    class Tool:
+        @ah.point("wrap")
+        async def wrap(self, number: int, call_next: Next) -> Any: ...
+
+        async def none(self, number: int) -> None: ...
+
+    wrapping, around, behind = Quick(), Around(), Quick()
+    wrapping.error = around.error = ConnectionError("down")
+
+    async def tool(number: int) -> int:
+        return number
+
+    configured = ah.configure(wrapping, on_error="log", disable_after=1)
+    hooks = ah.compose(Tool, [configured])
+    calls = (hooks.wrap(number, tool) for number in range(4))
+    assert await asyncio.gather(*calls) == [0, 1, 2, 3]
+    hooks = ah.compose(Tool, [ah.configure(around, on_error="log", disable_after=1), behind])
+    await asyncio.gather(*(hooks.none(number) for number in range(4)))
+    assert (wrapping.made, around.made, behind.made) == (1, 1, 4)
+
+
 async def test_hooks_of_one_name_are_told_apart() -> None:
     """By the module of the second class, or if it is of the same module, by a number.
 

@@ -180,3 +180,27 @@ async def test_the_argument_that_is_special_is_that_of_the_functions() -> None:
         ah.compose_functions([around, job], results="wrap")
     with refused(InvalidHookError, "which argument calls the next", "message, recipient"):
         ah.compose_functions([rewrite, rewrite], results="wrap")
+
+
+def test_a_function_takes_every_number_and_every_name_that_the_first_one_takes() -> None:
+    """Otherwise it is rejected when it is added, and not by a call."""
+
+    async def many(event: str, *rest: int) -> None: ...
+
+    async def two(event: str, rest: int = 0) -> None: ...
+
+    async def named(event: str, **fields: int) -> None: ...
+
+    async def other(name: str, **fields: int) -> None: ...
+
+    with refused(InvalidHookError, "two(event, rest=0) cannot take the call", "too many"):
+        ah.compose_functions([many, two])
+    misfits: list[Any] = [named, other]
+    with refused(InvalidHookError, "other(name, **fields) cannot take the call", "'name'"):
+        ah.compose_functions(misfits)
+
+    async def positional(name: str, /, **fields: int) -> None: ...
+
+    async def of_the_fields(event: str, name: int = 0, **fields: int) -> None: ...
+
+    ah.compose_functions([named, positional, of_the_fields])

@@ -168,6 +168,33 @@ async def test_a_call_of_a_group(count: int, most: int) -> None:
     assert 0 < found <= most, found
 
 
+@pytest.mark.parametrize("count", [8, 64])
+async def test_a_hook_that_is_added_entered_and_removed(count: int) -> None:
+    """Its cost does not grow with the number of hooks."""
+
+    class Called:
+        async def on(self) -> None: ...
+
+    class Entered:
+        async def on(self) -> None: ...
+
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, *details: object) -> None: ...
+
+    async def function() -> None: ...
+
+    async def make() -> None:
+        hooks = [Entered() for _ in range(count)]
+        async with ah.HookGroup(Called, hooks) as group:
+            for hook in hooks:
+                group.on(Called.on, function)
+                group.remove(hook)
+
+    found = await calls_of(make) / count
+    assert found <= 250, found
+
+
 @pytest.mark.parametrize(("together", "most"), [(1, 17), (50, 11)])
 async def test_an_advance_that_wakes_a_waiter(together: int, most: int) -> None:
     """Advances in one turn share what follows them."""
