@@ -334,7 +334,6 @@ def _calling_function(method: CompositeMethod) -> Callable[..., Any]:
     """
     composite = method.composite
     point = method.point
-    counts = point.parameters.counts
 
     async def call_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
         group = method.fast_path
