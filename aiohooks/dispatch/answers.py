@@ -191,8 +191,8 @@ class SortedHooks:
             hook_arguments = parameters.for_hooks(values)
         if point.how in ("first", "chain"):
             result = await self._call_one_by_one(hook_arguments)
-            if type(result) is ChainEnd:
-                # Its value is the result of the call, even if it is None.
+            if result is not None:
+                # The end of a chain may have None as its value, which is the result, too.
                 return point.value_of(result)
         else:
             results = await call_groups(self._groups, *hook_arguments)

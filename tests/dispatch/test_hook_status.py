@@ -14,7 +14,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.kinds import Kinds, Next, call
 from tests.support.sessions import doubling, make_runs
-from tests.support.waiting import forever
+from tests.support.waiting import forever, parked
 
 pytestmark = pytest.mark.every_python
 
@@ -108,12 +108,17 @@ async def test_what_the_end_drops_is_counted(caplog: pytest.LogCaptureFixture) -
         async def none(self, number: int) -> None:
             await forever()
 
-    with ManualClock() as clock:
-        group = ah.HookGroup(Kinds, [ah.configure(Stuck(), background=True)], grace_secs=1)
+    group = ah.HookGroup(Kinds, [ah.configure(Stuck(), background=True)], grace_secs=1)
+
+    async def use() -> None:
         async with group:
             for _ in range(5):
                 await group.hooks.none(1)
-            asyncio.get_running_loop().call_later(0.01, clock.advance, 1)
+
+    with ManualClock() as clock:
+        leaving = await parked(use(), 20)
+        clock.advance(1)
+        await leaving
     assert group.status() == [("Stuck", 0, None, 5, None, 0)]
     assert caplog.messages == ["5 background calls of Stuck are left, and are dropped"]
 
