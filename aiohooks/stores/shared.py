@@ -21,6 +21,7 @@ from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreResetE
 from aiohooks.stores._connection import Connection, Writes
 from aiohooks.stores._members import Members, OnLost
 from aiohooks.stores._protocol import (
+    MAX_STEP,
     Answer,
     Lead,
     Member,
@@ -128,7 +129,7 @@ class SharedStepStore(StepStore):
     async def advance(self, by: int = 1) -> int:
         """See `StepStore.advance`; waits while the engine is unavailable."""
         # Hot path, once per step of each session: it calls other functions only where needed.
-        if type(by) is not int or by < 1:
+        if type(by) is not int or not 1 <= by <= MAX_STEP:
             by = checked_step(by, "advance by", least=1)
         waits = self._waits
         if self._loop is not get_running_loop() or waits.forked:

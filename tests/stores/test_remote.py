@@ -100,6 +100,9 @@ async def test_each_caller_gets_an_error_of_its_own(engine: FakeEngine) -> None:
         results = await asyncio.gather(a.advance(), a.advance(), return_exceptions=True)
         assert [type(result) for result in results] == [ah.errors.InvalidArgumentError] * 2
         assert results[0] is not results[1]
+        # Engines count with numbers of 64 bits, so they cannot get this one.
+        with pytest.raises(ah.errors.InvalidArgumentError, match=f"advance by {2**63}: give"):
+            await a.advance(2**63)
         assert await a.advance() == MAX_STEP
 
 
