@@ -332,7 +332,8 @@ class Calls(abc.ABC):
 
         Raises:
             CancelledError: the caller was cancelled.
-            BaseException: the failure of a call, several as one group, or else the cause of `end`.
+            BaseException: the failure of a call, several as one group, or else the cause that `end`
+                was called with.
         """
         if self.pending:
             self._idle = self._loop.create_future()
@@ -340,6 +341,7 @@ class Calls(abc.ABC):
             try:
                 await self._idle
             except CancelledError as cancelled:
+                # When the calls have ended, `finish` raises it.
                 self._get_ending().caller_cancel = cancelled
                 self._cancel_calls()
                 await self._wait_for_cancelled_calls()
@@ -350,6 +352,7 @@ class Calls(abc.ABC):
                 self._get_ending().grace_timer.cancel()
                 raise
             finally:
+                # Undo what `_begin_wait` has done.
                 del ENTRIES[id(self)]
                 # If an error leaves the task, its traceback refers to the frame of `wait`, and so
                 # to this object. A reference to the task here would make this a cycle.

@@ -21,15 +21,15 @@ def lazy_names(
     """Return the `__getattr__` and the `__dir__` of a package.
 
     Type checkers read the imports that the package has under `TYPE_CHECKING`. They must not see
-    this `__getattr__`, with which any name would exist. The message about a missing name points to
-    the module that has the name, or to a very similar name.
+    this `__getattr__`, because with it, any name would look valid. The message about a missing name
+    points to the module that has the name, or to a very similar name.
 
     Args:
         package: the name of the package.
         defined_in: the public names of each module. If several modules have a name, the last one
             defines it.
         packages: the names of its public packages.
-        elsewhere: modules whose public names an error points to.
+        elsewhere: other modules in which the message about a missing name looks for it.
     """
     module_of = {name: module for module, names in defined_in.items() for name in names}
 
@@ -50,8 +50,8 @@ def lazy_names(
             message = f"module {package!r} has no attribute {name!r}{pointer}"
             raise AttributeError(message, name=name)
         public = getattr(importlib.import_module(module_of[name]), name)
-        # Tracebacks and docs show the public path, such as `aiohooks.Graph`. A class that got a
-        # shorter path than that of this package, in `aiohooks` itself, keeps it.
+        # Tracebacks and docs show the public path, such as `aiohooks.Graph`. A class that
+        # `aiohooks` itself has exported before has `aiohooks` as its `__module__`, and keeps it.
         if public.__module__.startswith(package):
             public.__module__ = package
         # The next access finds the name in the package, and does not call this function.

@@ -143,7 +143,8 @@ class CallQueue(Queue["QueuedCall"]):
     ) -> bool:
         """Queue the call if there is a place. Return whether the caller has to wait for a place.
 
-        This is the condition of the queuing call: only if it returns True, `call` is called.
+        `HookCall.condition` of a background hook is this method, and `HookCall.function` is the
+        method `call` below. So a caller awaits `call` only if this returns True.
 
         Raises:
             HookGroupClosedError: the group was left, as for `call`.

@@ -592,17 +592,19 @@ class HookCalls(Calls):
 
         Args:
             functions: the function of each call, bound to its keyword arguments.
-            arguments: the arguments of each call.
-            keywords: the keyword arguments, for the conditions of calls.
+            arguments: the positional arguments of each call.
+            keywords: the same keyword arguments, as the conditions of calls are not bound to them.
         """
-        # If the group has only one call, and it has a condition, `is_skipped` has checked that.
+        # A group has a condition if it has only one call, and this has one. `is_skipped` has then
+        # checked it before.
         is_checked = self._group.condition is not None
         for number, call in enumerate(self._group.calls):
             function = functions[number]
             try:
                 call_args = arguments[number]
                 if not call.may_wait:
-                    # The call may change the context even if it fails, so note that before it.
+                    # Make the call here, in the task and the context of the caller. It may change
+                    # the context even if it fails, so note that before it.
                     self.caller_context_changed()
                     self.results[number] = result_now(function(*call_args))
                 elif is_checked or call.condition is None or call.condition(*call_args, **keywords):

@@ -267,10 +267,13 @@ class CompositeMethod:
         self.sorted_hooks: SortedHooks | None = None
         """The hooks, sorted for the next call, or None if they have changed since."""
         self.fast_path: OrderGroup | None = None
-        """The calls that the function of the method makes itself (see `SortedHooks.fast_path`)."""
+        """The calls of hooks that cannot wait, which `_function` makes itself. It is None if calls
+        need more: the first call after a change, hooks that may wait, or a result to combine.
+        """
         declared = composite.interface.members[point.name]
         self._function = _calling_function(self)
         functools.update_wrapper(self._function, inspect.unwrap(declared))
+        # Let the class of the object have the attribute.
         self.reset()
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:

@@ -641,18 +641,19 @@ class _Annotations:
         """The types that a result may have, awaited or not."""
 
     def candidates(self, way: Combination) -> list[str]:
-        """Return the arguments that a chain or a wrap may be about. The way is clear if there is
-        only one.
+        """Return the arguments that the results of a chain may replace, or that may call the next
+        hook of a wrap. Which argument is meant is clear only if there is exactly one.
         """
         if way.argument is not None:
             return [way.argument]
         if way.way == "wrap":
-            if self.nexts or not way.may_be_last:
+            if self.nexts:
                 return self.nexts
-            # No annotation says which argument calls the next hook. It may be the last argument, if
-            # this has no annotation. Without arguments, `last` is an empty text.
-            *_, last = self.arguments or [""]
-            return [last] if self.arguments.get(last) is Any else []
+            if not (way.may_be_last and self.arguments):
+                return []
+            # It may be the last argument, if this has no annotation, for which Any stands.
+            last = list(self.arguments)[-1]
+            return [last] if self.arguments[last] is Any else []
         if len(self.arguments) == 1:
             return [*self.arguments]
         # In a chain, it is an argument that may have each result as its value.

@@ -299,9 +299,9 @@ class RequestMethods(InitRequired, abc.ABC):
         """Start no run of the session until `resume`. A run in progress finishes. You may call this
         from any thread.
 
-        The next run waits. Meanwhile feeds are prefetched up to their limit, leases are renewed,
-        checkpoints are written, and tasks continue. The first reason is kept. A stop, a failed
-        background task or the end of the session ends the pause.
+        The next run waits. Everything else continues: background tasks, the prefetching of feeds,
+        the writes of checkpoints. In a pause, a further call keeps the first reason. A stop, a
+        failed background task or the end of the session ends the pause.
         """
         self.requests.pause(reason)
 
@@ -1037,9 +1037,10 @@ class Coordinator(RequestMethods):
 
     async def _wait_for_tasks(self, secs: float) -> None:
         """Wait for all tasks, for at most `secs`, or until the remaining tasks are stuck at queues.
+        The caller then cancels the tasks that are left.
 
-        They are stuck if all of them wait for queues, and did so in the same waits at the check
-        before: none of them can wake another, and no other code has.
+        They are stuck if each of them waits for a queue, in the same wait as at the check before:
+        none of them can wake another, and no code outside of them has woken any between the checks.
         """
         now = current_clock().now
         ends_at = now() + secs
@@ -1052,6 +1053,7 @@ class Coordinator(RequestMethods):
                 return
             pause_secs *= 2
             waits = {task: _queue_wait(task) for task in self.all_tasks}
+            # None stands for a task that does not wait for a queue.
             if None not in waits.values() and waits == waits_before:
                 logger.info(
                     "%s: cancelled early, because no other task uses their queues: %s",
@@ -1086,7 +1088,8 @@ class Coordinator(RequestMethods):
         requests = self.requests
         if failure is not None:
             self.cancel_tasks(failure)
-            requests.stop_reason = self.stop_reason or failure
+            requests.stop_reason = requests.stop_reason or failure
+        # If there is no reason of a stop, that of a drain becomes it.
         requests.record_end()
         requests.stopped = True
         requests.call_in_loop(requests.end_waits)

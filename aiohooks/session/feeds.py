@@ -248,7 +248,7 @@ class SessionFeeds:
     def taken_of(self, source: FeedSource) -> list[Element]:
         """Return the elements of a source that runs have taken and not yet used.
 
-        There are none unless a state counts the elements: see `in_use`.
+        This is always empty for feeds whose elements no state counts: `in_use` leaves them out.
         """
         return [
             element
@@ -841,7 +841,9 @@ class IterableSource(FeedSource):
         element.use = "unused"
 
     async def _read_async(self, element: Element) -> None:
-        """Do the same as `_read_sync`, with an async iterator."""
+        """Read the value of an element, or the error of the feeds, into it, like `_read_sync`. At
+        the end of the feeds, the element stays "being read".
+        """
         try:
             if self._iterator is None:
                 self._iterator = aiter(self.feeds)

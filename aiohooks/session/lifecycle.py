@@ -525,12 +525,13 @@ class Lifecycle(TasksOwner):
     def end_failed_run(self, failure: BaseException) -> None:
         """End the run in progress because a task has failed, unless the run already recovers.
 
-        It recovers from this very failure, or the failed task belongs to the raw session that the
-        recovery is closing. The failure of a task of the whole session ends a recovery, too.
+        Args:
+            failure: the error of the task, which is one of `failures` by now.
         """
         if failure is self.recovering_from:
             return
-        # `session` is None while a recovery replaces it.
+        # While a recovery replaces the raw session, `session` is None. The failure of a task of the
+        # old raw session does not matter then. That of a lasting task ends the recovery, too.
         has_lasting_failure = any(other.lasts for other in self.failures)
         if self.session is not None or has_lasting_failure:
             self.end_run(failure)
