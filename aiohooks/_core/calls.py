@@ -34,7 +34,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import Context, ContextVar, Token, copy_context
 from operator import is_
 from time import monotonic
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 from weakref import ref
 
 import anyio
@@ -159,9 +159,7 @@ class Calls(abc.ABC):
         self.contexts: list[CallContext] = []
         """The contexts whose changes the caller gets, in the order of the calls."""
         self._waits = waits
-        # It is None where no event loop runs. Calls can fail there (`failed`), but not be started,
-        # so that nothing uses the loop.
-        self._loop = cast("asyncio.AbstractEventLoop", running_loop())
+        self._loop = asyncio.get_running_loop()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """The tasks by the numbers of their calls, without tasks that ended when they were started.
         """
@@ -503,10 +501,7 @@ class Calls(abc.ABC):
 
     def _cancel_calls(self) -> None:
         """Cancel the tasks of all calls and start the grace period. Further times do nothing."""
-        if self.cancelling:
-            return
-        # No task of a closed loop can be cancelled. A coroutine may be closed after its loop.
-        if self._tasks and self._loop.is_closed():
+        if self.cancelling or self._loop.is_closed():
             return
         self.cancelling = True
         for task in self._tasks.values():

@@ -38,8 +38,10 @@ from aiohooks.errors import (
     InvalidHookError,
     add_note,
     add_origin,
+    hook_cancelled_error,
     printable,
     raise_failures,
+    raise_unchanged,
     safe_repr,
 )
 
@@ -188,8 +190,8 @@ class RegisteredHook:
         self.count_failure(error)
         if self.registration.on_error != "log" or not isinstance(error, Exception):
             return False
-        # The name of a call in a session ends with the step (`HookCalls.describe`). Without the
-        # step, the errors of all steps are of one kind, which is logged once.
+        # The name of a call in a session ends with the step (`_at_step`). Without the step, the
+        # errors of all steps are of one kind, which is logged once.
         call_name, _, _ = who.partition(" at step ")
         kind_of_error = call_name, type(error)
         if kind_of_error not in self._logged:
@@ -543,13 +545,24 @@ def log_or_raise(
         step: the step for messages.
         error: the error that the call has raised.
     """
-    # The other calls of the group are not part of `calls`, so this handles the error alone.
-    calls = HookCalls(group, step)
-    calls.failed(number, error)
-    # If `finish` raises the error, its traceback refers to this frame, whose variable would refer
-    # to the error: only the garbage collector would free such a cycle.
-    del error
-    calls.finish()
+    who = _at_step(group.calls[number].name, step)
+    failure = error
+    if isinstance(error, asyncio.CancelledError):
+        # The call could not wait, so no cancel of the caller reached it: the hook raised the error.
+        failure = hook_cancelled_error(who, error)
+    try:
+        if not group.hooks[number].suppresses(who, failure):
+            add_origin(failure, who)
+            raise_unchanged(failure)
+    finally:
+        # The traceback of the error refers to this frame, whose variables would refer to the error:
+        # only the garbage collector would free such a cycle.
+        del failure, error
+
+
+def _at_step(name: str, step: int | None) -> str:
+    """Return the name of a call in messages, with its step if it has one."""
+    return name if step is None else f"{name} at step {step}"
 
 
 class HookCalls(Calls):
@@ -615,8 +628,7 @@ class HookCalls(Calls):
                 break
 
     def describe(self, number: int) -> str:
-        name = self._group.calls[number].name
-        return name if self._step is None else f"{name} at step {self._step}"
+        return _at_step(self._group.calls[number].name, self._step)
 
     def hook(self, number: int) -> Any:
         """Return the hook of a call."""
