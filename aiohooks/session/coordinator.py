@@ -377,6 +377,13 @@ class TasksOwner:
         session it is the lasting coordinator.
         """
 
+    def begin_raw_session(self) -> None:
+        """Make the coordinator of a new raw session. Forget the failures of tasks of the previous
+        raw session, which the new one undoes.
+        """
+        self.raw_coordinator = Coordinator.of(self)
+        self.failures = [failure for failure in self.failures if failure.lasts]
+
     def start_recovery(self) -> None:
         """Start a task that recovers from the failure of a task, unless the session already
         recovers.

@@ -72,7 +72,6 @@ from aiohooks.errors import (
 from aiohooks.graph.graph import Graph, held
 from aiohooks.graph.session import GatheredRun, Monitor, Session, monitored_run
 from aiohooks.session.coordinator import (
-    Coordinator,
     TasksOwner,
 )
 from aiohooks.session.creators import (
@@ -297,9 +296,7 @@ class Lifecycle(TasksOwner):
             await self._close_raw_session("the session was closed")
             raise SessionClosedError("the session was closed while a raw session was created")
         self.store = session.global_step
-        self.raw_coordinator = Coordinator.of(self)
-        # The new raw session undoes the failures of the tasks of the previous one.
-        self.failures = [failure for failure in self.failures if failure.lasts]
+        self.begin_raw_session()
         if session.restored is not None:
             restore_hooks(session, session.restored)
             checkpoint = session.restored.checkpoint
