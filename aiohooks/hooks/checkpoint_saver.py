@@ -346,7 +346,9 @@ class CheckpointSaverHook(ScheduledHook):
         epoch, step = self._session.global_step.latest
         # If the epoch has changed, a recovery has set the step back, and then failed. Perhaps only
         # a part of the state was restored, so it must not be saved.
-        if epoch != self._epoch or await self._is_unchanged():
+        if epoch != self._epoch:
+            return
+        if await self._is_unchanged():
             return
         if step != self._seen_step:
             # The run of this step was committed, and another hook has failed in its `after_run`, so
