@@ -120,10 +120,19 @@ class Composite:
 
     def reaches(self, other: Composite) -> bool:
         """Return whether this is the other group, or has a hook that leads to it."""
-        if self is other:
-            return True
-        nested = [composite_of(registered.hook) for registered in self.hooks]
-        return any(composite.reaches(other) for composite in nested if composite is not None)
+        # Groups may be nested deeper than functions can call each other, so this is a loop.
+        remaining = [self]
+        seen: set[Composite] = set()
+        while remaining:
+            composite = remaining.pop()
+            if composite is other:
+                return True
+            seen.add(composite)
+            for registered in composite.hooks:
+                nested = composite_of(registered.hook)
+                if nested is not None and nested not in seen:
+                    remaining.append(nested)
+        return False
 
     def close(self) -> None:
         """Accept no more calls."""

@@ -555,3 +555,17 @@ def test_a_group_cannot_be_part_of_itself() -> None:
     for group in (outer, middle, inner):
         with refused(InvalidHookError, "a call would never end"):
             outer.add(group.hooks)
+
+
+async def test_groups_in_groups_may_be_nested_deep() -> None:
+    """Deeper than functions can call each other: neither making nor calling them recurses."""
+
+    class Nested:
+        async def on(self, text: str) -> None: ...
+
+    notes = Notes()
+    hook: Any = notes
+    for _ in range(900):
+        hook = ah.HookGroup(Nested, [hook]).hooks
+    await hook.on("x")
+    assert notes.calls == ["x"]
