@@ -48,7 +48,13 @@ from aiohooks._core.clock import (
     current_clock,
     monotonic_now,
 )
-from aiohooks._core.waits import leave_behind, retrieve_exception, running_loop, wait_done
+from aiohooks._core.waits import (
+    LEFT_BEHIND_MESSAGE,
+    leave_behind,
+    retrieve_exception,
+    running_loop,
+    wait_done,
+)
 from aiohooks.errors import (
     add_origin,
     failure_of,
@@ -549,8 +555,7 @@ class Calls(abc.ABC):
         """Stop waiting for calls that have ignored their cancellation."""
         ending = self._get_ending()
         names = ", ".join(self.describe(number) for number in numbers)
-        message = "%s still runs %s s after its cancellation; continuing without it"
-        logger.warning(message, names, self.grace_secs)
+        logger.warning(LEFT_BEHIND_MESSAGE, names, self.grace_secs)
         ending.left_behind.update(numbers)
         leave_behind(self._tasks[number] for number in numbers)
         for number in numbers:

@@ -50,7 +50,7 @@ this import (nest_asyncio).
 """
 DEFAULT_GRACE_SECS = 10.0
 """How long background tasks and cleanup may take at the end of a session, by default."""
-_LEFT_BEHIND_MESSAGE = "%s still runs %s s after its cancellation; continuing without it"
+LEFT_BEHIND_MESSAGE = "%s still runs %s s after its cancellation; continuing without it"
 _THREAD_GRACE_SECS = 120.0
 """How long a cancelled caller waits for its thread by default. It is long, as the thread may write
 files, and is to be left behind only if it hangs.
@@ -168,7 +168,7 @@ async def _end_within(
     await _wait_uncancelled(task, grace_secs)
     if task.done():
         return
-    logger.warning(_LEFT_BEHIND_MESSAGE, what, grace_secs)
+    logger.warning(LEFT_BEHIND_MESSAGE, what, grace_secs)
     leave_behind([task])
 
 
@@ -271,7 +271,7 @@ async def to_thread(
     except asyncio.CancelledError:
         # Only the wait for the thread has ended.
         if is_running:
-            logger.warning(_LEFT_BEHIND_MESSAGE, what, grace_secs)
+            logger.warning(LEFT_BEHIND_MESSAGE, what, grace_secs)
         raise
 
 
