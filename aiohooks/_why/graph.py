@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import graphlib
 import os
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -47,8 +48,9 @@ class WaitNode:
             text += f" ({self.detail})"
         if self.where is not None:
             text += ", "
-            # The name of a hook's call contains that of its method, which need not be repeated.
-            if self.function not in self.name.split():
+            # The name of a hook's call contains that of its method, which need not be repeated. The
+            # second hook of a class has "#2" in its name, which the method has not.
+            if self.function not in re.sub(r"#\d+", "", self.name).split():
                 text += f"{self.function} at "
             text += self.where.removeprefix(os.getcwd() + os.sep)
         if self.secs is not None:

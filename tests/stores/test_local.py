@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import resource
 import select
@@ -62,6 +63,33 @@ async def test_the_step_outlives_all_processes(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
     async with local_store(tmp_path) as store:
         assert await store.value() == ah.stores.Position(1, 0)
+
+
+async def test_closing_waits_for_a_process_that_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes that close the database at once would leave SQLite's own files behind."""
+    async with local_store(tmp_path) as store, local_store(tmp_path) as other:
+        await store.advance()
+        await other.value()
+        names = [directory_of(store) / "run.db-wal", directory_of(store) / "run.db-shm"]
+        holder = os.open(directory_of(store) / "waiting", os.O_RDWR)
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        turns = list[bool]()
+
+        def release_later() -> None:
+            """Let the process that has the lock go on: at its tenth turn it releases the lock."""
+            turns.append(all(name.exists() for name in names))
+            if len(turns) == 10:
+                os.close(holder)
+
+        monkeypatch.setattr(os, "sched_yield", release_later)
+        for opened in (other, store):
+            database = engine_of(opened)._database
+            assert database is not None
+            database.close()
+    assert turns == [True] * 10
+    assert not any(name.exists() for name in names)
 
 
 async def test_an_advance_in_another_event_loop_is_rejected(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def test_text() -> None:
     """The deadlocks come first, and chains end where they reach one."""
     node = WaitNode("a", "hook", "A.after_run", "stuck", "A.after_run", "/x/y.py:3", 2.5)
     assert str(node) == "A.after_run (stuck), /x/y.py:3, 2.5 s"
+    second = WaitNode("b", "hook", "A#2.after_run at step 1", "", "A.after_run", "/x/y.py:3")
+    assert str(second) == "A#2.after_run at step 1, /x/y.py:3"
     assert (
         str(WaitNode("a", "session", "session 'a'", function="sess", where="/x/y.py:3"))
         == "session 'a', sess at /x/y.py:3"

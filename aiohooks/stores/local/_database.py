@@ -147,6 +147,7 @@ _FILES = ("notify", "waiting", "run.db")
 _NOTIFICATION = struct.Struct("QQQ")  # epoch, step, revision
 _SLOT_SIZE = 8
 _LOCK_ATTEMPTS = 30
+_CLOSE_ATTEMPTS = 1_000
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 """SQLITE_ERROR is the code for a missing table."""
 SYSTEM_ERRORS = (OSError, sqlite3.Error)
@@ -205,10 +206,11 @@ class RunDatabase:
     def close(self) -> None:
         """Close all files. A second call does nothing."""
         with no_fork:
-            # SQLite writes when the last process closes a database, so take the lock. If another
-            # process has the lock, this process is not the last, and may close without the lock.
+            # SQLite deletes its own files when the last process closes a database. If two processes
+            # closed it at once, neither would be the last. So let a process that has the lock go on
+            # for a moment. If that process is stopped, this one is not the last, and closes anyway.
             with contextlib.suppress(OSError):
-                self._lock(fcntl.LOCK_EX)
+                self._lock(fcntl.LOCK_EX, attempts=_CLOSE_ATTEMPTS)
             self.after_fork()
 
     def after_fork(self) -> None:
@@ -234,8 +236,12 @@ class RunDatabase:
             finally:
                 fcntl.flock(self._waiting_fd, fcntl.LOCK_UN)
 
-    def _lock(self, kind: int) -> None:
+    def _lock(self, kind: int, *, attempts: int = _LOCK_ATTEMPTS) -> None:
         """Take the lock of the run: `LOCK_EX`, or `LOCK_SH` to read.
+
+        Args:
+            kind: the kind of the lock.
+            attempts: how often to try. After the usual number, let other processes run between.
 
         Raises:
             BlockingIOError: another process still has the lock after some attempts.
@@ -243,12 +249,13 @@ class RunDatabase:
         if self._waiting_fd < 0:
             raise OSError(errno.EBADF, "the files of the run were closed")
         # Another process has the lock for some microseconds only, unless it is stopped.
-        for _ in range(_LOCK_ATTEMPTS):
+        for attempt in range(attempts):
             try:
                 fcntl.flock(self._waiting_fd, kind | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                pass
+                if attempt >= _LOCK_ATTEMPTS:
+                    os.sched_yield()
         raise BlockingIOError(errno.EAGAIN, "another process has the lock of the run")
 
     def _file_ids(self) -> list[tuple[int, int]]:
