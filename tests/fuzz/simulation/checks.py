@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from aiohooks.stores import Position
-from tests.fuzz.simulation.history import History
+from tests.fuzz.simulation.history import History, Tenure
+from tests.fuzz.simulation.virtual_time import Process
 from tests.support.step_laws import Operation, find_second_leader, find_violation
 
 
@@ -78,7 +78,7 @@ def check_counts(history: History) -> Iterator[str]:
 def check_wait_ends(cluster: Any) -> Iterator[str]:
     """No wait ends while its trainer lives, and each ends with what has happened."""
     history: History = cluster.history
-    late = 2 * cluster.lease_secs + cluster.heartbeat_secs + 4.0
+    late = history.late_secs
     for end in history.wait_ends:
         margin = 1.0 if history.was_well(end.process, end.time - late, end.time) else late
         for trainer in history.publishers:
@@ -100,32 +100,35 @@ def check_leads(cluster: Any) -> Iterator[str]:
     before those of a later one.
     """
     history: History = cluster.history
-    late = 2 * cluster.lease_secs + cluster.heartbeat_secs + 4.0
-
-    is_new = partial(came_after_a_loss, history)
+    late = history.late_secs
     for lead in history.leads:
+        ended = float("inf") if lead.ended is None else lead.ended
         for other in history.leads:
-            if other is lead or not lead.began <= other.began < (
-                float("inf") if lead.ended is None else lead.ended
-            ):
+            if other.process is lead.process or not lead.began <= other.began < ended:
                 continue
-            if other.process is lead.process or is_new(other.process, other.began):
+            if knew_nothing(other.process, lead, other.began, history):
                 continue
             if history.was_well(lead.process, other.began - late, other.began):
                 yield f"two chiefs: {lead} and {other}"
     for stale in history.stale_terms:
-        excused = not history.was_well(stale.process, stale.time - late, stale.time)
-        # One that came after a loss and knew nothing leads until the chief of before is back, in
-        # whichever order they are.
-        if not excused and not any(is_new(lead.process, stale.time) for lead in history.leads):
+        if not history.was_well(stale.process, stale.time - late, stale.time):
+            continue
+        # A chief that knew nothing of this one leads until this one is back, in whichever order
+        # they are.
+        if not any(
+            knew_nothing(other.process, lead, stale.time, history)
+            for lead in history.leads
+            for other in history.leads
+            if lead.process is stale.process and other.process is not stale.process
+        ):
             yield f"a chief that could be reached has lost its term: {stale}"
     yield from check_terms(history)
 
 
 def check_terms(history: History) -> Iterator[str]:
     """Also after a loss: who was granted the lead is the only one to write as a chief, until a
-    later term begins. A process that came after the loss, and knows nothing of the run, may lead
-    until the chief of before is back.
+    later term begins. A process that knows nothing of it may lead until the chief of before is
+    back.
     """
     for lead in history.leads:
         for call in history.calls:
@@ -133,13 +136,17 @@ def check_terms(history: History) -> Iterator[str]:
             is_later = call.began > lead.began and call.process is not lead.process
             if not (is_of_a_chief and is_later and call.term <= lead.term):
                 continue
-            if not came_after_a_loss(history, call.process, call.began):
+            if not knew_nothing(call.process, lead, call.began, history):
                 yield f"a write of an earlier chief: {call}, after {lead}"
 
 
-def came_after_a_loss(history: History, process: Any, time: float) -> bool:
-    """Return whether the run may have been lost when the process came, so that it knew nothing of
-    it.
+def knew_nothing(process: Process, lead: Tenure, time: float, history: History) -> bool:
+    """Return whether a process could not know of the lead of another one at a time: the run was
+    lost before, and the process came after that, or was cut off from the beginning of the lead on.
     """
     opened = min((at for at, opener in history.opened if opener is process), default=time)
-    return any(loss <= time and opened > loss - 1.0 for loss in history.losses)
+    return any(
+        opened > loss - 1.0 or history.was_cut_off(process, lead.began, loss)
+        for loss in history.losses
+        if loss <= time
+    )

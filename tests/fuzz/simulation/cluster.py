@@ -53,6 +53,7 @@ class Cluster:
         self.history = History(world)
         self.lease_secs = chance.choice((3.0, 5.0))
         self.heartbeat_secs = chance.choice((3.0, 6.0))
+        self.history.late_secs = 2 * self.lease_secs + self.heartbeat_secs + 4.0
         self.pace_secs = chance.choice((0.4, 1.5, 3.0))
         self.over = False
         """Whether the programs are to end."""

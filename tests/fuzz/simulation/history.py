@@ -65,14 +65,26 @@ class History:
     opened: list[tuple[float, Process]] = field(default_factory=list)
     """When a process first connected."""
     ill: list[tuple[Process, float, float]] = field(default_factory=list)
-    """When a process could not act or be reached in time: others may take it for dead."""
+    """When a process could not act or be reached."""
+    late_secs: float = 0.0
+    """For how long after that others may still take it for dead."""
     final_steps: list[int] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     settled: float = 0.0
     """The time from which on there were no faults, and their consequences had passed."""
 
     def was_well(self, process: Process, since: float, until: float) -> bool:
-        """Return whether the process could act and be reached throughout."""
+        """Return whether the process could act and be reached throughout, and for so long before
+        that no other process took it for dead.
+        """
         return not any(
-            each is process and began < until and ended > since for each, began, ended in self.ill
+            victim is process and began < until and ended + self.late_secs > since
+            for victim, began, ended in self.ill
+        )
+
+    def was_cut_off(self, process: Process, since: float, until: float) -> bool:
+        """Return whether the process could not act or be reached at any time between."""
+        return any(
+            victim is process and began < since and ended > until
+            for victim, began, ended in self.ill
         )

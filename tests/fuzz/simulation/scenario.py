@@ -162,8 +162,7 @@ class Scenario:
         )
 
     def _fell_ill(self, process: Process, secs: float) -> None:
-        late = 2 * self.cluster.lease_secs + self.cluster.heartbeat_secs + 4.0
-        self.cluster.history.ill.append((process, self.world.now, self.world.now + secs + late))
+        self.cluster.history.ill.append((process, self.world.now, self.world.now + secs))
 
     def _cut(self) -> None:
         process = self._victim()
