@@ -26,12 +26,12 @@ from aiohooks._core.clock import wake
 from aiohooks.dispatch.answers import SortedHooks, combined, own_attribute
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, log_or_raise
-from aiohooks.dispatch.hook import identity
+from aiohooks.dispatch.hook import FunctionHook, identity
 from aiohooks.dispatch.interface import NO_VALUE, Interface
 from aiohooks.dispatch.ways import Args, Keywords, Point
 from aiohooks.errors import HookGroupClosedError, InvalidHookError, WrongLoopError, safe_repr
 
-_COMPOSITE = "__aiohooks_composite__"
+COMPOSITE = "__aiohooks_composite__"
 """The attribute of the class of the object that stands for the hooks: its `Composite`."""
 
 
@@ -121,7 +121,7 @@ class Composite:
     def reaches(self, other: Composite) -> bool:
         """Return whether this is the other group, or has a hook that leads to it."""
         # Groups may be nested deeper than functions can call each other, so this is a loop.
-        remaining = [self]
+        remaining: list[Composite] = [self]
         seen: set[Composite] = set()
         while remaining:
             composite = remaining.pop()
@@ -243,8 +243,15 @@ class Composite:
 
 
 def composite_of(hook: object) -> Composite | None:
-    """Return the `Composite` of an object that stands for the hooks of a group, or None."""
-    composite: Composite | None = type(hook).__dict__.get(_COMPOSITE)
+    """Return the `Composite` of an object that stands for the hooks of a group, or None.
+
+    A function stands for them, too, if it is a method of that object, or if `compose_functions` has
+    returned it.
+    """
+    if isinstance(hook, FunctionHook):
+        function = hook.__aiohooks_function__
+        hook = getattr(function, "__self__", function)
+    composite: Composite | None = inspect.getattr_static(hook, COMPOSITE, None)
     return composite
 
 
@@ -471,7 +478,7 @@ class _Unlisted(abc.ABCMeta):
 
     def mro(cls) -> list[type[Any]]:
         """Return the classes in which attributes are looked up, with those of the interface."""
-        composite: Composite = cls.__dict__[_COMPOSITE]
+        composite: Composite = cls.__dict__[COMPOSITE]
         return [cls, _NoRegistration, *composite.interface.kind.__mro__]
 
 
@@ -508,7 +515,7 @@ def _composite_class(composite: Composite, kind: type[Any]) -> type[Any]:
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__setattr__": _setting_function(composite),
-        _COMPOSITE: composite,
+        COMPOSITE: composite,
     }
     # `_Unlisted` takes the place of the interface's metaclass, which must not be a special one.
     if type(kind) in (type, abc.ABCMeta):

@@ -44,7 +44,7 @@ from aiohooks.dispatch.calls import (
     RegisteredHook,
     hook_call,
 )
-from aiohooks.dispatch.composite import Composite, composite_of, is_context
+from aiohooks.dispatch.composite import COMPOSITE, Composite, composite_of, is_context
 from aiohooks.dispatch.hook import (
     FunctionHook,
     HookOptions,
@@ -570,6 +570,7 @@ def compose_functions(
     attributes: Any = call
     attributes.add = add
     attributes.remove = group.remove
+    setattr(attributes, COMPOSITE, group._composite)  # pyright: ignore[reportPrivateUsage] - of this module
     attributes.__signature__ = _signature(first_function)
     return cast("ComposedFunctions[...]", call)
 

@@ -396,6 +396,7 @@ def check_options(
         InvalidHookError: an option would have no effect.
     """
     options = registered.registration
+    may_have_no_result = options.on_error == "log" or options.disable_after is not None
     can_queue = False
     for point in points:
         kind = function_kind(getattr(registered.hook, point.name))
@@ -404,6 +405,11 @@ def check_options(
                 f"{registered.call_name(point.name)} wraps other calls, whose time would count, or"
                 " is a plain function, which no time limit can end; give no timeout, and use"
                 " asyncio.timeout around its own waits"
+            )
+        if point.how == "one" and point.nexts and may_have_no_result:
+            raise InvalidHookError(
+                f'{registered.call_name(point.name)} has on_error="log" or disable_after, but only'
+                f" it calls {point.nexts[0]!r}: without it, that call would be lost; {point.advice}"
             )
         if point.is_async and point.how == "none" and kind != ASYNC_GENERATOR:
             can_queue = True

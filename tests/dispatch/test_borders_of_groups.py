@@ -555,6 +555,20 @@ def test_a_group_cannot_be_part_of_itself() -> None:
     for group in (outer, middle, inner):
         with refused(InvalidHookError, "a call would never end"):
             outer.add(group.hooks)
+        with refused(InvalidHookError, "a call would never end"):
+            outer.on(Events.on, group.hooks.on)
+
+
+def test_a_function_cannot_be_part_of_itself() -> None:
+    """A function that `compose_functions` has returned, and one around it."""
+
+    async def log(text: str) -> None: ...
+
+    inner = ah.compose_functions([log])
+    outer = ah.compose_functions([inner])
+    for function in (inner, outer):
+        with refused(InvalidHookError, "a call would never end"):
+            inner.add(function)
 
 
 async def test_groups_in_groups_may_be_nested_deep() -> None:

@@ -385,18 +385,6 @@ async def test_a_generator_that_fits_in_a_group_is_refused_by_a_session() -> Non
         ah.AsyncMonitoredSession(final, [around])
 
 
-async def test_a_group_is_not_its_own_hook() -> None:
-    """What is refused changes nothing."""
-    inner = ah.HookGroup(Handlers)
-    outer = ah.HookGroup(Handlers, [inner.hooks])
-    with pytest.raises(InvalidHookError, match="would never end"):
-        inner.add(inner.hooks)
-    called = []
-    inner.on(Handlers.on_event)(called.append)
-    await outer.hooks.on_event("started")
-    assert called == ["started"]
-
-
 async def test_what_a_removed_hook_resets_is_reset_for_the_caller() -> None:
     """The block sees what its exit has set, though that runs in a task."""
     variable = contextvars.ContextVar("variable", default="default")

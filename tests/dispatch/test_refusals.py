@@ -242,6 +242,14 @@ HOOKS: list[Any] = [
         said(Calls, hook(plain=function), timeout=5),
         "Observer.plain wraps other calls, whose time would count, or is a plain function",
     ),
+    *[
+        (
+            said(Layers, hook(empty=coroutine), **options),
+            "Observer.empty has on_error=\"log\" or disable_after, but only it calls 'call_next'",
+            'results={"empty": "wrap"}',
+        )
+        for options in ({"on_error": "log"}, {"disable_after": 1})
+    ],
     # which argument takes the result, or calls the next
     *[
         (
