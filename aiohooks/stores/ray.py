@@ -7,7 +7,7 @@ import os
 import secrets
 from typing import Any, ClassVar, NamedTuple
 
-from aiohooks._core.clock import wait_woken, wake
+from aiohooks._core.clock import wait_until_woken, wake
 from aiohooks._core.waits import ANY_CHANGE, retrieve_exception, to_thread, wait_done
 from aiohooks.errors import (
     StoreDamagedError,
@@ -100,7 +100,7 @@ class StepActor:
             parked = (poll, waiter)
             self.polls[poll.process] = parked
             try:
-                await wait_woken(waiter, poll.secs)
+                await wait_until_woken(waiter, poll.secs)
             finally:
                 # A later poll of the process may have replaced this poll.
                 if self.polls.get(poll.process) is parked:

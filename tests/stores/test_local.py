@@ -68,7 +68,7 @@ async def test_the_step_outlives_all_processes(tmp_path: Path) -> None:
 async def test_closing_waits_for_a_process_that_closes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes that close the database at once would leave SQLite's own files behind."""
+    """Two processes that close the database at the same time would leave SQLite's files behind."""
     async with local_store(tmp_path) as store, local_store(tmp_path) as other:
         await store.advance()
         await other.value()
@@ -78,7 +78,7 @@ async def test_closing_waits_for_a_process_that_closes(
         turns = list[bool]()
 
         def release_later() -> None:
-            """Let the process that has the lock go on: at its tenth turn it releases the lock."""
+            """Let the process that has the lock run: at its tenth turn it releases the lock."""
             turns.append(all(name.exists() for name in names))
             if len(turns) == 10:
                 os.close(holder)

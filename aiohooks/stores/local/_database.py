@@ -207,8 +207,8 @@ class RunDatabase:
         """Close all files. A second call does nothing."""
         with no_fork:
             # SQLite deletes its own files when the last process closes a database. If two processes
-            # closed it at once, neither would be the last. So let a process that has the lock go on
-            # for a moment. If that process is stopped, this one is not the last, and closes anyway.
+            # closed it at the same time, neither would be the last. So let a process that has the
+            # lock run for a moment. If it is stopped, this one is not the last, and closes anyway.
             with contextlib.suppress(OSError):
                 self._lock(fcntl.LOCK_EX, attempts=_CLOSE_ATTEMPTS)
             self.after_fork()
