@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from aiohooks._core.waits import Backoff
     from aiohooks.dispatch.group import HookGroup, compose, compose_functions
     from aiohooks.dispatch.hook import configure, in_order
-    from aiohooks.dispatch.ways import chain, point, wrap
+    from aiohooks.dispatch.points import chain, point, wrap
     from aiohooks.graph.graph import Graph, Variables, in_thread
     from aiohooks.graph.session import Session
     from aiohooks.hooks import (
@@ -153,7 +153,7 @@ if not TYPE_CHECKING:
             "aiohooks._core.waits": ("Backoff",),
             "aiohooks.dispatch.group": ("HookGroup", "compose", "compose_functions"),
             "aiohooks.dispatch.hook": ("configure", "in_order"),
-            "aiohooks.dispatch.ways": ("chain", "point", "wrap"),
+            "aiohooks.dispatch.points": ("chain", "point", "wrap"),
             "aiohooks.graph.graph": ("Graph", "Variables", "in_thread"),
             "aiohooks.graph.session": ("Session",),
             "aiohooks.hooks.every": ("Every",),

@@ -467,11 +467,11 @@ def leave_run() -> None:
 def begin_run(session: RunOwner | None, publisher: object) -> RunScope:
     """Make the current context part of a new run.
 
-    The scope stays in the context after the run, and is inactive then.
+    Tasks that the run starts keep its scope in their contexts, where it is inactive after the run.
     """
     outer = current_scope.get()
-    # Hot path: usually the run in the context is active, or there is none. Only for a run that has
-    # ended, `current_run` searches the run around it.
+    # Hot path: usually the run in the context is active, or there is none. If it has ended,
+    # `current_run` finds the nearest run around it that is active.
     if outer is not None and not outer.active:
         outer = current_run()
     scope = RunScope(session, publisher, outer)

@@ -90,7 +90,7 @@ class _Ending:
         """The timer of each call: that of its time limit, and afterwards of its grace period."""
         self.grace_timer: TimerHandle = NO_TIMER
         """The timer of the grace period of all calls, from `_cancel_calls`."""
-        self.timeouts: dict[int, BaseException] = {}
+        self.timeout_errors: dict[int, BaseException] = {}
         """The errors of the calls that have exceeded their time limits."""
         self.left_behind: set[int] = set()
         """The calls that still run after their grace period."""
@@ -98,7 +98,7 @@ class _Ending:
     def forget_errors(self) -> None:
         """Drop the errors, whose tracebacks refer to the calls."""
         self.errors = {}
-        self.timeouts = {}
+        self.timeout_errors = {}
         self.caller_cancel = None
         self.cause = None
 
@@ -212,7 +212,7 @@ class Calls(abc.ABC):
 
     # -- start
 
-    def caller_context_changed(self) -> None:
+    def note_context_change(self) -> None:
         """Note that the caller's own context may change: a call runs in it.
 
         The next call that is started gets a new copy of the context.
@@ -345,7 +345,8 @@ class Calls(abc.ABC):
             try:
                 await self._idle
             except CancelledError as cancelled:
-                # When the calls have ended, `finish` raises it.
+                # It must not leave the calls running, so it is kept until they have ended: `finish`
+                # raises it.
                 self._get_ending().caller_cancel = cancelled
                 self._cancel_calls()
                 await self._wait_for_cancelled_calls()
@@ -356,13 +357,7 @@ class Calls(abc.ABC):
                 self._get_ending().grace_timer.cancel()
                 raise
             finally:
-                # Undo what `_begin_wait` has done.
-                del ENTRIES[id(self)]
-                # If an error leaves the task, its traceback refers to the frame of `wait`, and so
-                # to this object. A reference to the task here would make this a cycle.
-                self.task = None
-                if self._waits is not None:
-                    self._waits.end_wait(self)
+                self._end_wait()
         self.finish()
 
     def _begin_wait(self) -> None:
@@ -374,6 +369,15 @@ class Calls(abc.ABC):
         else:
             self.since = self._waits.now()
             self._waits.begin_wait(self)
+
+    def _end_wait(self) -> None:
+        """Leave the registry and the waits of the run, which `_begin_wait` has entered."""
+        del ENTRIES[id(self)]
+        # If an error leaves the task, its traceback refers to the frame of `wait`, and so to this
+        # object. A reference to the task here would make this a cycle.
+        self.task = None
+        if self._waits is not None:
+            self._waits.end_wait(self)
 
     async def _wait_for_cancelled_calls(self) -> None:
         """Wait until the calls have ended, and ignore further cancels of the caller."""
@@ -431,7 +435,7 @@ class Calls(abc.ABC):
 
     # -- fail
 
-    def failed(self, number: int, error: BaseException) -> None:
+    def record_failure(self, number: int, error: BaseException) -> None:
         """Record the failure of a call that was made in the caller's own task.
 
         Such a call cannot wait, so a CancelledError was raised by the call itself.
@@ -469,7 +473,7 @@ class Calls(abc.ABC):
         elif not was_cancelled:
             self._record(number, error)
         elif self.has_timed_out(number):
-            self._record(number, self._get_ending().timeouts[number])
+            self._record(number, self._get_ending().timeout_errors[number])
         elif not self.cancelling and not self._is_caller_cancelled():
             self._record(number, self.cancelled_error(number, error))
 
@@ -531,17 +535,21 @@ class Calls(abc.ABC):
 
     def has_timed_out(self, number: int) -> bool:
         """Return whether a call has exceeded its time limit, and has the grace period to end."""
-        return self._ending is not None and number in self._ending.timeouts
+        return self._ending is not None and number in self._ending.timeout_errors
 
     def _expire(self, number: int) -> None:
-        """Cancel a call that has exceeded its time limit, and start its grace period."""
+        """Cancel a call that has exceeded its time limit, and start its grace period.
+
+        Without a grace period (None), the call may take as long as it needs to end.
+        """
         ending = self._get_ending()
         task = self._tasks[number]
-        ending.timeouts[number] = self.timeout_error(number, task)
+        ending.timeout_errors[number] = self.timeout_error(number, task)
         task.cancel()
         if self.grace_secs is not None:
-            give_up = functools.partial(self._leave_behind, [number])
-            ending.timers[number] = current_clock().call_later(self.grace_secs, give_up)
+            leave_behind_call = functools.partial(self._leave_behind, [number])
+            timer = current_clock().call_later(self.grace_secs, leave_behind_call)
+            ending.timers[number] = timer
 
     def _leave_all_behind(self) -> None:
         """Leave all calls behind that still run at the end of the grace period."""
@@ -563,8 +571,8 @@ class Calls(abc.ABC):
             self.pending -= 1
             # A call that exceeds its time limit usually fails when it has ended. Nothing waits for
             # the end of this one, so that it fails here.
-            if number in ending.timeouts:
-                self._record(number, ending.timeouts[number])
+            if number in ending.timeout_errors:
+                self._record(number, ending.timeout_errors[number])
         self._wake_if_ended()
 
     # -- reports

@@ -2,7 +2,7 @@
 
     current_clock     the clock of this context
     call_later        makes a call after a delay
-    wait_woken        awaits a future, with a time limit
+    wait_until_woken        awaits a future, with a time limit
     wake              ends such a wait: sets the result of the future
     sleep             pauses
 
@@ -80,10 +80,10 @@ def current_clock() -> Clock:
     return _current.get()
 
 
-def quick_now() -> Callable[[], float]:
-    """Return the `now` of the current clock for frequent calls.
+def now_function() -> Callable[[], float]:
+    """Return a function that returns the time of the current clock, for frequent calls.
 
-    It does not look up the running loop each time, so it is for use in this loop alone.
+    The function does not look up the running loop each time, so use it in the current loop alone.
     """
     clock = current_clock()
     if isinstance(clock, LoopClock):
@@ -92,7 +92,10 @@ def quick_now() -> Callable[[], float]:
 
 
 def monotonic_now() -> Callable[[], float]:
-    """Return the `now` of the current clock, for use while code blocks the event loop, too."""
+    """Return a function that returns the time, as `now_function` does.
+
+    It is right also while code blocks the event loop.
+    """
     clock = current_clock()
     if isinstance(clock, LoopClock):
         # The clock of uvloop stands still while the loop is blocked.
@@ -126,12 +129,12 @@ def wake(waiter: asyncio.Future[Any], result: Any = None) -> None:
         waiter.set_result(result)
 
 
-async def wait_woken(
+async def wait_until_woken(
     waiter: asyncio.Future[None],
     secs: float | None,
     clock: Clock | None = None,
 ) -> None:
-    """Await a waiter: a future that gets its result from `wake`, or after `secs` seconds.
+    """Wait until `wake(waiter)` is called, or for at most `secs` seconds, which raises nothing.
 
     If `secs` is None, there is no time limit. The time is that of `clock`, by default the current
     one.
@@ -145,7 +148,7 @@ async def wait_woken(
 
 async def sleep(secs: float, clock: Clock | None = None) -> None:
     """Pause for `secs` seconds on `clock`, by default the current one, which tests control."""
-    await wait_woken(asyncio.get_running_loop().create_future(), secs, clock)
+    await wait_until_woken(asyncio.get_running_loop().create_future(), secs, clock)
 
 
 def secs_text(secs: float) -> str:

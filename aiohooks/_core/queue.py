@@ -186,8 +186,10 @@ class ThreadQueue(Queue[T]):
         self._max_batch = max_batch
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._finished: asyncio.Future[None] | None = None
-        """Done when the thread has ended. None until `finish` is called."""
+        self._end_waiter: asyncio.Future[None] | None = None
+        """The future of `finish`, which is done when the thread has ended. None until `finish` is
+        called.
+        """
         self._waiting: deque[T] = deque()
         """The items whose work has not begun."""
         self._changed = threading.Condition()
@@ -218,19 +220,19 @@ class ThreadQueue(Queue[T]):
             # While the thread waits for the next batch, it must not keep this one alive.
             del batch, error
         self.close_worker()
-        _call_in_loop(loop, wake, self._finished)
+        _call_in_loop(loop, wake, self._end_waiter)
 
     def _next_batch(self) -> list[T]:
         """Wait for items, and return some of them, or none after `finish` if none are left."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._finished is not None)
+            self._changed.wait_for(lambda: self._waiting or self._end_waiter is not None)
             count = min(len(self._waiting), self._max_batch)
             return [self._waiting.popleft() for _ in range(count)]
 
     # -- in the event loop
 
     def begin(self, item: T) -> None:
-        if self._finished is not None:
+        if self._end_waiter is not None:
             raise RuntimeError(f"the {self.name} has been finished")
         self._check_loop()
         with self._changed:
@@ -277,13 +279,13 @@ class ThreadQueue(Queue[T]):
     def finish(self) -> asyncio.Future[None]:
         """Let the thread end after the last item, and return a future that is done then."""
         with self._changed:
-            if self._finished is None:
-                self._finished = asyncio.get_running_loop().create_future()
+            if self._end_waiter is None:
+                self._end_waiter = asyncio.get_running_loop().create_future()
             self._changed.notify()
         # Without a thread, there were no items, and nothing else would set the result.
         if self._thread is None:
-            wake(self._finished)
-        return self._finished
+            wake(self._end_waiter)
+        return self._end_waiter
 
     def join(self) -> None:
         """Block until the thread has ended, if it was started."""

@@ -35,7 +35,7 @@ import anyio
 import anyio.to_thread
 
 from aiohooks._core.activity import RunScope, assigned, logger
-from aiohooks._core.clock import Clock, current_clock, wait_woken, wake
+from aiohooks._core.clock import Clock, current_clock, wait_until_woken, wake
 from aiohooks._core.validate import check_secs
 
 T = TypeVar("T")
@@ -124,15 +124,16 @@ async def shielded_task(
     what: str,
     on_cancel: Callable[[], object] | None = None,
 ) -> asyncio.Task[T]:
-    """Run `coro` like `shielded`, with the same arguments, and return its task, which has ended.
+    """Run `coro` as `shielded` does, with the same arguments, and return its task, which has ended.
 
-    If the returned task was cancelled, other code has cancelled it, and not this caller.
+    A cancel of the caller is raised, so if the returned task was cancelled, it was by other code.
 
     Raises:
         CancelledError: the caller was cancelled.
     """
     task = asyncio.get_running_loop().create_task(coro, name=what)
     try:
+        # Unlike `await task`, this does not pass a cancel of the caller on to the task.
         await asyncio.wait([task])
     except asyncio.CancelledError as cancelled:
         if on_cancel is not None:
@@ -142,11 +143,12 @@ async def shielded_task(
         with anyio.CancelScope(shield=True):
             await _end_within(task, grace_secs, what)
         if not task.done():
+            # It was left behind. Without this, asyncio would log an error of it as never retrieved.
             task.add_done_callback(retrieve_exception)
-        # An error of the task is kept as the context of the cancel, which is raised in its place.
         elif not task.cancelled():
             error = task.exception()
             if error is not None:
+                # The cancel is raised in place of this error, and keeps it as its context.
                 cancelled.__context__ = error
         raise
     return task
@@ -225,7 +227,7 @@ async def wait_done(
     for task in watched:
         task.add_done_callback(ended)
     try:
-        await wait_woken(waiter, secs)
+        await wait_until_woken(waiter, secs)
     finally:
         for task in watched:
             task.remove_done_callback(ended)
@@ -374,7 +376,7 @@ class Waiters:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures[waiter] = None
         try:
-            await wait_woken(waiter, secs, clock)
+            await wait_until_woken(waiter, secs, clock)
         finally:
             del self._futures[waiter]
 

@@ -305,7 +305,9 @@ class _Builder:
         task: Task,
         frames: Frames,
     ) -> str | None:
-        """Add the entries of a task in the registry: each is awaited by the entry around it.
+        """Add a node for each wait of a task that is in the registry.
+
+        They are a chain from the outermost to the innermost: each node waits for the next one.
 
         Args:
             node: the node of the task.
@@ -313,32 +315,39 @@ class _Builder:
             frames: the frames of its chain of awaits.
 
         Returns:
-            The node of the innermost entry, whose own wait the frames show, or None if the entries
-            show the whole wait.
+            The innermost node, whose own wait the frames show, or None if the waits in the registry
+            are the whole wait.
         """
         waits: list[Awaited] = []
         for entry in self._entries[task]:
             awaited = entry.awaited()
             if awaited is not None:
                 waits.append(awaited)
-        # If the task makes a run, it waits for its session, and the session for the other entries.
+        # If the task makes a run, put its session first. The order of the others stays.
         waits.sort(key=lambda wait: wait.kind != "session")
+        innermost = node
         for awaited in waits:
             if awaited.kind == "calls":
-                self._connect(node, self._add(awaited.by()), awaited.needs)
+                # The group of calls has no node: the task waits for the calls themselves.
+                self._connect(innermost, self._add(awaited.by()), awaited.needs)
                 return None
             target = self._add_awaited(awaited)
-            self._connect(node, [target])
+            self._connect(innermost, [target])
             if awaited.ends:
                 return None
             if awaited.kind == "session":
-                # In the text, the session stands for the task that makes its run.
+                # In the text of the graph, the session stands for the task that makes its run.
                 self._place(target, frames)
-                fields = self._nodes[node]
-                if fields["kind"] == "task":
-                    fields["kind"] = HIDDEN
-            node = target
-        return node
+                self._hide_task(innermost)
+            innermost = target
+        return innermost
+
+    def _hide_task(self, node: str) -> None:
+        """Leave the node of a task out of the text of the graph."""
+        fields = self._nodes[node]
+        # A task that runs a call has the kind of the call, and stays in the text.
+        if fields["kind"] == "task":
+            fields["kind"] = HIDDEN
 
     def _add_end(
         self,

@@ -167,28 +167,33 @@ def called_function(
 
     Args:
         frames: the chain of awaits of a task, or the stack of a thread.
-        holders: the tasks that are in `with` blocks.
+        holders: the tasks that are in `with` blocks, by object and by package.
     """
-    called = _frames_at_end(frames, lambda frame: not is_users(frame))
     function = _library_function(frames, holders)
-    if not called or called == frames or is_library(called[0]):
+    foreign_frames = _frames_at_end(
+        frames,
+        lambda frame: not is_users(frame),
+    )
+    is_called_by_user = 0 < len(foreign_frames) < len(frames)
+    if not is_called_by_user or is_library(foreign_frames[0]):
         return function
-    # The user has called a package, such as a pool of connections. Perhaps it waits for the tasks
-    # that use a connection: these are in `with` blocks of objects of the same package.
-    package, name = _names_of(called[0])
+    # The user has called a package, such as a pool of connections.
+    package, name = _names_of(foreign_frames[0])
     tasks = holders.get(package)
-    if tasks:
+    if not tasks:
         return Awaited(
             "function",
             name,
-            by=lambda: tasks,
-            key=name,
-            needs="perhaps",
+            by=lambda: [function],
         )
+    # Perhaps it waits for these tasks, which use a connection: they are in `with` blocks of objects
+    # of the same package. All who wait in this function wait for the same, so its name is the key.
     return Awaited(
         "function",
         name,
-        by=lambda: [function],
+        by=lambda: tasks,
+        key=name,
+        needs="perhaps",
     )
 
 

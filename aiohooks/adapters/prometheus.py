@@ -22,7 +22,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from aiohooks._core.clock import current_clock, quick_now
+from aiohooks._core.clock import current_clock, now_function
 from aiohooks._core.validate import check_instance
 from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.graph.session import Session
@@ -88,7 +88,7 @@ class PrometheusHook(SessionRunHook):
 
     async def begin(self) -> None:
         """Begin the metrics of a new session, and subscribe to its saves."""
-        self._now = quick_now()  # a function that returns the time
+        self._now = now_function()  # a function that returns the time
         # The event loop of the session and its thread: scrapes may come from another one.
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()

@@ -1,7 +1,7 @@
 """Calling several hooks as one, with or without a session.
 
 hook        registrations of hooks: order, time limit, error handling, background calls
-ways        a method of an interface, the arguments of its calls, and its way: how the results of
+points      a method of an interface, the arguments of its calls, and its mode: how the results of
             several hooks become one
 interface   hook interfaces: the methods of a class that hooks can implement, and checks of hooks
 calls       the calls of one method, in groups of hooks of one order: calls that cannot wait are
@@ -15,7 +15,7 @@ group       HookGroup, compose and compose_functions: one object that stands for
 from aiohooks.dispatch.calls import HookStatus
 from aiohooks.dispatch.group import ComposedFunctions, HookGroup, compose, compose_functions
 from aiohooks.dispatch.hook import Hook, HookRegistration, configure, in_order
-from aiohooks.dispatch.ways import chain, end_chain, point, wrap
+from aiohooks.dispatch.points import chain, end_chain, point, wrap
 
 __all__ = [
     "ComposedFunctions",

@@ -1,13 +1,13 @@
 """The calls of a method for all hooks that implement it, and the one result of them.
 
-SortedHooks     calls the hooks of a method, and makes one result of theirs, in the method's way
+SortedHooks     calls the hooks of a method, and makes one result of theirs, in the method's mode
 combined        makes one result of the results of hooks that have all been called
 WrapperCall     the call of a hook that wraps other hooks
 generator_call  lets an async generator wrap other hooks
 
-The way of a method (`ways.Point.how`) is how the results of several hooks become one.
+The mode of a method (`points.Point.mode`) is how the results of several hooks become one.
 
-A wrapping hook calls other hooks itself: by an argument of the method, which is a function (the way
+A wrapping hook calls other hooks itself: by an argument of the method, which is a function (mode
 "wrap"), or as an async generator, whose `yield` stands for their call. Wrapping hooks are called
 inside each other, like middleware. The innermost call is the wrapped call: that of all hooks that
 do not wrap. The rest, for a wrapping hook, is the call of the next wrapping hook, and for the
@@ -34,7 +34,15 @@ from aiohooks.dispatch.calls import (
     hook_call,
     order_groups,
 )
-from aiohooks.dispatch.ways import NO_ARGUMENTS, Args, Arguments, ChainEnd, Keywords, Point, Values
+from aiohooks.dispatch.points import (
+    NO_ARGUMENTS,
+    Args,
+    Arguments,
+    ChainEnd,
+    Keywords,
+    Point,
+    Values,
+)
 from aiohooks.errors import (
     HookCancelledError,
     InvalidArgumentError,
@@ -73,9 +81,9 @@ class SortedHooks:
         self._kind = kind
         # `make_call` is for the hooks that do not wrap. It might queue the call, but the caller of
         # a plain method, or of one with a result, needs its end now.
-        if not point.is_async or point.how != "none":
+        if not point.is_async or point.mode != "none":
             make_call = hook_call
-        make_wrapper = wrapper_call if point.how == "wrap" else generator_call
+        make_wrapper = wrapper_call if point.mode == "wrap" else generator_call
         wrappers: list[HookCall] = []
         calls: list[HookCall] = []
         for registered in hooks:
@@ -85,8 +93,8 @@ class SortedHooks:
                 calls.append(make_call(registered, point.name))
         # Each wrapping hook is called by the one before, so each is a group of its own.
         self._wrappers = order_groups(wrappers, grace_secs, one_by_one=True)
-        # In these ways, a result decides whether the next hook is called, or with which argument.
-        one_by_one = point.how in ("first", "chain")
+        # In these modes, a result decides whether the next hook is called, or with which argument.
+        one_by_one = point.mode in ("first", "chain")
         self._groups = order_groups(calls, grace_secs, one_by_one=one_by_one)
         groups = (*self._groups, *self._wrappers)
         self.may_wait: bool = any(group.may_wait for group in groups)
@@ -96,7 +104,7 @@ class SortedHooks:
         """
         # `CompositeMethod` never calls the class's own method, does not stop at the first result,
         # and returns None, not a list, if all results are None.
-        is_simple = point.none_is_result and point.how not in ("first", "all")
+        is_simple = point.none_is_result and point.mode not in ("first", "all")
         # A function that is called once must not be removed by a call with wrong arguments.
         has_once = any(registered.registration.once for registered in hooks)
         needs_more = wrappers or has_once or self.may_wait
@@ -118,7 +126,7 @@ class SortedHooks:
             args: the positional arguments of the call.
             keywords: the keyword arguments of the call.
         """
-        if self._wrappers or self._point.how == "wrap":
+        if self._wrappers or self._point.mode == "wrap":
             values = self._point.parameters.values(args, keywords)
             return self._call_wrapper(0, instance, values, NO_ARGUMENTS)
         return self._call_wrapped(instance, args, keywords)
@@ -149,7 +157,7 @@ class SortedHooks:
         point = self._point
         if place == len(self._wrappers):
             # A method that does nothing stands for the function that its caller has passed.
-            if point.how == "wrap" and point.does_nothing:
+            if point.mode == "wrap" and point.has_empty_body:
                 return await _call_innermost(point, values, passed)
             args, keywords = point.parameters.for_hooks(values)
             return await self._call_wrapped(instance, args, keywords)
@@ -186,10 +194,10 @@ class SortedHooks:
         # fault of the caller, and no failure of a hook.
         parameters = point.parameters
         is_complete = parameters.fewest <= len(args) <= parameters.most
-        if keywords or point.how == "chain" or not is_complete:
+        if keywords or point.mode == "chain" or not is_complete:
             values = parameters.values(args, keywords)
             hook_arguments = parameters.for_hooks(values)
-        if point.how in ("first", "chain"):
+        if point.mode in ("first", "chain"):
             result = await self._call_one_by_one(hook_arguments)
             if result is not None:
                 # The end of a chain may have None as its value, which is the result, too.
@@ -204,7 +212,7 @@ class SortedHooks:
     async def _call_one_by_one(self, arguments: Arguments) -> Any:
         """Call the hooks one after another, and return the result that counts.
 
-        In the way "first", this is the first result that is not None. In a chain, it is the last
+        In the mode "first", this is the first result that is not None. In a chain, it is the last
         such result: each one replaces an argument of the calls that follow. A `ChainEnd` is
         returned as it is.
         """
@@ -216,7 +224,7 @@ class SortedHooks:
             (result,) = await call_groups((group,), *arguments)
             if result is None:
                 continue
-            if isinstance(result, ChainEnd) or self._point.how == "first":
+            if isinstance(result, ChainEnd) or self._point.mode == "first":
                 return result
             # Read at the first result of a chain. From then on, they change with each result.
             values = values or parameters.values(*arguments)
@@ -231,15 +239,16 @@ class SortedHooks:
         args: Args,
         keywords: Keywords,
     ) -> Any:
-        """Return the result of the class's own method, as no hook has a result.
+        """Return the result of a call if no hook has one: that of the class's own method.
 
-        If the body of that method does nothing, a chain returns the argument that its results would
-        have replaced, and a merge or a list of all results is empty.
+        If the body of that method is empty, a chain returns its argument as it was given, and the
+        modes "merge" and "all" return an empty result.
         """
         point = self._point
-        if point.does_nothing and point.how in ("chain", "merge", "all"):
+        if point.has_empty_body and point.mode in ("chain", "merge", "all"):
+            # This also rejects wrong arguments, as the method itself would.
             values = point.parameters.values(args, keywords)
-            if point.how == "chain":
+            if point.mode == "chain":
                 return point.parameters.chosen_value(values)
             return point.empty()
         own_method = own_attribute(self._kind, instance, point.name)
@@ -270,7 +279,7 @@ def own_attribute(
 
 
 def combined(point: Point, results: Iterable[Any]) -> Any:
-    """Return the one result of a method, in its way, after all hooks have been called.
+    """Return the one result of a method, in its mode, after all hooks have been called.
 
     Args:
         point: the method.
@@ -280,17 +289,17 @@ def combined(point: Point, results: Iterable[Any]) -> Any:
         InvalidHookError: several hooks were called, there is a result, and nothing says which one
             counts; or the results cannot be merged.
     """
-    if point.how == "none":
+    if point.mode == "none":
         return None
     values = [point.value_of(result) for result in results]
-    if point.how == "all":
+    if point.mode == "all":
         return values
-    if point.how == "merge":
+    if point.mode == "merge":
         return _merged(point, values)
     first = next((value for value in values if value is not None), None)
-    # In the way "together", the first result counts. Without a way, nothing says which result of
+    # In the mode "together", the first result counts. Without a mode, nothing says which result of
     # several hooks counts.
-    is_ambiguous = point.how != "together" and len(values) > 1
+    is_ambiguous = point.mode != "together" and len(values) > 1
     if is_ambiguous and first is not None:
         raise InvalidHookError(
             f"{point.label} got the results {safe_repr(values)}; say which one counts:"
@@ -398,7 +407,7 @@ class WrapperCall(HookCalls):
     async def make(self) -> Any:
         """Call the hook, and return its result, or `NO_RESULT` if it has none."""
         parameters = self._point.parameters
-        if self._point.how == "wrap":
+        if self._point.mode == "wrap":
             # The chosen argument of the method is the function that calls the rest.
             values = {**self._values, parameters.chosen: self.call_next}
             args, keywords = parameters.for_hooks(values)

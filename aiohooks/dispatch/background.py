@@ -29,7 +29,7 @@ from aiohooks.dispatch.calls import (
     call_groups,
     hook_call,
 )
-from aiohooks.dispatch.ways import Args, Keywords
+from aiohooks.dispatch.points import Args, Keywords
 from aiohooks.errors import HookGroupClosedError
 
 

@@ -32,7 +32,7 @@ from aiohooks._core.calls import Calls, RunWaits, can_wait, result_now
 from aiohooks._core.queue import Queue
 from aiohooks._core.waits import LEFT_BEHIND, current_task
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration
-from aiohooks.dispatch.ways import COROUTINE, NO_KEYWORDS, Args, Keywords, function_kind
+from aiohooks.dispatch.points import COROUTINE, NO_KEYWORDS, Args, Keywords, function_kind
 from aiohooks.errors import (
     HookTimeoutError,
     InvalidHookError,
@@ -253,10 +253,12 @@ class HookCall:
     """The function that is called: the hook's method, or a function around it."""
     may_wait: bool = True
     """Whether the call gets a task of its own. Other calls are made in the caller's task."""
-    secs: float | None = None
-    """The time limit of the call. It has no effect on a call that cannot wait."""
+    timeout: float | None = None
+    """The time limit of the call in seconds. It has no effect on a call that cannot wait."""
     condition: Callable[..., bool] | None = None
-    """Returns whether the call is made. It gets the arguments of the call."""
+    """Returns whether the call is made, given its arguments. It has no effect on a call that cannot
+    wait.
+    """
     queue: Queue[Any] | None = None
     """The queue in which the call is put, if it is made in the background."""
 
@@ -606,25 +608,27 @@ class HookCalls(Calls):
         Args:
             functions: the function of each call, bound to its keyword arguments.
             arguments: the positional arguments of each call.
-            keywords: the same keyword arguments, as the conditions of calls are not bound to them.
+            keywords: the keyword arguments, to which the conditions of the calls are not bound.
         """
-        # A group has a condition if it has only one call, and this has one. `is_skipped` has then
-        # checked it before.
+        # The condition of a group is that of its only call, which `is_skipped` has checked.
         is_checked = self._group.condition is not None
         for number, call in enumerate(self._group.calls):
             function = functions[number]
             try:
-                call_args = arguments[number]
+                # If there are too few, the error ends the calls before, like any other failure.
+                args = arguments[number]
                 if not call.may_wait:
-                    # Make the call here, in the task and the context of the caller. It may change
-                    # the context even if it fails, so note that before it.
-                    self.caller_context_changed()
-                    self.results[number] = result_now(function(*call_args))
-                elif is_checked or call.condition is None or call.condition(*call_args, **keywords):
-                    self.start(number, function, call_args, call.name, call.secs)
+                    # Such a call has no condition, which would only save the task of a call. Make
+                    # it here, in the task and the context of the caller. It may change the context
+                    # even if it fails, so the change is noted before.
+                    self.note_context_change()
+                    self.results[number] = result_now(function(*args))
+                elif is_checked or call.condition is None or call.condition(*args, **keywords):
+                    self.start(number, function, args, call.name, call.timeout)
             except BaseException as error:
-                self.failed(number, error)
-            if self.cancelling:  # a failure will be raised
+                self.record_failure(number, error)
+            # A failure that is raised, and not only logged, has cancelled the calls.
+            if self.cancelling:
                 break
 
     def describe(self, number: int) -> str:
@@ -639,7 +643,7 @@ class HookCalls(Calls):
         from aiohooks._why.tasks import describe_suspension
 
         who = self.describe(number)
-        secs = self._group.calls[number].secs
+        secs = self._group.calls[number].timeout
         error = HookTimeoutError(
             f"{who} took longer than its timeout of {secs} s; give it more with"
             " configure(hook, timeout=...)"

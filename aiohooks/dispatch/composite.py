@@ -4,7 +4,7 @@ Composite        the hooks of a group, and the object that stands for them
 CompositeMethod  a method of that object, which calls the hooks
 
 The class of the object is made for it: a subclass of the hook interface, on which the methods that
-hooks implement are set. A point is a method of the hook interface (`ways.Point`).
+hooks implement are set. A point is a method of the hook interface (`points.Point`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, log_or_raise
 from aiohooks.dispatch.hook import FunctionHook, identity
 from aiohooks.dispatch.interface import NO_VALUE, Interface
-from aiohooks.dispatch.ways import Args, Keywords, Point
+from aiohooks.dispatch.points import Args, Keywords, Point
 from aiohooks.errors import HookGroupClosedError, InvalidHookError, WrongLoopError, safe_repr
 
 COMPOSITE = "__aiohooks_composite__"
@@ -68,8 +68,9 @@ class Composite:
         """The hooks, in registration order, with the methods that they implement."""
         self.by_identity: dict[object, list[RegisteredHook]] = {}
         """The registrations of each hook, by its `identity`. Only a function can have several."""
-        # The calls that have not ended, each with a future for its end, or None. Only
-        # `ends_of_calls` makes these futures, as few calls need one.
+        # The calls that may wait and have not ended. Most have None as their value. If the group is
+        # left, or a hook removed, it waits for the end of these calls: `ends_of_calls` then gives
+        # each call a future that is done at its end.
         self._active: dict[Coroutine[Any, Any, Any], asyncio.Future[None] | None] = {}
         self.object: Any = _composed(self, init)
         self.kind: type[Any] = type(self.object)
@@ -164,23 +165,24 @@ class Composite:
         hooks = method.sorted_hooks or method.sort_hooks()
         self.check_loop(may_wait=hooks.may_wait)
         call = hooks.call(instance, args, keywords)
+        # A call that cannot wait has ended before anything could wait for its end.
         if not hooks.may_wait:
             return await call
         self._active[call] = None
         try:
             return await call
         finally:
-            ended = self._active.pop(call)
-            if ended is not None:
-                wake(ended)
+            end_waiter = self._active.pop(call)
+            if end_waiter is not None:
+                wake(end_waiter)
 
     def ends_of_calls(self) -> list[asyncio.Future[None]]:
         """Return a future for each call that has not ended, which is done when it has."""
         ends: list[asyncio.Future[None]] = []
-        for call, ended in self._active.items():
-            if ended is None:
-                ended = self._active[call] = asyncio.get_running_loop().create_future()
-            ends.append(ended)
+        for call, end_waiter in self._active.items():
+            if end_waiter is None:
+                end_waiter = self._active[call] = asyncio.get_running_loop().create_future()
+            ends.append(end_waiter)
         return ends
 
     def check_usable(self) -> None:
@@ -333,8 +335,8 @@ class CompositeMethod:
         Raises:
             InvalidHookError: several hooks return a result.
         """
-        # In the way "one", only one hook may return a result, apart from hooks that wrap its call.
-        if self.point.how != "one":
+        # In the mode "one", only one hook may return a result, apart from hooks that wrap its call.
+        if self.point.mode != "one":
             return
         if self.point.wraps(added.hook):
             return

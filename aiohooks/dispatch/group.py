@@ -4,8 +4,8 @@
     compose            the one object that stands for several hooks, where nothing has to be entered
     compose_functions  one coroutine function in the place of several functions
 
-A point is a method of the hook interface (`ways.Point`). How it is called depends on its way: how
-the results of several hooks become one. `answers.py` makes the calls. Leaving a group calls
+A point is a method of the hook interface (`points.Point`). How it is called depends on its mode:
+how the results of several hooks become one. `answers.py` makes the calls. Leaving a group calls
 `__aexit__` of the hooks that were entered: these calls are the exits.
 """
 
@@ -53,8 +53,8 @@ from aiohooks.dispatch.hook import (
     configure,
     registration_of,
 )
-from aiohooks.dispatch.interface import Interface, check_options, registered_hook
-from aiohooks.dispatch.ways import Args, How, Point, checked_how, point
+from aiohooks.dispatch.interface import Interface, check_options, checked_and_named
+from aiohooks.dispatch.points import Args, How, Point, checked_how, point
 from aiohooks.errors import (
     HookGroupClosedError,
     InvalidArgumentError,
@@ -107,7 +107,7 @@ class HookGroup(InitRequired, Generic[K]):
                 need not derive from `kind`.
             results: how to combine the results of several hooks, as a mapping of method names, or
                 for all methods that return something. Use it for a class that you cannot mark with
-                `point`, which lists the ways.
+                `point`, which lists the modes.
             grace_secs: how long cancelled calls, background calls and the exits of hooks may take.
             init: the arguments of the `__init__` of `kind`, by name. It runs before the hooks are
                 added, so it calls no hooks.
@@ -126,7 +126,7 @@ class HookGroup(InitRequired, Generic[K]):
         self._composite = Composite(Interface(kind, results), init or {}, grace_secs)
         # How many hooks have had each name. A removed hook still counts, so that no other hook gets
         # its name.
-        self._numbers: Counter[str] = Counter()
+        self._name_counts: Counter[str] = Counter()
         # The hooks that have to be exited, in the order in which they were entered.
         self._entered: dict[RegisteredHook, None] = {}
         # All hooks are entered and exited in this context, though not in one task: a token of a
@@ -162,7 +162,7 @@ class HookGroup(InitRequired, Generic[K]):
         registration = registration_of(hook)
         hook = registration.hook
         known = self._composite.by_identity
-        registered = registered_hook(registration, known, self._numbers)
+        registered = checked_and_named(registration, known, self._name_counts)
         nested = composite_of(hook)
         if nested is not None and nested.reaches(self._composite):
             raise InvalidHookError(
@@ -302,11 +302,13 @@ class HookGroup(InitRequired, Generic[K]):
         of the block.
 
         Raises:
+            CancelledError: the caller was cancelled. The failures are in its context or its notes.
             BaseException: a background call or a hook failed, and the block did not. If the block
                 failed, these failures are logged, and are notes of its error.
         """
         self._composite.close()
         try:
+            # `_exit_all` raises nothing: it collects all failures in `_exit_failures`.
             await shielded(
                 self._exit_all(kind, error, traceback),
                 # No limit: each of the steps has its own.
@@ -451,7 +453,7 @@ class HookGroup(InitRequired, Generic[K]):
         calls = HookCalls(OrderGroup([call], self._composite.grace_secs))
         context = self._own_context.update()
         # `start_all` would give the call a context of its own.
-        calls.start(0, function, args, call.name, call.secs, context)
+        calls.start(0, function, args, call.name, call.timeout, context)
         try:
             await calls.wait()
         finally:
@@ -589,12 +591,15 @@ def _function_hook(function: object) -> HookRegistration:
 
 
 def _method_like(function: Callable[..., Any], results: How | None) -> Any:
-    """Return a method with the parameters of a function: the only one of the hook interface that
-    `compose_functions` makes for the functions.
+    """Return a method with the parameters of a function.
+
+    `compose_functions` makes a hook interface for its functions, whose only method this is. Its
+    body is empty, so calls of it only call the hooks.
 
     Args:
-        function: the first function.
-        results: the way of the method, or None.
+        function: the first of the functions.
+        results: how the results of the functions become one. None rejects a call in which several
+            functions return a result.
     """
 
     async def call(self: Any, /, *args: Any, **keywords: Any) -> Any: ...
@@ -602,14 +607,16 @@ def _method_like(function: Callable[..., Any], results: How | None) -> Any:
     method: Any = functools.update_wrapper(call, function)
     # Whoever unwraps the method would get the function, which has no parameter for the object.
     del method.__wrapped__
-    # The first parameter is not named `self`, as the function may have a parameter of that name.
+    # In the signature, the first parameter is not named `self`: the function may have a parameter
+    # of that name.
     self_parameter = inspect.Parameter("aiohooks_functions", inspect.Parameter.POSITIONAL_ONLY)
     signature = _signature(function)
     parameters = [self_parameter, *signature.parameters.values()]
     method.__signature__ = signature.replace(parameters=parameters)
     if results is not None:
         return point(checked_how(results, "results"))(method)
-    # The annotated result of the first function says nothing about the other functions.
+    # Without `results`, the annotations decide how results become one. But those of the first
+    # function say nothing about the results of the other functions.
     method.__annotations__ = {}
     return method
 

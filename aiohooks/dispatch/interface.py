@@ -1,11 +1,11 @@
 """A hook interface: the methods that a class offers to hooks, and the checks of hooks.
 
 Interface            the methods and the public data of a class, and the checks of hooks
-registered_hook      names a hook and checks its registration
+checked_and_named    checks that a hook may be registered, and names it
 check_options        checks the options of a registration against the methods of its hook
 
-A point is a method of the class that hooks can implement, and its way is how the results of several
-hooks become one (`ways.Point`).
+A point is a method of the class that hooks can implement, and its mode is how the results of
+several hooks become one (`points.Point`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.calls import RegisteredHook
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration, hook_name
-from aiohooks.dispatch.ways import (
+from aiohooks.dispatch.points import (
     ASYNC_GENERATOR,
     COROUTINE,
     PLAIN,
@@ -52,7 +52,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.points: dict[object, Point] = {}
-        """The points, by their names and the ways that a group gives (see `Interface._add`)."""
+        """The points, by their names and the modes that a group gives (see `Interface._add`)."""
         self.checked: WeakSet[type[Any]] = WeakSet()
         """The classes of hooks that were checked: no name of a method is misspelt."""
 
@@ -76,7 +76,7 @@ class Interface:
 
         Args:
             kind: a class, or a typing alias of one.
-            results: the ways of `point`, by the name of the method, or one for all methods that
+            results: the modes of `point`, by the name of the method, or one for all methods that
                 return something.
             in_group: whether hooks may implement a coroutine method as an async generator, which
                 wraps the calls of the other hooks. A `HookGroup` allows this, a session does not.
@@ -84,7 +84,7 @@ class Interface:
 
         Raises:
             InvalidHookError: `kind` is not a class, or has no public methods.
-            InvalidArgumentError: `results` has an unknown method or way.
+            InvalidArgumentError: `results` has an unknown method or mode.
         """
         origin: object = typing.get_origin(kind) or kind
         if not isinstance(origin, type):
@@ -117,18 +117,18 @@ class Interface:
         """Sort the public members of the class into points, data and unsupported members.
 
         Args:
-            results: the ways that the group gives, as in `__init__`.
+            results: the modes that the group gives, as in `__init__`.
         """
         by_name: dict[str, Combination] = {}
-        common_way: Combination | None = None
+        common_mode: Combination | None = None
         if isinstance(results, Mapping):
             for name, how in results.items():
                 by_name[name] = checked_how(how, f"results[{name!r}]")
         elif results is not None:
-            common_way = checked_how(results, "results")
+            common_mode = checked_how(results, "results")
         for name in sorted(self.members):
             if not name.startswith("_") or name == "__call__":
-                self._add(name, by_name.get(name), common_way)
+                self._add(name, by_name.get(name), common_mode)
         for name in by_name:
             if name not in self.points:
                 raise InvalidArgumentError(
@@ -139,8 +139,8 @@ class Interface:
     def _add(
         self,
         name: str,
-        own_way: Combination | None,
-        common_way: Combination | None,
+        own_mode: Combination | None,
+        common_mode: Combination | None,
     ) -> None:
         """Add a member to the points, to the data, or to the unsupported members.
 
@@ -149,8 +149,8 @@ class Interface:
 
         Args:
             name: the name of the member.
-            own_way: the way that `results` gives for this method, or None.
-            common_way: the way that `results` gives for all methods, or None.
+            own_mode: the mode that `results` gives for this method, or None.
+            common_mode: the mode that `results` gives for all methods, or None.
         """
         member = self.members[name]
         member_kind: Any = type(cast("object", member))
@@ -160,11 +160,11 @@ class Interface:
             if inspect.iscoroutinefunction(function):
                 self._unsupported[name] = f"is a {member_kind.__name__}"
         elif callable(member) and inspect.isfunction(function):
-            # A method. Its point is made once for all groups that give the same ways.
+            # A method. Its point is made once for all groups that give the same modes.
             points = self._seen.points
-            key = name, own_way, common_way, self._in_group
+            key = name, own_mode, common_mode, self._in_group
             if key not in points:
-                points[key] = Point(self.kind, name, member, own_way, common_way)
+                points[key] = Point(self.kind, name, member, own_mode, common_mode)
             if points[key].problem:
                 self._unsupported[name] = points[key].problem
             else:
@@ -284,7 +284,7 @@ class Interface:
             # An async generator calls the other hooks by its `yield`. It does not fit a method with
             # an argument for that purpose, which the generator would never call. Only a group makes
             # such calls: a session calls its hooks itself.
-            calls_next = point.how == "wrap" or (point.nexts and point.does_nothing)
+            calls_next = point.mode == "wrap" or (point.nexts and point.has_empty_body)
             if self._in_group and not calls_next:
                 kinds.append(ASYNC_GENERATOR)
         return kinds
@@ -346,21 +346,22 @@ def _is_misspelt(name: str, meant: str) -> bool:
 # -- registrations
 
 
-def registered_hook(
+def checked_and_named(
     registration: HookRegistration,
     known: Container[object],
-    numbers: Counter[str],
+    name_counts: Counter[str],
 ) -> RegisteredHook:
-    """Check a hook, and give it a unique name.
+    """Check that a hook may be registered, and give it a unique name.
 
-    This is the name of its class, or of its registration: `Name`. The further hooks with this name
-    are `Name#2`, `Name#3` and so on. If another module has a class of the same name, its first hook
-    is `module.Name`.
+    This is the name of its class, or of its registration: `Name`. If another module has a class of
+    the same name, its first hook is `module.Name`. Any other hook has a number, which counts all
+    hooks of the name: `Name#2`, `Name#3`.
 
     Args:
         registration: the hook with its options.
         known: the ids of the hooks that were registered before. The hook must not be one of them.
-        numbers: how many hooks have had each name. This updates it.
+        name_counts: how many hooks have had each name, and each name with its module. This counts
+            the hook.
 
     Raises:
         InvalidHookError: the hook is known, or has `once=True` and is not a function.
@@ -368,17 +369,20 @@ def registered_hook(
     hook = registration.hook
     if id(hook) in known:
         raise InvalidHookError(
-            f"hooks has {hook!r} twice; make two objects of it if both are meant"
+            f"hooks contains {hook!r} twice; make two objects of it if both are meant"
         )
     if registration.once and not isinstance(hook, FunctionHook):
-        raise InvalidHookError(f"{hook!r} has once=True, which is for functions; remove the hook")
+        raise InvalidHookError(
+            f"{hook!r} has once=True, which is for functions; leave it out, and remove the hook"
+            " yourself"
+        )
     name = registration.name or hook_name(hook)
     name_with_module = f"{type(hook).__module__}.{name}"
-    numbers.update([name, name_with_module])
-    if numbers[name] > 1:
+    name_counts.update([name, name_with_module])
+    if name_counts[name] > 1:
         is_of_class = registration.name is None and not isinstance(hook, FunctionHook)
-        is_of_another_module = is_of_class and numbers[name_with_module] == 1
-        name = name_with_module if is_of_another_module else f"{name}#{numbers[name]}"
+        is_of_another_module = is_of_class and name_counts[name_with_module] == 1
+        name = name_with_module if is_of_another_module else f"{name}#{name_counts[name]}"
     return RegisteredHook(name, registration)
 
 
@@ -400,18 +404,18 @@ def check_options(
     can_queue = False
     for point in points:
         kind = function_kind(getattr(registered.hook, point.name))
-        if options.timeout and (kind != COROUTINE or point.how == "wrap"):
+        if options.timeout and (kind != COROUTINE or point.mode == "wrap"):
             raise InvalidHookError(
                 f"{registered.call_name(point.name)} wraps other calls, whose time would count, or"
                 " is a plain function, which no time limit can end; give no timeout, and use"
                 " asyncio.timeout around its own waits"
             )
-        if point.how == "one" and point.nexts and may_have_no_result:
+        if point.mode == "one" and point.nexts and may_have_no_result:
             raise InvalidHookError(
                 f'{registered.call_name(point.name)} has on_error="log" or disable_after, but only'
                 f" it calls {point.nexts[0]!r}: without it, that call would be lost; {point.advice}"
             )
-        if point.is_async and point.how == "none" and kind != ASYNC_GENERATOR:
+        if point.is_async and point.mode == "none" and kind != ASYNC_GENERATOR:
             can_queue = True
     if options.background and not can_queue:
         raise InvalidHookError(

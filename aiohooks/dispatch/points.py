@@ -1,14 +1,14 @@
-"""A method of a hook interface, and the ways in which the results of several hooks become one.
+"""A method of a hook interface, and the modes in which the results of several hooks become one.
 
-point, chain, wrap   mark a method with its way
-Point                a method of a hook interface that hooks can implement, with its way
+point, chain, wrap   mark a method with its mode
+Point                a method of a hook interface that hooks can implement, with its mode
 Parameters           the parameters of a method, and the arguments of its calls
 annotations_of       the annotations of a function, evaluated
 function_kind        whether a function is a plain one, a coroutine function or a generator
-does_nothing         whether the body of a function is empty
+has_empty_body         whether the body of a function is empty
 
-A way is how the results of several hooks become one: `Way` has those that a user can give, and
-`WayOrNone` those of methods for which no way is given. The ways "chain" and "wrap" are about one
+A mode is how the results of several hooks become one: `Mode` has those that a user can give, and
+`ModeOrNone` those of methods for which no mode is given. The modes "chain" and "wrap" are about one
 argument of the method, the chosen argument: each result of a chain replaces it, and in a wrap it
 calls the next hook.
 
@@ -103,7 +103,7 @@ class Parameters:
             self.most = -1
         self.chosen: Key = None
         """The key of the chosen argument, which the results of a chain replace, or with which a
-        hook calls the next hook. None for other ways. `Point._choose_argument` sets it.
+        hook calls the next hook. None for other modes. `Point._choose_argument` sets it.
         """
 
     def find_call_problem(self, signature: inspect.Signature) -> str:
@@ -294,27 +294,27 @@ def _takes(function: Callable[..., Any], args: Args) -> bool:
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-Way = Literal["first", "together", "merge", "all", "chain", "wrap"]
-WAYS: tuple[str, ...] = typing.get_args(Way)
+Mode = Literal["first", "together", "merge", "all", "chain", "wrap"]
+MODES: tuple[str, ...] = typing.get_args(Mode)
 
 
 class Combination(NamedTuple):
-    """A way as a user gives it, perhaps with the name of the chosen argument."""
+    """A mode as a user gives it, perhaps with the name of the chosen argument."""
 
-    way: Way
+    mode: Mode
     argument: str | None = None
     may_be_last: bool = False
     """Whether, in a wrap, the last argument calls the next hook if it has no annotation."""
 
 
-How: TypeAlias = Way | Combination
+How: TypeAlias = Mode | Combination
 """How the results of several hooks become one. See `point`."""
 _MARK = "__aiohooks_point__"
 """The attribute that `point` sets on a method: a `Combination`."""
 
 
 def point(how: How) -> Callable[[F], F]:
-    """Mark a method of a hook interface with the way in which results of several hooks are
+    """Mark a method of a hook interface with the mode in which results of several hooks are
     combined.
 
     A hook that fails ends the call with its error, and a hook that exceeds its `timeout` with a
@@ -322,7 +322,7 @@ def point(how: How) -> Callable[[F], F]:
     is disabled, has no result, and the other hooks decide.
 
     Args:
-        how: a way, or the result of `chain` or `wrap`.
+        how: a mode, or the result of `chain` or `wrap`.
 
             `"first"`: the hooks are called one after another, and the first result that is not None
             wins; the rest are not called.
@@ -361,7 +361,7 @@ def point(how: How) -> Callable[[F], F]:
 
 
 def chain(*, argument: str) -> How:
-    """Return the way `"chain"` in which each result replaces the named `argument`.
+    """Return the mode `"chain"` in which each result replaces the named `argument`.
 
     Example: `results={"on_send": ah.chain(argument="message")}`.
     """
@@ -369,7 +369,7 @@ def chain(*, argument: str) -> How:
 
 
 def wrap(*, argument: str) -> How:
-    """Return the way `"wrap"` in which the named `argument` calls the next hook.
+    """Return the mode `"wrap"` in which the named `argument` calls the next hook.
 
     Example: `results={"handle": ah.wrap(argument="app")}`.
     """
@@ -392,22 +392,22 @@ def end_chain(value: T) -> T:
 
 
 def checked_how(how: How, what: str) -> Combination:
-    """Return a way as a `Combination`. Raise unless it is one that `point` accepts.
+    """Return a mode as a `Combination`. Raise unless it is one that `point` accepts.
 
     Args:
-        how: a way, or a combination, which is returned unchanged.
+        how: a mode, or a combination, which is returned unchanged.
         what: the name of the argument in messages.
     """
     if isinstance(how, Combination):
         return how
-    check_choice(how, what, *WAYS)
+    check_choice(how, what, *MODES)
     return Combination(how)
 
 
 # -- a method
 
-WayOrNone: TypeAlias = Way | Literal["none", "any", "one"]
-"""The way of a method. If no way is given, it depends on the annotations of the method:
+ModeOrNone: TypeAlias = Mode | Literal["none", "any", "one"]
+"""The mode of a method. If no mode is given, it depends on the annotations of the method:
 
 `"none"`: the method returns nothing. `"any"`: the annotations do not say whether it returns
 something, so several hooks may implement it, but a call with a result and several hooks raises an
@@ -426,8 +426,8 @@ class Point:
         kind: type[Any],
         name: str,
         member: Any,
-        own_way: Combination | None,
-        common_way: Combination | None,
+        own_mode: Combination | None,
+        common_mode: Combination | None,
     ) -> None:
         """Read a method of `kind`.
 
@@ -435,11 +435,11 @@ class Point:
             kind: the class.
             name: the name of the method.
             member: the method, as it stands in the class.
-            own_way: the way that a group gives for this method. If None, a mark of `point` counts.
-            common_way: the way that a group gives for all methods that return something.
+            own_mode: the mode that a group gives for this method. If None, that of `point` counts.
+            common_mode: the mode that a group gives for all methods that return something.
 
         Raises:
-            InvalidHookError: the way of the method cannot hold.
+            InvalidHookError: the mode of the method cannot hold.
         """
         function = inspect.unwrap(member)
         self.name: str = name
@@ -449,7 +449,7 @@ class Point:
         """
         self.kind: str = function_kind(function)
         """The kind of its function, as `function_kind` returns it."""
-        self.does_nothing: bool = does_nothing(function)
+        self.has_empty_body: bool = has_empty_body(function)
         """Whether the method's own body is empty, or only raises `NotImplementedError`."""
         self.parameters: Parameters = Parameters(member, self.label)
         self.fitting: WeakSet[Any] = WeakSet()
@@ -464,30 +464,30 @@ class Point:
         """Why hooks cannot implement the method, or an empty text if they can."""
         # The mark of `point` is on the function, or on a decorator's function around it.
         mark = getattr(member, _MARK, None) or getattr(function, _MARK, None)
-        self.how: WayOrNone = self._choose_way(annotations, own_way or mark, common_way)
+        self.mode: ModeOrNone = self._choose_mode(annotations, own_mode or mark, common_mode)
         """How the results of several hooks become one."""
-        if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
+        if self.mode == "wrap" and getattr(member, "__isabstractmethod__", False):
             # The body of an abstract method is not meant to be called, even if it is not empty.
-            self.does_nothing = True
+            self.has_empty_body = True
         self.none_is_result: bool = self._none_is_result()
         """Whether the call returns None if all its hooks do. Otherwise, the class's own method is
         called then.
         """
         self.empty: Callable[[], Any] = (
-            list if self.how == "all" else _container(annotations.results)
+            list if self.mode == "all" else _container(annotations.results)
         )
-        """Makes the empty result of the ways "merge" and "all", if no hook has a result."""
+        """Makes the empty result of the modes "merge" and "all", if no hook has a result."""
 
     def _none_is_result(self) -> bool:
-        """Return `none_is_result`. It has no meaning in the way "wrap", as each hook decides."""
-        if self.how == "none":
+        """Return `none_is_result`. It has no meaning in the mode "wrap", as each hook decides."""
+        if self.mode == "none":
             return True
         # In a chain or a merge, None always means that a hook has no result.
-        if self.how in ("chain", "merge"):
+        if self.mode in ("chain", "merge"):
             return False
         # The only hook gets a function that calls the next one, and has decided not to call it.
-        has_decided = self.how == "one" and bool(self.nexts)
-        return has_decided or self.does_nothing
+        has_decided = self.mode == "one" and bool(self.nexts)
+        return has_decided or self.has_empty_body
 
     def _find_problem(self, kind: type[Any], annotations: _Annotations) -> str:
         """Return why hooks cannot implement the method of `kind`, or an empty text if they can."""
@@ -499,32 +499,32 @@ class Point:
             return "returns a hook, which would take the place of the group"
         return ""
 
-    def _choose_way(
+    def _choose_mode(
         self,
         annotations: _Annotations,
-        own_way: Combination | None,
-        common_way: Combination | None,
-    ) -> WayOrNone:
-        """Return the way of the method. Set `parameters.chosen` if the way is about an argument.
+        own_mode: Combination | None,
+        common_mode: Combination | None,
+    ) -> ModeOrNone:
+        """Return the mode of the method. Set `parameters.chosen` if the mode is about an argument.
 
         Args:
             annotations: the annotations of the method.
-            own_way: the way that is given for this method. Raise if the method cannot have it.
-            common_way: the way that is given for all methods that return something. It is ignored
+            own_mode: the mode that is given for this method. Raise if the method cannot have it.
+            common_mode: the mode that is given for all methods that return something. It is ignored
                 if the method cannot have it, as the class may have methods of several kinds.
         """
         returns_none = annotations.results == [types.NoneType]
-        if own_way is not None:
-            problem = self._choose_argument(own_way, annotations)
+        if own_mode is not None:
+            problem = self._choose_argument(own_mode, annotations)
             if problem:
-                raise InvalidHookError(f"{self.label} cannot {own_way.way}: {problem}")
-            return own_way.way
-        if common_way is not None:
-            # "wrap" is for methods that call the next hook, even if they return None. Other ways
+                raise InvalidHookError(f"{self.label} cannot {own_mode.mode}: {problem}")
+            return own_mode.mode
+        if common_mode is not None:
+            # "wrap" is for methods that call the next hook, even if they return None. Other modes
             # are for the methods that return something, and do not call the next hook.
-            applies = common_way.way == "wrap" or not (self.nexts or returns_none)
-            if applies and not self._choose_argument(common_way, annotations):
-                return common_way.way
+            applies = common_mode.mode == "wrap" or not (self.nexts or returns_none)
+            if applies and not self._choose_argument(common_mode, annotations):
+                return common_mode.mode
         if self.nexts:
             # Only one hook may call the next one: if each of several hooks did, the wrapped call
             # would be made several times.
@@ -532,7 +532,7 @@ class Point:
         if returns_none:
             return "none"
         # Neither annotations nor code say whether the method returns something.
-        if common_way is None and annotations.results == [Any] and self.does_nothing:
+        if common_mode is None and annotations.results == [Any] and self.has_empty_body:
             return "any"
         return "one"
 
@@ -546,12 +546,12 @@ class Point:
         A chain needs the argument that each result replaces, and "wrap" the argument that calls the
         next hook. Return why the method cannot have the combination, or an empty text if it can.
         """
-        way = combination.way
-        role = _ARGUMENT_OF.get(way)  # of the argument, for the message
+        mode = combination.mode
+        role = _ARGUMENT_OF.get(mode)  # of the argument, for the message
         if role is None:
             # Results are combined without the arguments.
             return ""
-        if way == "wrap" and not self.is_async:
+        if mode == "wrap" and not self.is_async:
             return "only a coroutine method can, with an argument that calls the next hook"
         arguments = annotations.arguments
         named = combination.argument
@@ -561,7 +561,7 @@ class Point:
         if len(candidates) != 1:
             return (
                 f"it is not clear which argument {role}; annotate it, or name it with"
-                f" ah.{way}(argument=...): {', '.join(arguments) or 'it has none'}"
+                f" ah.{mode}(argument=...): {', '.join(arguments) or 'it has none'}"
             )
         (argument,) = candidates
         self.parameters.chosen = self.parameters.keys[argument]
@@ -570,11 +570,11 @@ class Point:
     @property
     def advice(self) -> str:
         """The advice, at the end of a message, for several hooks that return a result."""
-        way = "wrap" if self.nexts else "first"
-        results = f'{{"{self.name}": "{way}"}}'
+        mode = "wrap" if self.nexts else "first"
+        results = f'{{"{self.name}": "{mode}"}}'
         if self.name == "__call__":
-            # The hooks may be functions: `compose_functions` takes a way, and no names of methods.
-            results = f'"{way}"'
+            # The hooks may be functions: `compose_functions` takes a mode, and no names of methods.
+            results = f'"{mode}"'
         return (
             f'give results={results}, or "together", "all", "chain" or "wrap"; if it is not'
             " clear which argument is meant, ah.chain(argument=...) or ah.wrap(argument=...)"
@@ -583,10 +583,10 @@ class Point:
     def wraps(self, hook: object) -> bool:
         """Return whether the method of a hook wraps the calls of other hooks.
 
-        It does in the way "wrap", or if it is an async generator, whose `yield` makes these calls.
+        It does in the mode "wrap", or if it is an async generator, whose `yield` makes these calls.
         """
         method = getattr(hook, self.name)
-        return self.how == "wrap" or function_kind(method) == ASYNC_GENERATOR
+        return self.mode == "wrap" or function_kind(method) == ASYNC_GENERATOR
 
     def value_of(self, result: Any) -> Any:
         """Return the value of a hook's result, which is a `ChainEnd` if the hook has ended a chain.
@@ -596,7 +596,7 @@ class Point:
         """
         if not isinstance(result, ChainEnd):
             return result
-        if self.how != "chain":
+        if self.mode != "chain":
             raise InvalidHookError(
                 f"a hook returned end_chain({safe_repr(result.value)}), but {self.label} is no"
                 ' chain; return the value, or give results="chain"'
@@ -605,7 +605,7 @@ class Point:
 
 
 _ARGUMENT_OF = {"chain": "takes the result", "wrap": "calls the next hook"}
-"""The ways that are about an argument, and what this argument does, for messages."""
+"""The modes that are about an argument, and what this argument does, for messages."""
 
 
 class _Annotations:
@@ -630,7 +630,7 @@ class _Annotations:
         for name in names:
             self.arguments[name] = annotations.get(name, Any)
         self.nexts: list[str] = [
-            name for name, annotation in self.arguments.items() if calls_next(annotation)
+            name for name, annotation in self.arguments.items() if is_next_function(annotation)
         ]
         """The parameters whose argument is a function that calls the next hook."""
         plain, awaited = split_awaitables(annotations.get("return", Any))
@@ -640,16 +640,16 @@ class _Annotations:
         self.results: list[Any] = plain + [part for part in awaited if part not in plain]
         """The types that a result may have, awaited or not."""
 
-    def candidates(self, way: Combination) -> list[str]:
+    def candidates(self, combination: Combination) -> list[str]:
         """Return the arguments that the results of a chain may replace, or that may call the next
         hook of a wrap. Which argument is meant is clear only if there is exactly one.
         """
-        if way.argument is not None:
-            return [way.argument]
-        if way.way == "wrap":
+        if combination.argument is not None:
+            return [combination.argument]
+        if combination.mode == "wrap":
             if self.nexts:
                 return self.nexts
-            if not (way.may_be_last and self.arguments):
+            if not (combination.may_be_last and self.arguments):
                 return []
             # It may be the last argument, if this has no annotation, for which Any stands.
             last = list(self.arguments)[-1]
@@ -775,26 +775,37 @@ def split_awaitables(annotation: Any) -> tuple[list[Any], list[Any]]:
 _CALLABLE: Any = collections.abc.Callable
 
 
-def calls_next(annotation: Any) -> bool:
+def is_next_function(annotation: Any) -> bool:
     """Return whether an argument with this annotation calls the next hook: whether it is a callable
     that returns an awaitable.
 
-    The annotation is a `Callable`, or a class with `__call__`, such as a protocol.
+    The annotation is a `Callable`, or a class with `__call__`, such as a protocol. A callable whose
+    result is not annotated does not count.
     """
     for part in union_parts(annotation):
-        kind = class_of(part)
-        call = getattr(kind, "__call__", None)  # noqa: B004
-        result: Any = None
-        if kind is _CALLABLE:
-            *_, result = typing.get_args(part) or [Any]
-        elif inspect.iscoroutinefunction(call):
-            return True
-        elif inspect.isfunction(call):
-            result = annotations_of(call, {}).get("return", Any)
-        _, awaited = split_awaitables(result)
-        if awaited:
+        _, awaited_results = split_awaitables(_result_of_calls(class_of(part), part))
+        if awaited_results:
             return True
     return False
+
+
+def _result_of_calls(kind: type[Any], annotation: Any) -> Any:
+    """Return the annotation of the result of calls of an object, or None if it cannot be called.
+
+    Args:
+        kind: the class of the object.
+        annotation: the annotation of the object: the class, perhaps with parameters.
+    """
+    if kind is _CALLABLE:
+        *_, result = typing.get_args(annotation) or [Any]
+        return result
+    # A class without a `__call__` of its own has that of its metaclass, which is no function.
+    call = getattr(kind, "__call__", None)  # noqa: B004
+    if inspect.iscoroutinefunction(call):
+        return Awaitable
+    if inspect.isfunction(call):
+        return annotations_of(call, {}).get("return", Any)
+    return None
 
 
 def _container(results: Iterable[Any]) -> type[Any]:
@@ -852,7 +863,7 @@ _EMPTY_BODIES = [_instructions(_empty_coroutine), _instructions(lambda: None)]
 _RETURNS = {"RETURN_VALUE", "RETURN_CONST"}
 
 
-def does_nothing(function: types.FunctionType) -> bool:
+def has_empty_body(function: types.FunctionType) -> bool:
     """Return whether the body of a function is empty, or only raises `NotImplementedError`."""
     instructions = _instructions(function)
     # A body that only raises never returns.

@@ -742,7 +742,7 @@ class Session:
                 # The error of the operation that has this slot is only recorded here. `wait` raises
                 # it when no call is in progress.
                 calls = calls or OperationCalls(self, operations, values, run_waits)
-                calls.failed(slot, error)
+                calls.record_failure(slot, error)
             if calls is not None:
                 await calls.wait()
             # The result is built before the commit, because a run that fails must change nothing.
@@ -1131,7 +1131,7 @@ class OperationCalls(Calls):
         try:
             self.results[slot] = context.run(_call_now, operation, self.results)
         except BaseException as error:
-            self.failed(slot, error)
+            self.record_failure(slot, error)
 
     def succeeded(self, number: int) -> None:
         self.start_ready()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from aiohooks._core.clock import quick_now
+from aiohooks._core.clock import now_function
 from aiohooks._core.validate import check_secs, checked_int
 from aiohooks.errors import InvalidArgumentError, NotReadyError
 from aiohooks.session.hook import SessionRunHook
@@ -87,7 +87,7 @@ class EveryTimer:
     def start(self, step: int) -> None:
         """Count from this step and from now."""
         if self._last_step is None:
-            self._now = quick_now()
+            self._now = now_function()
         self._last_step = step
         self._last_time = self._now()
 

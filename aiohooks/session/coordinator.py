@@ -40,7 +40,7 @@ from aiohooks._core.clock import (
     NO_TIMER,
     TimerHandle,
     current_clock,
-    wait_woken,
+    wait_until_woken,
     wake,
 )
 from aiohooks._core.validate import InitRequired, check_callable, check_instance, check_secs
@@ -396,7 +396,7 @@ class TasksOwner:
         """End the run in progress, if there is one."""
 
     def end_failed_run(self, failure: BaseException, /) -> None:
-        """End the run in progress because of a failed task, unless the run already recovers."""
+        """End the run in progress because of a failed task, unless it recovers from that."""
 
     def status(self) -> SessionStatus | None:
         """Return the current activities."""
@@ -886,7 +886,7 @@ class Coordinator(RequestMethods):
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.requests.waiters[waiter] = condition
         try:
-            await wait_woken(waiter, secs)
+            await wait_until_woken(waiter, secs)
         finally:
             del self.requests.waiters[waiter]
         return condition()
@@ -958,7 +958,7 @@ class Coordinator(RequestMethods):
         if self not in self.owner.tasks.values():
             self.requests.wake_waiters()
         error = None if task.cancelled() else task.exception()
-        if error is not None and not self._ends_in_drain(error):
+        if error is not None and not self._is_expected_in_drain(error):
             add_origin(error, f"background task {task.get_name()!r}")
             how = "ended" if is_clean_end(error) else "failed"
             what = f"background task {task.get_name()!r} {how}"
@@ -1139,21 +1139,21 @@ class Coordinator(RequestMethods):
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Generator[None]:
-        """Report an error of the block as the failure of a task instead of raising it. `join`
-        raises it.
+        """Catch an error of the block, and request a stop with it, as if a task had failed. `join`
+        raises it later.
 
         A cancellation, `KeyboardInterrupt` and the like propagate.
         """
         try:
             yield
         except Exception as error:
-            if not self._ends_in_drain(error):
+            # In a drain, tasks end with such errors when they have finished their work. This is no
+            # reason to stop the others.
+            if not self._is_expected_in_drain(error):
                 self.request_stop(error)
 
-    def _ends_in_drain(self, error: BaseException) -> bool:
-        """Return whether `error` is a clean end during a drain. It stops no other task: these
-        finish their current work first.
-        """
+    def _is_expected_in_drain(self, error: BaseException) -> bool:
+        """Return whether `error` is a clean end, and the session is draining."""
         return self.drain_reason is not None and is_clean_end(error)
 
     def __repr__(self) -> str:

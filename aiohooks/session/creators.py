@@ -329,31 +329,32 @@ class ChiefSessionCreator(_Creator):
         variables: Variables | None = None,
         lead: bool = True,
     ) -> None:
-        """Create no session yet.
+        """Check the arguments. `create_session` creates the sessions.
 
         Args:
             graph: the graph of the sessions, or a coroutine function that is the step.
-            scaffold: how to initialize them.
+            scaffold: how to initialize the sessions.
             checkpoint_dir: the directory to restore from, or its `Saver`. A `CheckpointSaverHook()`
                 without a directory writes there.
-            global_step: the store of the global step, by default a new one, shared by all its
-                sessions.
+            global_step: the store of the global step, by default a new one. All sessions of this
+                creator share it.
             variables: the values of the variables, by default new ones, also shared.
             lead: whether to lead the run in a step store for several processes. False for peers
                 without a chief.
         """
         super().__init__(graph, scaffold, global_step, variables)
         saver = checkpoint_dir
+        # A saver that is made here is closed here.
+        self._owns_saver = False
         if saver is not None and not isinstance(saver, checkpoint.Saver):
             saver = checkpoint.Saver(saver)
+            self._owns_saver = True
         self._saver = saver
-        # A saver that was made here is closed here.
-        self._owns_saver = saver is not checkpoint_dir
         # The latest session that was created, to know its step in a recovery.
         self._latest: Session | None = None
         # A store that is `inline` is in the memory of this process: no other process uses it.
         self._needs_lead = lead and not self.global_step.inline
-        self._lead = contextlib.AsyncExitStack()
+        self._leadership = contextlib.AsyncExitStack()
         # The term in which this process leads the run, while it does.
         self._term: Term | None = None
 
@@ -375,7 +376,7 @@ class ChiefSessionCreator(_Creator):
         """
         values = values_of(self._variables)
         if self._needs_lead and self._term is None:
-            self._term = await self._lead.enter_async_context(self.global_step.lead())
+            self._term = await self._leadership.enter_async_context(self.global_step.lead())
         # If the engine of the store has lost the steps of the run, allow writes again.
         has_lost_steps = self.global_step.acknowledge_loss() is not None
         # Ask the engine for the position, so that `global_step.latest` is up to date, too.
@@ -449,7 +450,7 @@ class ChiefSessionCreator(_Creator):
         self._term = None
         # The end of this block gives up the lead. It comes after the last write to the checkpoint
         # directory, so that no other chief writes there meanwhile.
-        async with self._lead:
+        async with self._leadership:
             if self._saver is None:
                 return
             if self._owns_saver:
@@ -549,23 +550,31 @@ step.
 def creator_of(
     source: object, global_step: StepStore | None, variables: Variables | None
 ) -> SessionCreator:
-    """Return the creator of the raw sessions of a source."""
+    """Return a creator of raw sessions: the source itself, or one for its graph.
+
+    Args:
+        source: a `SessionCreator`, a graph, or a coroutine function that is the step.
+        global_step: the store of the global step, or None for a new one.
+        variables: the values of the variables, or None for new ones.
+    """
+    # A class is rejected below, by `graph_of`.
     if hasattr(source, "create_session") and not isinstance(source, type):
         if global_step is not None or variables is not None:
             raise InvalidArgumentError(
                 "a SessionCreator has its own step store and variables; give them to it instead"
             )
         return cast("SessionCreator", source)
-    graph = graph_of(source, "a Graph, a SessionCreator,")
-    # It does not lead the run: every process of the run may create such a session.
+    graph = graph_of(source, wanted="a Graph, a SessionCreator")
+    # Every process of a run may make such a session, and only one process may lead the run. So none
+    # of these creators leads it.
     return ChiefSessionCreator(graph, global_step=global_step, variables=variables, lead=False)
 
 
-def graph_of(source: object, wanted: str = "a Graph") -> Graph:
+def graph_of(source: object, *, wanted: str = "a Graph") -> Graph:
     """Return the graph of a source: itself, or the graph of a coroutine function.
 
     Raises:
-        InvalidArgumentError: it is neither. `wanted` says for the message what to give.
+        InvalidArgumentError: it is neither. `wanted` names for the message what else may be given.
     """
     if isinstance(source, Graph):
         return source

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import enum
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -32,7 +33,7 @@ from collections.abc import (
     Sequence,
 )
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from aiohooks._core.activity import Awaited, active, awaited_tasks, logger
@@ -68,16 +69,26 @@ class FeedsWentBack(BaseException):
     """
 
 
+class Use(enum.Enum):
+    """How far an element has come, from its read to the end of its run."""
+
+    BEING_READ = enum.auto()
+    UNUSED = enum.auto()
+    """It was read, or has gone back to its place after a run that failed. An element that no state
+    counts stays so during its run.
+    """
+    TAKEN = enum.auto()
+    """A run has it, and a state of the feeds or of a tracked object counts it."""
+    USED = enum.auto()
+    """A recovery during its run has restored a checkpoint that contains the step of the run."""
+    READ_AGAIN = enum.auto()
+    """A recovery during its run has restored the feeds, which give it again as another object."""
+
+
 class Element:
     """An element of feeds, or the error that they have raised instead of one."""
 
-    use: Literal["being read", "unused", "taken", "used", "comes again"] = "being read"
-    """How far the element has come. After the read it is "unused".
-
-    If a state counts it, a run makes it "taken". A recovery that restores the feeds during that run
-    changes this to "comes again", so that this object is not put back to its place; or to "used" if
-    the restored checkpoint contains the step of the run.
-    """
+    use: Use = Use.BEING_READ
     value: Any = None
     error: Exception | None = None
 
@@ -120,7 +131,9 @@ class SessionFeeds:
         elements that loops have left, and those of tracked feeds.
         """
         self._fed: set[int] = set()
-        """The ids of the tracked objects that were given to a loop as its feeds."""
+        """The ids of the tracked objects that were given to a loop as its feeds. They stay valid,
+        as the `Scaffold` keeps the objects.
+        """
         self.lost_step: int = 0
         """The last step that used an element which does not come again after a recovery."""
         self._reached_step = -1
@@ -149,7 +162,9 @@ class SessionFeeds:
             return source or QueueSource(self, feeds)
         if not isinstance(source, IterableSource):
             source = IterableSource(self, feeds)
-        source.counting = self._counting_objects(feeds)
+        if self.is_tracked(feeds):
+            self._fed.add(id(feeds))
+        source.counting = self._objects_behind(feeds)
         if prefetch and source.counting:
             raise InvalidArgumentError(
                 f"prefetch is {prefetch}, and {safe_repr(feeds)} may read a tracked object, whose"
@@ -172,18 +187,16 @@ class SessionFeeds:
                     return source
         return None
 
-    def _counting_objects(self, feeds: object) -> list[object]:
-        """Return the tracked objects that the feeds may read, as a generator around a loader does.
+    def _objects_behind(self, feeds: object) -> list[object]:
+        """Return the tracked objects from which the feeds may read their elements: for example, the
+        loader that a generator iterates over.
 
-        The state of such an object counts the elements that the feeds have read, used or not. An
-        object that is itself given as feeds is none of these: `state_of` knows which of its
-        elements were used. If `feeds` is such an object, this notes it.
+        The state of such an object counts all elements that the feeds have read, also those that no
+        step has used, so that a checkpoint would skip them.
         """
-        if self.is_tracked(feeds):
-            self._fed.add(id(feeds))
-            return []
-        if isinstance(feeds, Collection):
-            # A collection contains its elements, so it reads no other object.
+        # The state of tracked feeds themselves is right: `state_of` knows which of their elements
+        # were used. A collection contains its elements, so it reads no other object.
+        if self.is_tracked(feeds) or isinstance(feeds, Collection):
             return []
         return [
             value
@@ -253,7 +266,7 @@ class SessionFeeds:
         return [
             element
             for element in self.in_use.values()
-            if element.source is source and element.use == "taken"
+            if element.source is source and element.use is Use.TAKEN
         ]
 
     def _is_of_commit(self, element: Element) -> bool:
@@ -285,7 +298,7 @@ class SessionFeeds:
         if element is None:
             return
         earlier = element.source.first_unused()
-        if element.use == "comes again" or (earlier and earlier.place < element.place):
+        if element.use is Use.READ_AGAIN or (earlier and earlier.place < element.place):
             raise FeedsWentBack
 
     def keep_element_of_run(self) -> None:
@@ -294,7 +307,7 @@ class SessionFeeds:
         """
         element = self.in_use.get(id(current_task()))
         if element is not None:
-            element.use = "used"
+            element.use = Use.USED
 
     # -- recoveries
 
@@ -335,7 +348,7 @@ class SessionFeeds:
             return
         for source in self.sources:
             if self.is_tracked(source.feeds):
-                source.note_restored()
+                source.begin_again()
         is_recovery = self._reached_step >= 0
         if is_recovery:
             self._report_undone_steps(session.restored, recovering_from)
@@ -422,7 +435,7 @@ class FeedSource:
     stateful: Stateful | None = None
     """The feeds, if they have a state, which counts their elements. Otherwise None."""
     counting: Sequence[object] = ()
-    """Other tracked objects, whose states may count the elements."""
+    """Tracked objects behind the feeds, whose states count the elements too (`_objects_behind`)."""
     ends_at_drain: bool = False
     """Whether a drain ends the wait for an element. It does if this loses no element."""
 
@@ -449,7 +462,7 @@ class FeedSource:
     @property
     def unused(self) -> list[Any]:
         """The values of the elements that were read and not used, in order."""
-        elements = [element for element in self.elements if element.use == "unused"]
+        elements = [element for element in self.elements if element.use is Use.UNUSED]
         return [element.value for element in elements if element.error is None]
 
     @property
@@ -460,7 +473,7 @@ class FeedSource:
     def take(self, producers: Producers | None) -> Element | None:
         """Return the next element, or None if the caller must `wait` for it.
 
-        If a state counts the element, it is "taken" by the run of the current task until `settle`.
+        If a state counts the element, it is TAKEN by the run of the current task until `settle`.
 
         Raises:
             StopAsyncIteration: the feeds have ended.
@@ -478,14 +491,14 @@ class FeedSource:
             self.log_after_stop(element.error)
             raise StopAsyncIteration
         if self.stateful is not None or self.counting:
-            element.use = "taken"
+            element.use = Use.TAKEN
             self._session.in_use[id(current_task())] = element
         return element
 
     def first_unused(self) -> Element | None:
         """Return the first element that no loop has taken, or None."""
         for element in self.elements:
-            if element.use == "unused":
+            if element.use is Use.UNUSED:
                 return element
         return None
 
@@ -510,14 +523,14 @@ class FeedSource:
                 goes back to its place, for another loop.
         """
         session = self._session
-        # An element that no state counts has stayed "unused", and is not in `in_use`.
-        if element.use != "unused":
+        # An element that no state counts has stayed UNUSED, and is not in `in_use`.
+        if element.use is not Use.UNUSED:
             del session.in_use[id(current_task())]
-            if element.use == "comes again":
+            if element.use is Use.READ_AGAIN:
                 # The restored feeds give it again as another object.
                 return
         if not is_used:
-            element.use = "unused"
+            element.use = Use.UNUSED
             self.elements = sorted([*self.elements, element], key=_place_of)
             self._set_back()
             return
@@ -537,16 +550,17 @@ class FeedSource:
     async def stop_reading(self) -> None:
         """Stop reading feeds whose state is about to be restored. Reading begins again there."""
 
-    def note_restored(self) -> None:
-        """Note that a recovery has restored the state of these feeds, which so give again all
-        elements that were not used.
+    def begin_again(self) -> None:
+        """Begin to read again, after a recovery has restored the state of these feeds: they give
+        every element again that the restored checkpoint does not count as used.
         """
         for element in self._session.taken_of(self):
-            element.use = "comes again"
-        # The restored feeds are read again. Only these: many feeds that are read at their end begin
-        # another pass.
-        self.has_ended = False
+            element.use = Use.READ_AGAIN
+        # Those are the elements of runs, and these the elements that no run has taken yet.
         self.elements.clear()
+        # Feeds that are not restored stay ended: to read many kinds of feeds at their end begins
+        # another pass over their elements.
+        self.has_ended = False
 
     @property
     def is_draining(self) -> bool:
@@ -597,7 +611,7 @@ class QueueSource(FeedSource):
             self._due -= 1
         element = Element(self)
         element.value = value
-        element.use = "unused"
+        element.use = Use.UNUSED
         return element
 
     def _end_producers(self, producers: Producers | None) -> None:
@@ -698,7 +712,7 @@ class IterableSource(FeedSource):
                 self._read_sync(element)
         else:
             self._read_sync(element)
-        if element.use == "being read":
+        if element.use is Use.BEING_READ:
             # `_read_sync` has found the end of the feeds.
             self.has_ended = True
             raise StopAsyncIteration
@@ -819,7 +833,7 @@ class IterableSource(FeedSource):
                     await self._call(self._read_sync, element)
         finally:
             self.changes.wake()
-        if element.use == "being read":
+        if element.use is Use.BEING_READ:
             self.elements.remove(element)
             return False
         return element.error is None
@@ -827,7 +841,7 @@ class IterableSource(FeedSource):
     def _read_sync(self, element: Element) -> None:
         """Read the value of an element, or the error of the feeds, into it.
 
-        At the end of the feeds, the element stays "being read". In a thread this runs to its end,
+        At the end of the feeds, the element stays BEING_READ. In a thread this runs to its end,
         even if the task that has started the thread is cancelled.
         """
         try:
@@ -838,11 +852,11 @@ class IterableSource(FeedSource):
             return
         except Exception as error:
             element.error = error
-        element.use = "unused"
+        element.use = Use.UNUSED
 
     async def _read_async(self, element: Element) -> None:
         """Read the value of an element, or the error of the feeds, into it, like `_read_sync`. At
-        the end of the feeds, the element stays "being read".
+        the end of the feeds, the element stays BEING_READ.
         """
         try:
             if self._iterator is None:
@@ -852,7 +866,7 @@ class IterableSource(FeedSource):
             return
         except Exception as error:
             element.error = error
-        element.use = "unused"
+        element.use = Use.UNUSED
 
     async def _close_iterator(self) -> None:
         """Close the iterator if it is a generator, and forget it. Only log an error of that."""

@@ -57,7 +57,7 @@ from aiohooks.dispatch.calls import (
     order_groups,
 )
 from aiohooks.dispatch.hook import Hook, HookRegistration, check_hooks, registration_of
-from aiohooks.dispatch.interface import Interface, registered_hook
+from aiohooks.dispatch.interface import Interface, checked_and_named
 from aiohooks.errors import (
     EffectError,
     FeedConflictError,
@@ -336,10 +336,10 @@ class HookSet:
         self._grace_secs = session.grace_secs
         self.registered: list[RegisteredHook] = []
         """The hooks in the order of the list."""
-        numbers: Counter[str] = Counter()
+        name_counts: Counter[str] = Counter()
         ids: set[int] = set()
         for hook in _checked_hooks(hooks):
-            registered = registered_hook(registration_of(hook), ids, numbers)
+            registered = checked_and_named(registration_of(hook), ids, name_counts)
             ids.add(id(registered.hook))
             LIFECYCLE.check(registered)
             self.registered.append(registered)
@@ -607,8 +607,8 @@ class Merger:
         """Functions, one for each order group of `after_run`. Each takes the values of the hooks of
         its group out of the list of all values.
         """
-        self._no_parts = (None,) * (len(requesting) + 1)
-        self._no_answers = self._answers(self._no_parts, RunRequest(None, None))
+        self._nones = (None,) * (len(requesting) + 1)
+        self._empty_answers = self._answers(self._nones, RunRequest(None, None))
         self._merges: dict[tuple[Any, ...], tuple[tuple[Node, ...], Build]] = {}
         """A cache of merges without nested fetches: the nodes to fetch, and the function that
         builds the parts. The same merge may have two keys: the fetches of the caller and each hook;
@@ -701,20 +701,23 @@ class Merger:
     def _new_merge(self, fetches: tuple[Any, ...]) -> tuple[tuple[Node, ...], Build]:
         """Make the distinct nodes, and the function that builds the parts from their values.
 
-        `fetches` has those of the caller, then those of each hook.
+        Args:
+            fetches: what the caller fetches, followed by what each hook with `before_run` fetches,
+                of which there is at least one.
         """
+        # This collects the nodes that the parts need, while it makes the builder of each part.
         leaves = Leaves(self._graph)
-        builds = [leaves.build(fetches[0])]
+        builders = [leaves.build(fetches[0])]
         for owner, fetched in zip(self._names, fetches[1:], strict=True):
             try:
-                builds.append(_nothing if fetched is None else leaves.build(fetched))
+                builders.append(_build_none if fetched is None else leaves.build(fetched))
             except FetchError as error:
                 add_note(error, f"fetched by {owner}")
                 raise
-        build: Build = partial(_build_parts, builds)
+        build: Build = partial(_build_parts, builders)
         if LEAF_TYPES.issuperset(map(type, fetches)):
-            # Each part is one value, so this builds the parts in a quarter of the time. There are
-            # at least two parts, for which `itemgetter` returns a tuple.
+            # Hot path: if each part is a single node, this builds all parts in a quarter of the
+            # time. For several places, `itemgetter` returns a tuple.
             build = operator.itemgetter(*map(leaves.place, fetches))
         return leaves.nodes, build
 
@@ -723,16 +726,20 @@ class Merger:
 
         Args:
             request: the request that `merge` has returned.
-            values: the parts, if the request has `build`, otherwise the values of the caller.
+            values: if the request has a `build`, what it has built: the caller's result, followed
+                by a value for each hook with `before_run`. Otherwise the caller's result alone.
 
         Returns:
             The result for the caller, and the values for the hooks of `after_run`.
         """
         if request.build is not None:
-            return values[0], self._answers(values, request)
+            result, *_ = values
+            return result, self._answers(values, request)
         if request.options is not None:
-            return values, self._answers(self._no_parts, request)
-        return values, self._no_answers
+            # No hook has fetched anything, but all get the options and the metadata of this run.
+            return values, self._answers(self._nones, request)
+        # Hot path: without options, the values of hooks that fetch nothing are always the same.
+        return values, self._empty_answers
 
     def _answers(self, parts: Sequence[Any], request: RunRequest) -> Answers:
         """Return the values of each hook of `after_run`, by order group, given all parts."""
@@ -744,13 +751,13 @@ class Merger:
         return [take(answers) for take in self._takes]
 
 
-def _nothing(_: Sequence[Any]) -> None:
+def _build_none(_: Sequence[Any]) -> None:
     """Build the part of a hook that fetches nothing."""
 
 
-def _build_parts(builds: Sequence[Build], values: Sequence[Any]) -> list[Any]:
+def _build_parts(builders: Sequence[Build], values: Sequence[Any]) -> list[Any]:
     """Build the parts of the caller and the hooks from the values of all nodes."""
-    return [build(values) for build in builds]
+    return [build(values) for build in builders]
 
 
 def _has_request(requests: Sequence[SessionRunArgs | None]) -> bool:

@@ -50,7 +50,7 @@ from aiohooks._core.clock import (
     call_later,
     current_clock,
     monotonic_now,
-    quick_now,
+    now_function,
     secs_text,
     sleep,
 )
@@ -228,7 +228,7 @@ class Lifecycle(TasksOwner):
         self._enter_phase("opening")
         self.thread = get_ident()
         self.turns.now = monotonic_now()
-        self.run_waits.now = quick_now()
+        self.run_waits.now = now_function()
         try:
             self._at_end.callback(self.hooks.release)
             if signals is not None:
@@ -520,17 +520,18 @@ class Lifecycle(TasksOwner):
             self.run_waits.end(cause)
 
     def end_failed_run(self, failure: BaseException) -> None:
-        """End the run in progress because a task has failed, unless the run already recovers.
+        """End the run in progress because a task has failed, unless it recovers from that.
 
         Args:
-            failure: the error of the task, which is one of `failures` by now.
+            failure: the error of the task, which is recorded in `failures`.
         """
         if failure is self.recovering_from:
             return
-        # While a recovery replaces the raw session, `session` is None. The failure of a task of the
-        # old raw session does not matter then. That of a lasting task ends the recovery, too.
-        has_lasting_failure = any(other.lasts for other in self.failures)
-        if self.session is not None or has_lasting_failure:
+        # While a recovery replaces the raw session, the failure of a task of the old one does not
+        # matter. Only the failure of a lasting task ends the recovery, too.
+        is_replacing = self.session is None
+        is_lasting = any(recorded.lasts for recorded in self.failures_in(failure))
+        if is_lasting or not is_replacing:
             self.end_run(failure)
 
     def until(self, awaitable: Awaitable[T]) -> Awaitable[T]:
@@ -767,7 +768,7 @@ class Lifecycle(TasksOwner):
             # If a background task has closed the session, it has got the failures of other tasks.
             # They are still owed (`owe_again`), and this caller gets them.
             self._take_task_failures(errors)
-            outcome = errors.outcome()
+            outcome = errors.settle()
         else:
             reason = None
             if is_swallowed:
@@ -818,7 +819,7 @@ class Lifecycle(TasksOwner):
                 what=f"the wait for the end of {label}",
             )
         except asyncio.CancelledError as cancelled:
-            EndErrors(label, error).keep(cancelled)
+            EndErrors(label, error).keep_primary(cancelled)
             raise
 
     @contextlib.contextmanager
@@ -860,10 +861,10 @@ class Lifecycle(TasksOwner):
                 )
                 return
             await self.hooks.end(self.session, errors.others)
-            errors.primary = errors.take_single("end")
+            errors.primary = errors.take_others("end")
             errors.gives_way = True
         except BaseException as raised:
-            errors.primary = errors.outcome(raised)
+            errors.primary = errors.settle(raised)
 
     async def _wait_for_last_run(self, *, immediately: bool) -> None:
         """Wait for the run in progress in another task, if there is one.
@@ -939,14 +940,14 @@ class Lifecycle(TasksOwner):
                         on_cancel=self._cancel_tasks,
                     )
                 except asyncio.CancelledError as cancelled:
-                    outcome = errors.outcome(cancelled)
+                    outcome = errors.settle(cancelled)
                     if outcome is cancelled:
                         raise
                     return outcome
                 # If other code has cancelled the task, close the remaining parts in another one.
                 if not closing.cancelled():
                     closing.result()
-                    return errors.outcome()
+                    return errors.settle()
 
     async def _close_parts(self, errors: EndErrors) -> None:
         """Close every part that is not closed yet, even if another part fails.
@@ -1190,13 +1191,15 @@ class Turns:
         """Begin the next attempt of a run, and return its scope.
 
         The scope is a new one. Tasks that were started in the failed attempt, and outlive it, keep
-        the scope of that, so they are no part of the next attempt.
+        the old scope, so they are no part of the next attempt.
         """
         failed.active = False
+        # `begin_run` takes the scope that is set here for that around the new one.
         current_scope.set(failed.outer)
-        scope = self._waits.scope = begin_run(failed.session, failed.publisher)
+        scope = begin_run(failed.session, failed.publisher)
         scope.runner = failed.runner
         scope.committed = failed.committed
+        self._waits.scope = scope
         return scope
 
     def end_run(self, scope: RunScope) -> None:
@@ -1254,10 +1257,10 @@ class EndErrors:
         """The cancellation of the task that closes the session, by other code, if there was one."""
         self._label = label
 
-    def take_single(self, phase: str) -> BaseException | None:
-        """Remove the errors of hooks, and return them as one error: a group, if there are several.
+    def take_others(self, phase: str) -> BaseException | None:
+        """Remove the errors besides the primary one, and return them as one error, or None.
 
-        `phase` is "end" or "close", for the message of the group.
+        Several errors become a group. `phase` is "end" or "close", for its message.
         """
         errors = list(self.others)
         self.others.clear()
@@ -1272,26 +1275,26 @@ class EndErrors:
         self.primary = failure
         self.gives_way = False
 
-    def outcome(self, raised: BaseException | None = None) -> BaseException | None:
-        """Choose the error to raise, add the others to it as notes, and log them.
+    def settle(self, raised: BaseException | None = None) -> BaseException | None:
+        """Choose the error to raise, and return it, or None. Log the other errors, and add them to
+        it as notes.
 
         Args:
-            raised: the error that has interrupted the end, usually a cancellation of the caller.
-
-        Returns:
-            The error to raise, or None.
+            raised: the error that has interrupted the end of the session, usually a cancellation of
+                the caller.
         """
-        outcome = self._chosen(raised)
-        if outcome is None:
-            return self.take_single("close")
-        self.keep(outcome)
+        chosen = self._chosen(raised)
+        if chosen is None:
+            # There are only errors of `close`, if any. They are raised together.
+            return self.take_others("close")
+        self.keep_primary(chosen)
         for error in self.others:
-            if error is not outcome:
-                add_note(outcome, f"and then: {safe_repr(error)}")
+            if error is not chosen:
+                add_note(chosen, f"and then: {safe_repr(error)}")
                 what = "%s: closing failed after %s"
-                logger.error(what, self._label, safe_repr(outcome), exc_info=error)
+                logger.error(what, self._label, safe_repr(chosen), exc_info=error)
         self.others.clear()
-        return outcome
+        return chosen
 
     def _chosen(self, raised: BaseException | None) -> BaseException | None:
         """Return the error to raise, or None if there are no errors except those of `close`."""
@@ -1307,7 +1310,7 @@ class EndErrors:
             return next(failures, self.primary)
         return self.primary
 
-    def keep(self, raised: BaseException) -> None:
+    def keep_primary(self, raised: BaseException) -> None:
         """Keep the primary error if `raised` is raised instead of it.
 
         It is logged, and becomes the context of `raised`, or a note if that has another context.

@@ -121,17 +121,17 @@ async def test_functions_that_are_none() -> None:
         ah.compose_functions([])
 
 
-@pytest.mark.parametrize("way", ["first", "together", "all", "wrap"])
+@pytest.mark.parametrize("mode", ["first", "together", "all", "wrap"])
 @pytest.mark.parametrize("waits", [True, False])
-async def test_only_a_chain_can_be_ended(way: ah.dispatch.ways.Way, waits: bool) -> None:
-    """In every other way it is an error, and no value for the caller."""
+async def test_only_a_chain_can_be_ended(mode: ah.dispatch.points.Mode, waits: bool) -> None:
+    """In every other mode it is an error, and no value for the caller."""
 
     async def ends(text: str, call_next: Any) -> Any:
         if waits:
             await asyncio.sleep(0)
         return ah.dispatch.end_chain(text)
 
-    composed = ah.compose_functions([ends], results=way)
+    composed = ah.compose_functions([ends], results=mode)
     with refused(InvalidHookError, "end_chain('x')", "no chain"):
         await composed("x", ends)
 
@@ -280,7 +280,7 @@ async def test_a_result_may_have_any_annotation() -> None:
 
 
 class Asked:
-    """A class with a method for each way to have one answer of several hooks."""
+    """A class with a method for each mode of combining results."""
 
     @ah.point("together")
     async def together(self, text: str) -> Any: ...
@@ -318,7 +318,7 @@ class Immediate:
 
 @pytest.mark.parametrize("how", ["first", "together", "merge"])
 async def test_a_guard_that_is_cut_off_refuses(how: str) -> None:
-    """Its time limit is an error of the call in every way to answer; with `on_error="log"` it has
+    """Its time limit is an error of the call in every mode; with `on_error="log"` it has
     no answer.
     """
     guard = Waits(10**6, ["no"])

@@ -144,8 +144,8 @@ def a_position_is_saved_too_far(state_of: Method, self: SessionFeeds, stateful: 
     return stateful.state_dict()
 
 
-@bug(FeedSource, "note_restored", training)
-def what_was_read_ahead_is_not_set_back(note_restored: Method, self: FeedSource) -> None:
+@bug(FeedSource, "begin_again", training)
+def what_was_read_ahead_is_not_set_back(begin_again: Method, self: FeedSource) -> None:
     """After a recovery, steps are fed with what was taken before."""
 
 
