@@ -274,8 +274,8 @@ class CheckpointDirectory:
             self._has_warned = True
             logger.warning(
                 "%s: no checkpoint has the metric %r by which KeepBest is to keep the best, so it"
-                " keeps none; give metrics={%r: ...} to CheckpointSaverHook, or an EvaluatorHook"
-                " that returns it and is due when it saves",
+                " keeps none; give the session an EvaluatorHook that returns it and is due when"
+                " the CheckpointSaverHook saves, or metrics={%r: ...} to Saver.save",
                 self.path,
                 metric,
                 metric,

@@ -192,7 +192,7 @@ def check_coroutine_function(function: object, what: str) -> None:
     if not is_coroutine_function(function):
         raise InvalidHookError(
             f"{what} is {function!r}, not a coroutine function; write it as `async def`, or give"
-            " aiohooks.in_thread(fn) for a function that blocks",
+            " aiohooks.in_thread(fn) for a function that blocks"
         )
 
 
@@ -206,7 +206,7 @@ def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, A
     """
     if isinstance(values, str):
         raise InvalidArgumentError(
-            f"values is the str {values!r}; give a mapping or a list: [{values!r}]",
+            f"values is the str {values!r}; give a mapping or a list: [{values!r}]"
         )
     if values is None:
         fetches: dict[str, Any] = {}
@@ -218,12 +218,12 @@ def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, A
         fetches = {item.name if isinstance(item, Node) else item: item for item in items}
     else:
         raise InvalidArgumentError(
-            f"values is {values!r}; give a mapping from a tag to what to fetch, or a list",
+            f"values is {values!r}; give a mapping from a tag to what to fetch, or a list"
         )
     for tag in cast("Iterable[object]", fetches):
         if not isinstance(tag, str) or not tag:
             raise InvalidArgumentError(
-                f"values has the tag {tag!r}; give a mapping from a non-empty str to what to fetch",
+                f"values has the tag {tag!r}; give a mapping from a non-empty str to what to fetch"
             )
     if not fetches and not may_be_empty:
         raise InvalidArgumentError("values is empty; give a mapping from a tag to what to fetch")
@@ -238,7 +238,7 @@ def checked_numbers(values: Mapping[str, Any]) -> dict[str, float]:
         if number is None:
             raise InvalidArgumentError(
                 f"{str(tag)!r} is {describe_value(value)}; give one number, for example a mean or a"
-                " norm of it",
+                " norm of it"
             )
         numbers[str(tag)] = float(number)
     return numbers
@@ -262,9 +262,7 @@ def scalar(value: Any) -> int | float | None:
         # A tensor of torch with several elements raises RuntimeError.
         return None
     # `item` of an array of texts or objects returns something else than a number.
-    if isinstance(number, (int, float)):
-        return number
-    return None
+    return number if isinstance(number, (int, float)) else None
 
 
 def text_of(values: Mapping[str, Any]) -> str:
@@ -272,10 +270,10 @@ def text_of(values: Mapping[str, Any]) -> str:
     parts: list[str] = []
     for tag, value in values.items():
         number = scalar(value)
+        shown = value
         if isinstance(number, float):
-            parts.append(f"{tag} = {number:.6g}")
-        else:
-            parts.append(f"{tag} = {value}")
+            shown = f"{number:.6g}"
+        parts.append(f"{tag} = {shown}")
     return ", ".join(parts)
 
 

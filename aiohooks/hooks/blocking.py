@@ -63,7 +63,7 @@ class BlockingHook(SessionRunHook):
         if isinstance(obj, type):
             raise InvalidHookError(
                 f"BlockingHook got the class {obj.__name__}; give an object of it:"
-                f" {obj.__name__}(...)",
+                f" {obj.__name__}(...)"
             )
         methods = {
             name: getattr(obj, name) for name in HOOK_METHODS if callable(getattr(obj, name, None))
@@ -79,7 +79,7 @@ class BlockingHook(SessionRunHook):
             if inspect.iscoroutinefunction(method):
                 raise InvalidHookError(
                     f"{type(obj).__name__}.{name} is a coroutine function; register the hook as"
-                    " it is",
+                    " it is"
                 )
         self._close_method: Callable[..., Any] | None = methods.pop("close", None)
         for name, method in methods.items():
@@ -230,7 +230,7 @@ class _LoopCalls:
             raise WrongLoopError(
                 f"{what} was called in the event loop's own thread, which would wait for itself;"
                 " call it in the methods of the object of a BlockingHook, or in a thread, or write"
-                " a SessionRunHook and await the session",
+                " a SessionRunHook and await the session"
             )
         thread_call = _thread_call.get() or self._own
         # The same check follows in the event loop, where nothing can end between check and call.
@@ -265,7 +265,7 @@ class _LoopCalls:
         """
         if self._ended:
             raise SessionClosedError(
-                f"{what} was called after its BlockingHook was closed; end your threads in close()",
+                f"{what} was called after its BlockingHook was closed; end your threads in close()"
             )
         if thread_call.cancelled:
             raise concurrent.futures.CancelledError

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from aiohooks._core.activity import active, wait_log
+from aiohooks._core.activity import active, begin_run, wait_log
 from aiohooks._core.validate import check_instance
 from aiohooks._core.waits import new_task, to_thread
 from aiohooks.checkpoint import Checkpoint, Saver
@@ -236,7 +236,7 @@ class CheckpointSaverHook(ScheduledHook):
         if not hasattr(session, "state_dict"):
             raise InvalidArgumentError(
                 f"CheckpointSaverHook cannot save {session!r}, which has no state_dict(); use"
-                " aiohooks.Session",
+                " aiohooks.Session"
             )
         given = self._given_saver
         own = session.saver
@@ -245,7 +245,7 @@ class CheckpointSaverHook(ScheduledHook):
         if own is None:
             raise InvalidArgumentError(
                 "CheckpointSaverHook has no directory: give it one, or give the session"
-                " ChiefSessionCreator(checkpoint_dir=...)",
+                " ChiefSessionCreator(checkpoint_dir=...)"
             )
         return own
 
@@ -311,14 +311,13 @@ class CheckpointSaverHook(ScheduledHook):
     async def end(self, session: Session) -> None:
         """Save the last state and wait until it is durable."""
         await self._wait_for_write()
-        if self._save_on_end:
-            # The error of an earlier save is raised only afterwards, because this save may succeed.
-            if self._is_requested() or not await self._is_unchanged():
-                await self._save_last()
-            # That save may have changed the state of a hook, such as the effects that it has
-            # delivered since. Such a hook requests another save.
-            if self._is_requested():
-                await self._save_last()
+        # The error of an earlier save is raised only afterwards, because this save may succeed.
+        if self._is_requested() or (self._save_on_end and not await self._is_unchanged()):
+            await self._save_last()
+        # That save may have changed the state of a hook, such as the effects that it has delivered
+        # since. Such a hook requests another save.
+        if self._is_requested():
+            await self._save_last()
         self._raise_failure()
         for listener in self._listeners:
             await listener.end(session, session.global_step.latest.step)
@@ -335,6 +334,9 @@ class CheckpointSaverHook(ScheduledHook):
                 if exc is not None and self._save_on_error and self._seen_step is not None:
                     await self._save_after_error()
             finally:
+                # At the end of the grace period, a listener may still be waiting.
+                if self._write_task is not None:
+                    self._write_task.cancel()
                 if self._own_saver is not None:
                     await self._own_saver.aclose()
         except Exception as error:
@@ -471,6 +473,9 @@ class CheckpointSaverHook(ScheduledHook):
         save: _Save,
     ) -> None:
         """Write a state, and call the listeners. `_end_write` takes the error of this task."""
+        # As in a hook, the session rejects `run` and `aclose` in a listener: they would wait for
+        # this task.
+        begin_run(self._coord.owner, None)
         metrics = dict(save.metrics)
         if save.is_interim:
             metrics[INTERIM] = 1.0

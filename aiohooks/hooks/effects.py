@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from aiohooks._core.activity import active, awaited_tasks, current_run, leave_run, wait_log
+from aiohooks._core.activity import active, awaited_tasks, begin_run, current_run, wait_log
 from aiohooks._core.calls import Wait, limited
 from aiohooks._core.clock import current_clock, sleep
 from aiohooks._core.validate import check_choice, check_instance, check_mapping, checked_int
@@ -43,7 +43,7 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import check_coroutine_function, logger
-from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.coordinator import Coordinator, TasksOwner
 from aiohooks.session.hook import SessionRunContext, SessionRunHook, SessionRunValues
 from aiohooks.session.status import EffectStatus, session_events
 
@@ -189,7 +189,7 @@ class EffectsHook(SessionRunHook):
             raise InvalidArgumentError(
                 "no hook saves the session where it is restored from. Give it"
                 " ChiefSessionCreator(..., checkpoint_dir=...) and CheckpointSaverHook(), or"
-                ' EffectsHook(..., when="commit")',
+                ' EffectsHook(..., when="commit")'
             )
         self._coord = coord
         coord.owner.effects = self
@@ -266,7 +266,7 @@ class EffectsHook(SessionRunHook):
         if not isinstance(kind, str) or kind not in self._handlers:
             raise InvalidArgumentError(
                 f"kind of an effect is {kind!r}; give the kind of a handler of the EffectsHook:"
-                f" {did_you_mean(str(kind), self._handlers)}",
+                f" {did_you_mean(str(kind), self._handlers)}"
             )
         # Reject a payload that a checkpoint cannot hold. Without the extra for checkpoints the
         # check cannot be imported, and is not needed, because nothing is saved.
@@ -279,7 +279,7 @@ class EffectsHook(SessionRunHook):
                 raise EffectError(
                     f"effect({kind!r}) was called after the effects of its run were taken or"
                     f" dropped. In after_run, only a hook with an order below {self.order} can"
-                    " record it",
+                    " record it"
                 )
             if attempt not in self._attempts:
                 self._attempts.append(attempt)
@@ -372,7 +372,7 @@ class EffectsHook(SessionRunHook):
         if unknown:
             raise InvalidArgumentError(
                 f"the checkpoint has effects of the kinds {unknown} that were not delivered; give a"
-                " handler for each kind, or one that does nothing to drop them",
+                " handler for each kind, or one that does nothing to drop them"
             )
         saved = {effect.key: effect for effect in effects}
         if self._coord is not None:
@@ -403,13 +403,17 @@ class EffectsHook(SessionRunHook):
             return
         for kind in self._handlers:
             if kind not in self._tasks and self._first_ready(kind) is not None:
-                delivering = self._deliver(kind, self._coord.owner.grace_secs)
+                delivering = self._deliver(kind, self._coord.owner)
                 self._tasks[kind] = new_task(delivering, f"delivery of {kind}")
 
-    async def _deliver(self, kind: str, grace_secs: float) -> None:
-        """Deliver the effects of a kind one after another, until there are no more."""
-        # The task was started in a run, and lasts longer. It must not count as a part of that run.
-        leave_run()
+    async def _deliver(self, kind: str, owner: TasksOwner) -> None:
+        """Deliver the effects of a kind one after another, until there are no more.
+
+        `owner` is the session.
+        """
+        # The task was started in a run, and lasts longer, so it must not count as a part of that
+        # run. As in a hook, the session rejects `run` and `aclose` in a handler.
+        begin_run(owner, None)
         # `begin` of another session replaces `self._tasks`. The task must remove itself from the
         # tasks of its own session.
         tasks = self._tasks
@@ -421,7 +425,7 @@ class EffectsHook(SessionRunHook):
                 copied = effect._replace(payload=copy.deepcopy(effect.payload))
                 # A cancelled handler gets half of the grace period, because `close` waits for it
                 # and must itself end within the whole period.
-                wait = Wait[object](f"delivery of {effect.key}", grace_secs / 2)
+                wait = Wait[object](f"delivery of {effect.key}", owner.grace_secs / 2)
                 try:
                     await wait.result_of(self._handlers[kind](copied))
                 except Exception as error:
@@ -436,6 +440,11 @@ class EffectsHook(SessionRunHook):
                 if self._ready.get(effect.key) is effect:
                     del self._ready[effect.key]
                     self._progress.wake()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            # Nothing awaits this task, so let the session fail with the error.
+            owner.coordinator.request_stop(error)
         finally:
             del tasks[kind]
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from aiohooks._core.activity import RunScope, begin_run, current_run, wait_log
+from aiohooks._core.activity import RunOwner, begin_run, current_run, wait_log
 from aiohooks._core.calls import Wait
 from aiohooks._core.clock import Clock, current_clock
 from aiohooks._core.queue import Queue
@@ -103,7 +103,7 @@ class Evaluation:
         if plan.changes or plan.steps:
             raise FetchError(
                 f"evaluating {fetches!r} would train; fetch what changes no variable and does not"
-                " advance the step",
+                " advance the step"
             )
         return await self.session.run(fetches, feed_dict=feeds)
 
@@ -348,15 +348,11 @@ class EvaluatorHook(SessionRunHook):
         evaluation is not that of the training. A cancellation inside the function becomes a
         `HookCancelledError`, because the caller was not cancelled.
         """
-        step = evaluation.step
-        what = f"the evaluation at step {step}"
-        began = self._clock.now()
+        what = f"the evaluation at step {evaluation.step}"
         try:
-            wait = Wait[Any](what, evaluation.session.grace_secs)
-            result = await wait.result_of(self._eval_fn(evaluation))
-            secs = self._clock.now() - began
-            logger.info("evaluation at step %d: %s (%.3f sec)", step, result, secs)
-            await self._keep_result(step, result)
+            await Wait[None](what, evaluation.session.grace_secs).result_of(
+                self._evaluate_and_keep(evaluation)
+            )
         except StopRequestedError as stop:
             logger.warning("%s was ended by the stop: %s", what, stop)
         except Exception as error:
@@ -364,15 +360,16 @@ class EvaluatorHook(SessionRunHook):
                 raise
             raise AiohooksError(
                 f"{what} ended with {safe_repr(error)}: its input has ended; "
-                "catch that in eval_fn and return the result so far",
+                "catch that in eval_fn and return the result so far"
             ) from error
 
-    async def _keep_result(
-        self,
-        step: int,
-        result: Any,
-    ) -> None:
-        """Keep a result, and pass it to the other hooks and to `on_result`."""
+    async def _evaluate_and_keep(self, evaluation: Evaluation) -> None:
+        """Call `eval_fn`, keep its result, and pass it to the other hooks and to `on_result`."""
+        step = evaluation.step
+        began = self._clock.now()
+        result = await self._eval_fn(evaluation)
+        secs = self._clock.now() - began
+        logger.info("evaluation at step %d: %s (%.3f sec)", step, result, secs)
         self._evaluated_step = step
         # A repeated evaluation moves to the end, because the results are in order of their ends.
         self.results.pop(step, None)
@@ -460,18 +457,15 @@ class _Evaluations(Queue[Evaluation]):
         """Start the task if there are evaluations, unless it is active."""
         is_active = self._task is not None and not self._task.done()
         if self.items and self.coord is not None and not is_active:
-            self._task = self.coord.start_soon(self._work, current_run(), name="evaluation")
+            self._task = self.coord.start_soon(self._work, self.coord.owner, name="evaluation")
             # Waiters must wake up even if the task is cancelled before it has made an evaluation.
             self._task.add_done_callback(lambda _: self._progress.wake())
 
-    async def _work(self, run: RunScope | None) -> None:
-        """Make the evaluations, until one has failed. `run` is the run that has started this task,
-        or None if it was not started in a run.
-        """
-        if run is not None:
-            # As inline, `eval_fn` must not make monitored runs: such a run could wait for a run
-            # that waits for this task. The session rejects runs in the context of a run.
-            begin_run(run.session, None)
+    async def _work(self, session: RunOwner) -> None:
+        """Make the evaluations, until one has failed."""
+        # As in a hook, the session rejects `run` and `aclose` in `eval_fn` and `on_result`: they
+        # could wait for a run that waits for this task.
+        begin_run(session, None)
         while self.items and not self.failures:
             await self._make_first()
 

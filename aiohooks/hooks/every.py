@@ -52,7 +52,7 @@ class Every:
         set_field(self, "at", _checked_steps(self.at))
         if self.steps is None and self.secs is None and not self.at:
             raise InvalidArgumentError(
-                "Every() is never due: give steps=, secs= or at=, or several of them",
+                "Every() is never due: give steps=, secs= or at=, or several of them"
             )
 
     def timer(self) -> EveryTimer:
@@ -199,7 +199,7 @@ def _checked_steps(at: Sequence[int]) -> tuple[int, ...]:
         steps = tuple(at)
     except TypeError:
         raise InvalidArgumentError(
-            f"at of Every is {at!r}; give a sequence of steps, like at=(10, 50)",
+            f"at of Every is {at!r}; give a sequence of steps, like at=(10, 50)"
         ) from None
     checked = {
         checked_int(step, "a step in at of Every", 1, expected="whole steps, at least 1")

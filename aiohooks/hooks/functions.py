@@ -148,13 +148,13 @@ def hook(
     """
     if method not in HOOK_METHODS:
         raise InvalidHookError(
-            f"{method!r} is not a method of a hook; {did_you_mean(str(method), HOOK_METHODS)}",
+            f"{method!r} is not a method of a hook; {did_you_mean(str(method), HOOK_METHODS)}"
         )
     check_instance(every, Every, "every", optional=True)
     if method != "after_run" and (every is not None or fetches is not None):
         raise InvalidArgumentError(
             f"fetches is {fetches!r} and every is {every!r}; they go with after_run, and this is"
-            f" {method}",
+            f" {method}"
         )
 
     def decorate(function: Function) -> SessionRunHook:
@@ -184,7 +184,7 @@ def _check_parameters(method: str, function: Function) -> None:
         takes = inspect.signature(function)
         raise InvalidHookError(
             f"{method} is {function!r}, which takes {takes} and is called with"
-            f" ({', '.join(parameters)}): {error}",
+            f" ({', '.join(parameters)}): {error}"
         )
 
 

@@ -126,7 +126,7 @@ class NanHook(SessionRunHook):
         except TypeError as error:
             raise InvalidArgumentError(
                 f"{self._value!r} {error} at step {run_context.global_step}, and NanHook checks"
-                " numbers; give what returns one",
+                " numbers; give what returns one"
             ) from None
         invalid = [number for number in numbers if not math.isfinite(number)]
         if not invalid:
@@ -196,7 +196,7 @@ class LoggingHook(FetchingHook):
         self._fetches = checked_values(values)
         if every is None and not at_end:
             raise InvalidArgumentError(
-                "it would never log; give every=Every(...), at_end=True, or both",
+                "it would never log; give every=Every(...), at_end=True, or both"
             )
         self._at_end = at_end
         self._formatter = formatter

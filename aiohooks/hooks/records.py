@@ -73,7 +73,7 @@ class JSONLinesHook(WritingHook):
         for name in ("step", "time"):
             if name in self._values:
                 raise InvalidArgumentError(
-                    f"a value has the tag {name!r}, as every line; give it another tag",
+                    f"a value has the tag {name!r}, as every line; give it another tag"
                 )
 
     def _new_file(self) -> tuple[_JSONLinesFile, str]:
@@ -227,7 +227,7 @@ class _JSONLinesFile:
                 file.close()
                 raise InvalidArgumentError(
                     f"{self.path} is being written by another hook or process; give each of them a"
-                    " path of its own",
+                    " path of its own"
                 ) from None
             except OSError as error:
                 # Some network file systems have no locks. The file is written without one.
@@ -318,7 +318,7 @@ def _plain(value: Any, tag: str) -> Any:
     if number is None:
         raise InvalidArgumentError(
             f"{tag!r} is {describe_value(value)}; give numbers, strings, or lists or mappings of"
-            " these",
+            " these"
         )
     if math.isnan(number):
         return "NaN"

@@ -71,7 +71,7 @@ class StopAtStepHook(SessionRunHook):
             raise InvalidArgumentError("one of num_steps or last_step must be given")
         if num_steps is not None and last_step is not None:
             raise InvalidArgumentError(
-                f"only one of num_steps ({num_steps}) or last_step ({last_step}) can be given",
+                f"only one of num_steps ({num_steps}) or last_step ({last_step}) can be given"
             )
         self._num_steps: int | None = checked_int(num_steps, "num_steps", optional=True)
         self._given_last_step: int | None = checked_int(last_step, "last_step", optional=True)
@@ -231,17 +231,17 @@ class EarlyStoppingHook(FetchingHook):
         self._patience = _checked_patience(patience)
         if not is_finite(min_delta) or min_delta < 0:
             raise InvalidArgumentError(
-                f"min_delta is {safe_repr(min_delta)}; give a finite number, 0 or more",
+                f"min_delta is {safe_repr(min_delta)}; give a finite number, 0 or more"
             )
         if stopping_threshold is not None and not is_finite(stopping_threshold):
             raise InvalidArgumentError(
-                f"stopping_threshold is {safe_repr(stopping_threshold)}; give a finite number",
+                f"stopping_threshold is {safe_repr(stopping_threshold)}; give a finite number"
             )
         check_instance(every, Every, "every", optional=True)
         if patience is None and stopping_threshold is None:
             raise InvalidArgumentError(
                 "it would never stop; give patience= or stopping_threshold= (to check for values"
-                " that are not finite alone, use NanHook)",
+                " that are not finite alone, use NanHook)"
             )
         check_mapping(restore_best, "restore_best", optional=True)
         self._restore_best = dict(restore_best or {})
@@ -249,7 +249,7 @@ class EarlyStoppingHook(FetchingHook):
             if not is_stateful(restored):
                 raise InvalidArgumentError(
                     f"restore_best[{name_of_object!r}] is {safe_repr(restored)}; give an object"
-                    " with state_dict() and load_state_dict(state)",
+                    " with state_dict() and load_state_dict(state)"
                 )
         self._has_monitor = monitor is not None
         self._value_name = _name_of(monitor)
@@ -357,13 +357,13 @@ class EarlyStoppingHook(FetchingHook):
         if not self._has_monitor:
             raise InvalidArgumentError(
                 f"got a mapping of {', '.join(map(str, values))} at step {step}; say which:"
-                " monitor=...",
+                " monitor=..."
             )
         name = self._value_name
         if name not in values:
             raise FetchError(
                 f"{name!r} is not in the mapping reported at step {step};"
-                f" {did_you_mean(name, values)}",
+                f" {did_you_mean(name, values)}"
             )
         return values[name]
 
@@ -384,7 +384,7 @@ class EarlyStoppingHook(FetchingHook):
         value = scalar(result)
         if value is None:
             raise InvalidArgumentError(
-                f"{self._value_name} is {result!r} at step {step}; early stopping needs one number",
+                f"{self._value_name} is {result!r} at step {step}; early stopping needs one number"
             )
         number = float(value)
         if self._is_better(number):
@@ -494,8 +494,9 @@ class EarlyStoppingHook(FetchingHook):
         self.best = state["best"]
         self.best_step = state["best_step"]
         if self._restore_best:
-            self.best_states = state["best_states"]
-            # Before the first observation there are no states, and no names to check.
+            # Without `restore_best`, the checkpoint has no states. There are none before the first
+            # observation either, and so no names to check.
+            self.best_states = state.get("best_states", {})
             if self.best_states:
                 self._check_names(self.best_states, "the checkpoint")
         self.waited = state["waited"]
@@ -518,7 +519,7 @@ class EarlyStoppingHook(FetchingHook):
         if states.keys() != self._restore_best.keys():
             raise InvalidArgumentError(
                 f"{source} has the best states of {list(states)}, and restore_best has"
-                f" {list(self._restore_best)}; use the same names",
+                f" {list(self._restore_best)}; use the same names"
             )
 
     def __repr__(self) -> str:
@@ -545,7 +546,7 @@ def _checked_patience(patience: Any) -> int | None:
         if patience.steps is None or patience.secs or patience.at:
             raise InvalidArgumentError(
                 f"patience is {patience}; give an Every of steps alone: it counts from the best"
-                " value",
+                " value"
             )
         return patience.steps
     checked: int | None = checked_int(

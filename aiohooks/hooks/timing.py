@@ -169,7 +169,7 @@ class HookTimingHook(SessionRunHook):
             lines.append(
                 f"{name:{width}} {times.calls:8} {times.blocking_secs:8.3f}s"
                 f" {times.waiting_secs:7.3f}s  {times.longest_block_secs:.6f}s at step"
-                f" {times.longest_block_step}",
+                f" {times.longest_block_step}"
             )
         lines += [
             f"blocked for {blocker.secs:.3f} s or more at step {blocker.step} by {blocker.where}"

@@ -402,6 +402,10 @@ class TasksOwner:
         """Return the current activities."""
         return None
 
+    def until(self, awaitable: Awaitable[T], /) -> Awaitable[T]:
+        """Return a wait for an awaitable, for code of a hook, which a stop of the session ends."""
+        return awaitable
+
     # -- the code that this is part of
 
     def starter(self) -> Coordinator | None:

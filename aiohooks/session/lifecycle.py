@@ -266,7 +266,10 @@ class Lifecycle(TasksOwner):
             # initialized the run, it publishes nothing.
             self._register_publisher(store)
         try:
-            await self._create_session(ends_at_drain=True)
+            # A `Wait`, so that a CancelledError that a function of the scaffold has raised is an
+            # error of the creation, and no cancellation of the caller.
+            creating = self._create_session(ends_at_drain=True)
+            await Wait[Session]("creating a session").result_of(creating)
         except StoreRefusedError:
             # At the start, the password or the address is wrong, and another attempt cannot help.
             # Only in a later recovery may it be an outage, of a server that moves.
@@ -332,6 +335,10 @@ class Lifecycle(TasksOwner):
             # The caller runs in another loop of the same thread, and this raises the error.
             self.raise_if_not_entered()
             task = current_task()
+        if current_scope.get() is not None:
+            # Also if the turn is free: code of a hook that runs between two runs, such as that of a
+            # save, may be awaited by the next run.
+            self._raise_if_nested("run")
         turns = self.turns
         # Hot path: a method of `turns` for these statements would cost each run a call.
         turns.taken = True
@@ -534,7 +541,7 @@ class Lifecycle(TasksOwner):
         if is_lasting or not is_replacing:
             self.end_run(failure)
 
-    def until(self, awaitable: Awaitable[T]) -> Awaitable[T]:
+    def until(self, awaitable: Awaitable[T], /) -> Awaitable[T]:
         """Return an awaitable for code in a run, which a stop of the session also ends."""
         if self.phase != "open":
             # When the session ends, its hooks may still wait, although it was stopped.

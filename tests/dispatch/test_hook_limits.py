@@ -44,7 +44,7 @@ async def test_a_timeout_limits_every_phase(phase: str) -> None:
                 cancelled.append(phase)
 
         using = await parked(
-            use(ah.configure(PhaseHook(phase, hangs), timeout=5), RecordingHook()), 20
+            use(ah.configure(PhaseHook(phase, hangs), timeout=5), RecordingHook()), 40
         )
         await advance_clock(clock, 4.9, 20)
         assert not using.done()
@@ -70,7 +70,7 @@ async def test_close_is_always_limited() -> None:
             async with doubling(PhaseHook("close", hangs), stop_grace_period_secs=7):
                 pass
 
-        closing = await parked(main(), 20)
+        closing = await parked(main(), 40)
         clock.advance(7)
         with refused(
             ah.errors.HookTimeoutError, "PhaseHook.close took longer than its timeout of 7 s"

@@ -32,12 +32,33 @@ from tests.support.saving_sessions import (
     writes_done,
 )
 from tests.support.sessions import NO_BACKOFF, Loader, make_runs, outcome
-from tests.support.waiting import parked, result_without_suspending, until_true
+from tests.support.waiting import (
+    forever,
+    parked,
+    pass_time,
+    result_without_suspending,
+    until_true,
+)
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
 
 both_ways = pytest.mark.parametrize("background", [True, False], ids=["background", "foreground"])
+
+
+class HangingListener(ah.hooks.CheckpointSaverListener):
+    """Never returns from `after_save`, and notes the steps at which that has ended."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.ended = list[int]()
+
+    async def after_save(self, _: ah.Session, global_step: int) -> None:
+        self.begun = True
+        try:
+            await forever()
+        finally:
+            self.ended.append(global_step)
 
 
 # -- when
@@ -375,6 +396,59 @@ async def test_an_error_of_a_listener_is_raised(
         last,
         0,
     )
+
+
+@both_ways
+@pytest.mark.parametrize("method", ["run", "aclose"])
+async def test_a_listener_cannot_run_or_end_the_session(
+    tmp_path: Path, background: bool, method: str
+) -> None:
+    """Either would wait for the write whose listener waits for it."""
+
+    class Nested(ah.hooks.CheckpointSaverListener):
+        async def after_save(self, _: ah.Session, global_step: int) -> None:
+            if global_step:
+                await (session.run("loss") if method == "run" else session.aclose())
+
+    hook = saving(tmp_path, every=EVERY_STEP, background=background, listeners=[Nested()])
+    session = ah.AsyncMonitoredSession(array_graph(), [hook])
+
+    async def use() -> None:
+        async with session:
+            await session.run("train")
+            await writes_done()
+            await session.run("train")
+
+    with pytest.raises(ah.errors.NestedRunError, match=f"{method} was called from inside a run"):
+        await use()
+
+
+async def test_a_listener_that_hangs_does_not_outlive_its_session(tmp_path: Path) -> None:
+    """At the end of the grace period its task is cancelled."""
+    listener = HangingListener()
+    hook = saving(tmp_path, every=EVERY_STEP, save_on_begin=False, listeners=[listener])
+    with ManualClock() as clock:
+
+        async def use() -> None:
+            async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
+                await session.run("train")
+                raise ValueError("the block fails")
+
+        using = await parked(use(), 50)
+        await until_true(lambda: listener.begun)
+        await pass_time(clock, 40)
+        with pytest.raises(ValueError, match="the block fails"):
+            await using
+    assert listener.ended == [1]
+
+
+async def test_a_requested_save_is_made_at_the_end(tmp_path: Path) -> None:
+    """Also without `save_on_end`."""
+    hook = saving(tmp_path, save_on_begin=False, save_on_end=False)
+    async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
+        await session.run("train")
+        session.coord.events.request_save()
+    assert await on_disk(tmp_path) == [1]
 
 
 @both_ways

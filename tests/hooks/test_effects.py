@@ -647,3 +647,33 @@ async def test_whatever_happens_kept_steps_have_their_effects() -> None:
     """In any order of tasks, with failures and cancels: no undone step has an effect."""
     explored = await explore(in_a_new_folder, seeds=30)
     assert explored.disturbances["failure"] > 0
+
+
+class Abandoned(BaseException):
+    """An error that is no Exception, as frameworks raise."""
+
+
+async def test_a_handler_that_raises_no_exception_fails_the_session() -> None:
+    """Nothing would repeat the delivery, and a run that waits for room would wait forever."""
+    hook = effects(publish=Receiver(Abandoned("not now")), when="commit", max_pending=1)
+    with pytest.raises(Abandoned):
+        await run_session(ah.AsyncMonitoredSession(step, [hook]), 3, "loss")
+
+
+@pytest.mark.parametrize("method", ["run", "aclose"])
+async def test_a_handler_cannot_run_or_end_the_session(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Either would wait for the deliveries, of which the handler is one."""
+    calls = list[str]()
+
+    async def publish(effect: ah.hooks.Effect) -> None:
+        calls.append(effect.key)
+        if len(calls) == 1:
+            await (session.run("loss") if method == "run" else session.aclose())
+
+    hook = effects(publish=publish, when="commit", max_pending=1)
+    async with ah.AsyncMonitoredSession(step, [hook]) as session:
+        await session.run("loss")
+    assert calls == ["r/1/publish/1"] * 2
+    assert f"NestedRunError('{method} was called from inside" in caplog.text

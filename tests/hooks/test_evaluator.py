@@ -20,7 +20,7 @@ from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
 from tests.support.hooks import PhaseHook, RestoringHook
-from tests.support.sessions import counting, use_up
+from tests.support.sessions import counting, run_session, use_up
 from tests.support.waiting import forever, ticks
 from tests.tensorflow.blocks import run_block
 
@@ -435,3 +435,25 @@ async def test_an_error_of_a_listener_is_an_error(mode: Any) -> None:
     with pytest.raises(KeyError, match="listener"):
         await results_of(hook, 3)
     assert hook.results[1] == 1
+
+
+@both_modes
+async def test_a_cancellation_in_what_gets_the_result_is_an_error(mode: Any) -> None:
+    """Other code cancels what `on_result` awaits: the evaluation fails, and is not repeated without
+    end.
+    """
+    evaluated = list[int]()
+
+    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
+        evaluated.append(evaluation.step)
+        return {"value": 1.0}
+
+    async def on_result(step: int, result: Any) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    hook = EvaluatorHook(evaluate, every=ah.Every(steps=1), mode=mode, on_result=on_result)
+    with pytest.raises(ah.errors.HookCancelledError, match="the evaluation at step 1"):
+        await run_session(counting(hook), 3, "train")
+    assert evaluated == [1]

@@ -239,10 +239,12 @@ async def test_a_wait_that_a_recovery_may_outlast_needs_producers_that_live() ->
     queue = asyncio.Queue[int]()
     tasks = list[asyncio.Task[None]]()
     coords = list[Any]()
+    may_end = asyncio.Event()
     remedy = r"'produce' of a hook's coordinator.*session\.start_soon"
 
     async def produce() -> None:
         queue.put_nowait(1)
+        await may_end.wait()
 
     async def start(_: object, coord: ah.Coordinator) -> None:
         coords.append(coord)
@@ -265,6 +267,7 @@ async def test_a_wait_that_a_recovery_may_outlast_needs_producers_that_live() ->
         await session.run("loss")
         queue.put_nowait(1)
         assert await session.coord.start_soon(wait_in_task) == 1
+        may_end.set()
     tasks.clear()
     async with doubling(hooks[0], recovery=ah.RecoveryPolicy(on=())) as session:
         await use_up(session.steps("loss", feeds=queue, producer=tasks))

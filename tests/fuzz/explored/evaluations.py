@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 import aiohooks as ah
+from aiohooks._core.activity import RunOwner
 from tests.fuzz.explored.fixture import EVERY_STEP, Broken, Fixture, fails, scenario
 from tests.fuzz.explored.harness import Probe
 from tests.support.waiting import forever
@@ -26,8 +27,8 @@ class WatchedEvaluator(ah.hooks.EvaluatorHook):
         super()._reset()
         work = self._queue._work
 
-        async def watched_work(run: Any) -> None:
-            await self.probe.watch("worker", work, run)
+        async def watched_work(session: RunOwner) -> None:
+            await self.probe.watch("worker", work, session)
 
         self._queue._work = watched_work  # type: ignore[method-assign]
 
