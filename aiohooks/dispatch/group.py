@@ -172,8 +172,9 @@ class HookGroup(InitRequired, Generic[K]):
         points = interface.check(registered)
         if not points:
             names = ", ".join(interface.points)
+            advice = "; give its `hooks`" if isinstance(hook, HookGroup) else ""
             raise InvalidHookError(
-                f"{hook!r} has none of the methods of {interface.kind.__name__}: {names}"
+                f"{hook!r} has none of the methods of {interface.kind.__name__}: {names}{advice}"
             )
         check_options(registered, points)
         if self._composite.state == "entered":

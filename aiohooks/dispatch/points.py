@@ -683,14 +683,6 @@ class _Unknown:
         return cls
 
 
-class _UnknownNames(dict[str, Any]):
-    """A namespace that has a class for any name, always the same one for a name."""
-
-    def __missing__(self, name: str) -> Any:
-        """Make the class of a name."""
-        return self.setdefault(name, type(name, (_Unknown,), {}))
-
-
 def annotations_of(
     function: Any,
     names: Mapping[str, Any],
@@ -705,21 +697,44 @@ def annotations_of(
     """
     module_name = getattr(function, "__module__", "")
     module = sys.modules.get(module_name, builtins)
+    unknown: dict[str, Any] = {}
     namespace = ChainMap[str, Any](
         # Before Python 3.13, the `CoroutineType` of `types` takes no parameters.
         {"CoroutineType": Coroutine},
         {**names},
         vars(module),
         {**vars(builtins)},
-        _UnknownNames(),
+        unknown,
     )
     evaluated = written_annotations(function).copy()
     # `get_type_hints` fails if one annotation does, so each is evaluated alone.
     for parameter, annotation in evaluated.items():
         owner = types.SimpleNamespace(__annotations__={parameter: annotation})
         with contextlib.suppress(Exception):
-            evaluated.update(typing.get_type_hints(owner, {}, namespace))
+            evaluated.update(_evaluated(owner, namespace, unknown))
     return evaluated
+
+
+def _evaluated(
+    owner: object,
+    namespace: Mapping[str, Any],
+    unknown: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the evaluated annotations of an object.
+
+    Args:
+        owner: the object.
+        namespace: the values of the names in the annotations.
+        unknown: a part of `namespace`, to which this adds a class for each name that is missing.
+    """
+    while True:
+        try:
+            return typing.get_type_hints(owner, {}, namespace)
+        except NameError as error:
+            # The name may be in the text of an alias, for which Python 3.14 asks no `__missing__`.
+            if error.name is None or error.name in unknown:
+                raise
+            unknown[error.name] = type(error.name, (_Unknown,), {})
 
 
 def written_annotations(owner: Any) -> dict[str, Any]:

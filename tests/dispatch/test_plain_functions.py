@@ -80,6 +80,28 @@ async def test_a_method_that_may_return_an_awaitable_takes_both_kinds(name: str)
     assert await getattr(ah.compose(Broker, []), name)("x") == "x"
 
 
+Next: TypeAlias = "Callable[[], Awaitable[ForCheckersOnly]]"  # type: ignore[name-defined] # noqa: F821
+
+
+class Layers:
+    async def around(self, context: Any, *, proceed: Next) -> Any:
+        raise NotImplementedError
+
+
+async def test_an_alias_may_name_what_only_checkers_import() -> None:
+    """Its argument is found to call the next hook."""
+
+    class Layer:
+        async def around(self, context: Any, *, proceed: Next) -> Any:
+            return [context, await proceed()]
+
+    async def innermost() -> str:
+        return "end"
+
+    hooks = ah.compose(Layers, [Layer(), Layer()], results={"around": "wrap"})
+    assert await hooks.around(1, proceed=innermost) == [1, [1, "end"]]
+
+
 async def test_a_plain_hook_that_returns_an_awaitable_is_an_error() -> None:
     """The call fails, and nothing is left unawaited."""
 

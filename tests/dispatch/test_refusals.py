@@ -192,7 +192,11 @@ HOOKS: list[Any] = [
     (made(Calls, hook(Calls)), "has none of the methods of Calls: answers"),
     (made(Calls, Does), "the class Does", "give an object of it"),
     (made(Calls, do_nothing), "do_nothing", "is a function", "`on`"),
-    (made(Events, ah.HookGroup(Calls)), "<HookGroup Calls: no hooks> has none of the methods"),
+    (
+        made(Events, ah.HookGroup(Calls)),
+        "<HookGroup Calls: no hooks> has none of the methods",
+        "give its `hooks`",
+    ),
     (made(Calls, ON, ah.configure(ON, order=1)), "twice", "make two objects"),
     (lambda: ah.compose(Calls, ON), "hooks is <", "Observer object", "give a list of hooks"),
     (
