@@ -86,7 +86,8 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
     """Run `main(task, *args)` for the chief and each worker, in processes of this machine.
 
     A process dies by a signal, with an exit code other than 0, or before `main` has ended. It is
-    restarted after a growing pause, with the next `attempt`. A worker that ends while the chief is
+    restarted after a growing pause, with the next `attempt`. `sys.exit(0)` in `main` is a clean
+    end, with the result None. A worker that ends while the chief is
     dead is restarted as well. When a process dies, the processes that it has started and left in
     its process group are killed.
 

@@ -346,28 +346,35 @@ async def supervise(
         asyncio.create_task(run_with_restarts(number), name=task_name(number))
         for number in range(spec.num_workers + 1)
     ]
-    await _wait_ended_or_failed(tasks, spec.stop_grace_secs)
-    return _results_of(tasks)
+    ended_first = await _wait_ended_or_failed(tasks, spec.stop_grace_secs)
+    return _results_of(tasks, ended_first)
 
 
-def _results_of(tasks: Sequence[asyncio.Task[T]]) -> list[T]:
-    """Return the results of tasks that have ended, or raise their errors as a group."""
-    ended = [task for task in tasks if not task.cancelled()]
-    errors = [error for task in ended if (error := task.exception()) is not None]
-    # A failure cancels the other tasks, so a cancelled task is an error only if none has failed.
-    if not errors:
-        errors = [
-            TaskDiedError(f"the {task.get_name()} was cancelled from outside")
-            for task in tasks
-            if task.cancelled()
-        ]
+def _results_of(tasks: Sequence[asyncio.Task[T]], ended_first: set[asyncio.Task[T]]) -> list[T]:
+    """Return the results of tasks that have ended, or raise their errors as a group.
+
+    `ended_first` are the tasks that have ended before the launcher has cancelled the others.
+    """
+    errors: list[BaseException] = []
+    for task in tasks:
+        try:
+            error = task.exception()
+        except asyncio.CancelledError as cancelled:
+            if task not in ended_first:
+                continue
+            error = TaskDiedError(f"the {task.get_name()} was cancelled, and not by the launcher")
+            error.__cause__ = cancelled
+        if error is not None:
+            errors.append(error)
     if errors:
         raise BaseExceptionGroup(f"{len(errors)} of {len(tasks)} tasks failed", errors)
     return [task.result() for task in tasks]
 
 
-async def _wait_ended_or_failed(tasks: Sequence[asyncio.Task[Any]], grace_secs: float) -> None:
-    """Wait until all tasks have ended.
+async def _wait_ended_or_failed(
+    tasks: Sequence[asyncio.Task[T]], grace_secs: float
+) -> set[asyncio.Task[T]]:
+    """Wait until all tasks have ended. Return those that have ended by themselves.
 
     When a task fails or this wait is cancelled, cancel the other tasks and wait for their ends.
     """
@@ -386,6 +393,7 @@ async def _wait_ended_or_failed(tasks: Sequence[asyncio.Task[Any]], grace_secs: 
             grace_secs=2 * grace_secs + 5.0,
             what="ending the tasks of a run",
         )
+    return set(tasks) - pending
 
 
 async def _last_term(spec: TaskSpec) -> int:

@@ -746,7 +746,7 @@ class Variables:
         return self._values.by_name.copy()
 
     def assign(self, values: Mapping[str, Any]) -> None:
-        """Replace several values together, as in `session.variables.assign({"rate": 0.1})`.
+        """Replace several values together, as in `variables.assign({"rate": 0.1})`.
 
         Call this method between runs. If a run in progress has read a value and is going to replace
         it (`updates=`), its operations are called again with the new value.

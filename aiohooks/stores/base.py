@@ -21,6 +21,7 @@ from aiohooks._core.waits import (
     ANY_CHANGE,
     ThresholdWaiters,
     Waiters,
+    current_task,
     until_stop,
     wait_for_others,
 )
@@ -894,6 +895,8 @@ class MemoryStepStore(StepStore):
         """Start at `step`, in epoch 1. `run` is the name in messages."""
         super().__init__(Position(1, checked_step(step, "step")), run=run)
         self._lead_lock = asyncio.Lock()
+        self._chief: asyncio.Task[Any] | None = None
+        """The task that leads, or None."""
 
     async def value(self) -> Position:
         """See `StepStore.value`. It is the same as `latest`, and does not suspend."""
@@ -923,10 +926,16 @@ class MemoryStepStore(StepStore):
     @contextlib.asynccontextmanager
     async def lead(self) -> AsyncGenerator[Term]:
         self._check_loop()
+        if self._chief is current_task():
+            raise InvalidArgumentError(f"this task leads {self!r} already: leave that block first")
         async with self._lead_lock:
+            self._chief = current_task()
             term = self._waits.snapshot.term + 1
             self._waits.observe_run(Snapshot(self.latest, term))
-            yield Term(term)
+            try:
+                yield Term(term)
+            finally:
+                self._chief = None
 
     async def mark_initialised(self) -> None:
         self._check_loop()

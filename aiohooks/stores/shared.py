@@ -216,7 +216,8 @@ class SharedStepStore(StepStore):
         self._check_loop()
         if self._members.candidate is not None:
             raise InvalidArgumentError(
-                f"{self!r} leads already, or is about to: leave that block first"
+                f"{self!r} leads already, or is about to: leave that block first, or open another"
+                " store for a standby chief"
             )
         member = self._members.new_member(f"chief {self._members.process}")
         self._members.candidate = member

@@ -136,6 +136,16 @@ async def test_waiting_for_the_lead_can_be_cancelled(engine: FakeEngine) -> None
                     pass
 
 
+async def test_a_task_cannot_wait_for_its_own_lead() -> None:
+    """In the memory of a process, the store of a standby chief is the same."""
+    async with ah.MemoryStepStore() as store, store.lead():
+        with pytest.raises(ah.errors.InvalidArgumentError, match=r"leads .* already"):
+            async with store.lead():
+                pass
+        standby = await parked(store.lead().__aenter__())
+        assert await cancel_and_wait(standby)
+
+
 async def close_dead(dead: FakeStepStore, clock: ManualClock) -> None:
     """Close the dead store, which has no engine to answer it."""
     closing = asyncio.ensure_future(dead.aclose())
