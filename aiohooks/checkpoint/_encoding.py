@@ -116,8 +116,7 @@ def _array_file(arrays: Mapping[str, _Stored]) -> Iterator[bytes | memoryview]:
     text += b" " * (-len(text) % 8)
     if len(text) > _MAX_HEADER_BYTES:
         raise InvalidArgumentError(
-            f"the state has {len(entries)} arrays, more than a checkpoint can hold; join small"
-            " ones",
+            f"the state has {len(entries)} arrays, more than a checkpoint can hold; join small ones"
         )
     header = len(text).to_bytes(8, "little") + text
     return _chunks(header, [stored for _, stored in in_order if stored.nbytes])
@@ -254,7 +253,7 @@ class _Encoder:
             return self._tensor(value)
         raise self._rejected(
             f"is of the type {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold;"
-            " give plain data, such as int(...) of an enum, or what its state_dict() returns",
+            " give plain data, such as int(...) of an enum, or what its state_dict() returns"
         )
 
     def text(self, value: str) -> str:
@@ -286,7 +285,7 @@ class _Encoder:
             elif type(key) is not int or key not in _PLAIN_INTS:
                 raise self._rejected(
                     f"has the key {key!r} of type {type(key).__name__}; keys are str or int of 64"
-                    " bits: give str(...) of it",
+                    " bits: give str(...) of it"
                 )
         return dict(self._converted(values.items()))
 
@@ -295,7 +294,7 @@ class _Encoder:
         if len(self._path) >= MAX_DEPTH:
             raise InvalidArgumentError(
                 f"{_place(self._path[:4])}... is nested deeper than {MAX_DEPTH} levels, or in"
-                " itself; flatten it",
+                " itself; flatten it"
             )
         # A container that is in the state several times is written each time. So a few containers
         # that contain each other several times could take memory without end.
@@ -304,7 +303,7 @@ class _Encoder:
             raise InvalidArgumentError(
                 f"the state has more than {MAX_CONTAINERS} lists, tuples and dicts, of which one"
                 " that is there several times counts as often; put numbers into arrays, and shared"
-                " containers into the state once",
+                " containers into the state once"
             )
         # The last item of the path is the key of the value that is being converted.
         self._path.append("")
@@ -393,7 +392,7 @@ class _Encoder:
             return dtype.str
         raise self._rejected(
             f"has the dtype {dtype}, which a checkpoint cannot hold exactly; give numbers, such as"
-            " .astype(numpy.float64), times with a unit, or a list or dict of its items",
+            " .astype(numpy.float64), times with a unit, or a list or dict of its items"
         )
 
     def _rejected(self, reason: str) -> InvalidArgumentError:

@@ -265,15 +265,20 @@ class Saver:
         check_secs(every_secs, "every_secs", positive=True)
         check_secs(timeout, "timeout", optional=True, positive=True)
         clock = current_clock()
-        latest: Path | None = None
+        # The sequence of the latest checkpoint that was yielded. One that is committed later has a
+        # higher sequence.
+        latest = 0
         # When the wait for the next checkpoint began.
         since = clock.now()
         while timeout is None or clock.now() - since < timeout:
             checkpoints = await self.checkpoints()
-            if not checkpoints or checkpoints[0].path == latest:
+            if not checkpoints:
+                # The directory was emptied: the sequence begins again.
+                latest = 0
+            if not checkpoints or checkpoints[0].sequence <= latest:
                 await sleep(every_secs)
                 continue
-            latest = checkpoints[0].path
+            latest = checkpoints[0].sequence
             yield checkpoints[0]
             since = clock.now()
 

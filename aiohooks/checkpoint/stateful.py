@@ -175,7 +175,7 @@ class RandomState:
             raise CheckpointMismatchError(
                 f"the checkpoint has the random states {', '.join(state)}, and RandomState has"
                 f" {', '.join(generators)}; import what the program imported that saved it, and"
-                " give RandomState the same generators",
+                " give RandomState the same generators"
             )
         for name, generator_state in state.items():
             _, write = generators[name]
@@ -199,7 +199,7 @@ def _access(generator: Any) -> _Access:
         return lambda: bits.state, lambda state: setattr(bits, "state", state)
     raise InvalidArgumentError(
         f"RandomState got {generator!r}; give instances of random.Random, numpy.random.Generator or"
-        " torch.Generator",
+        " torch.Generator"
     )
 
 

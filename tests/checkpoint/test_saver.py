@@ -8,6 +8,7 @@ import asyncio
 import functools
 import logging
 import os
+import shutil
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -377,4 +378,34 @@ async def test_new_checkpoints_of_another_process(tmp_path: Path) -> None:
         await until_true(lambda: not has_read(0) and evaluating.done())
         await evaluating
     assert steps == [1, 3, 3, 2]
+    await saver.aclose()
+
+
+async def test_an_earlier_checkpoint_is_not_new(tmp_path: Path) -> None:
+    """`follow` yields nothing if the newest checkpoint goes, and begins again in a directory that
+    was emptied.
+    """
+    saver = Saver(tmp_path)
+    saved = [await saver.save({}, step) for step in (1, 2)]
+    with ManualClock() as clock:
+        following = Saver(tmp_path, read_only=True).follow(every_secs=1)
+        assert (await anext(following)).step == 2
+        following_next = asyncio.ensure_future(anext(following))
+
+        async def read_again() -> None:
+            """Let the directory be read twice."""
+            for _ in range(2):
+                await until_true(lambda: clock.pending)
+                clock.advance(1)
+
+        shutil.rmtree(saved[1].path)
+        await read_again()
+        assert not following_next.done()
+        shutil.rmtree(saved[0].path)
+        await read_again()
+        await saver.save({}, 1)
+        await until_true(lambda: clock.pending)
+        clock.advance(1)
+        assert (await following_next).step == 1
+        await following.aclose()
     await saver.aclose()
