@@ -121,10 +121,8 @@ class PrometheusHook(SessionRunHook):
         # After a recovery, the registry shows the session already.
         if self._collector is not None:
             return
-        status = coord.status()
-        self._name = ""
-        if status is not None and status.name is not None:
-            self._name = status.name
+        # A coordinator without a session has no status.
+        self._name = getattr(coord.status(), "name", None) or ""
         collector = _collector_of(self._registry)
         collector.add(self._name, self._collect_samples)
         self._collector = collector

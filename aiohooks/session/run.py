@@ -105,8 +105,9 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
             # After that end, the runner could not close the loop. The end counts.
             error = end
         number = None if loop is None else stopped_by(loop)
-        # Of the errors after a signal, these two are its effects, and become the exit code.
-        if number is None or not isinstance(error, (KeyboardInterrupt, StopRequestedError)):
+        # Of the errors after a signal, these are its effects, and become the exit code.
+        effects = (KeyboardInterrupt, StopRequestedError, asyncio.CancelledError)
+        if number is None or not isinstance(error, effects):
             _shorten_traceback(error)
             raise error
         if isinstance(error, KeyboardInterrupt):

@@ -25,7 +25,7 @@ from aiohooks._core.clock import TimerHandle, call_later
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.validate import check_secs
 from aiohooks._core.waits import current_task
-from aiohooks.errors import StopRequestedError
+from aiohooks.errors import InvalidArgumentError, StopRequestedError, safe_repr
 from aiohooks.session.coordinator import Coordinator, Requests
 
 
@@ -71,7 +71,15 @@ class SignalPolicy:
     drain_secs: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "signals", tuple(map(Signals, self.signals)))
+        try:
+            signals = tuple(map(Signals, self.signals))
+        except (TypeError, ValueError):
+            signals = ()
+        if not signals:
+            raise InvalidArgumentError(
+                f"signals is {safe_repr(self.signals)}; give signals, such as (signal.SIGTERM,)"
+            )
+        object.__setattr__(self, "signals", signals)
         for name in ("step_secs", "grace_secs", "drain_secs"):
             check_secs(getattr(self, name), name, optional=True)
 

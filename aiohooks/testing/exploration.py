@@ -145,10 +145,10 @@ async def explore(
         raise InvalidArgumentError(
             f"program is {safe_repr(program)}; give a coroutine function without arguments"
         )
-    if isinstance(seeds, int):
-        numbers: Iterable[int] = range(checked_int(seeds, "seeds", 1))
+    if isinstance(seeds, Iterable):
+        numbers: Iterable[int] = [checked_int(seed, "a seed") for seed in seeds]
     else:
-        numbers = [checked_int(seed, "a seed") for seed in seeds]
+        numbers = range(checked_int(seeds, "seeds", 1))
     if exhaust is not None:
         checked_int(exhaust, "exhaust", 1)
     kinds = [disturb] if isinstance(disturb, str) else [*disturb]

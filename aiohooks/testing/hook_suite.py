@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
+from aiohooks._core.validate import check_callable
 from aiohooks._core.waits import Backoff
 from aiohooks.checkpoint.saver import is_same
 from aiohooks.checkpoint.stateful import is_stateful
@@ -343,6 +344,7 @@ async def check_hook(
         AssertionError: a check failed. The message or a note names it.
         BaseException: an error of the hook, with a note that names the check.
     """
+    check_callable(make, "make")
     case = _Case(make, make_source, fetches)
 
     async def run(check: _Check) -> None:

@@ -11,6 +11,8 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from aiohooks._core.validate import check_callable, check_instance
+from aiohooks._core.waits import retrieve_exception
 from aiohooks.errors import (
     InvalidArgumentError,
     PublisherFailedError,
@@ -44,6 +46,7 @@ class Run:
     async def open(self) -> StepStore:
         """Open another store and return it. `aclose` closes it."""
         store = self.make_store(self._name)
+        check_instance(store, StepStore, "what make returns")
         if store not in self.stores:
             self.stores.append(store)
         return await store.__aenter__()
@@ -51,7 +54,7 @@ class Run:
     async def aclose(self) -> None:
         """Delete the run, and close its stores."""
         # One store deletes the run for all stores. The check may have closed this store already.
-        last = self.stores[-1]
+        last = self.stores[-1] if self.stores else None
         if isinstance(last, SharedStepStore):
             with contextlib.suppress(StoreClosedError):
                 await last.forget()
@@ -63,6 +66,8 @@ async def parked(store: StepStore, wait: Coroutine[Any, Any, int]) -> Wait:
     """Start a task that awaits `wait`. Return it when it waits in the store, or has ended."""
     before = store.statistics().waiting
     task = asyncio.ensure_future(wait)
+    # If the check fails, nothing awaits the task.
+    task.add_done_callback(retrieve_exception)
     while store.statistics().waiting == before and not task.done():  # noqa: ASYNC110 - no event
         await asyncio.sleep(0)
     return task
@@ -118,9 +123,10 @@ async def wakes(run: Run) -> None:
         await a.raise_to(reached)
         for step, wait in waits:
             if step <= reached:
-                assert await wait >= step
+                woken_at = await wait
+                assert woken_at >= step, f"a wait for step {step} has ended at step {woken_at}"
             else:
-                assert not wait.done()
+                assert not wait.done(), f"a wait for step {step} has ended at step {reached}"
     # A wait for an earlier step returns the current step immediately.
     assert await b.wait_for(5) == 50
 
@@ -366,6 +372,7 @@ async def check_step_store(
     Raises:
         AssertionError: a check failed. The message or a note names it.
     """
+    check_callable(make, "make")
 
     async def run_check(check: _Check) -> None:
         run = Run(make)

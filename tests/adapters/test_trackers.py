@@ -113,6 +113,16 @@ async def test_metrics_alone_are_enough() -> None:
     assert tracker.metrics == [(1, {"lr": 0.5, "seen": 1.0}), (2, {"lr": 10.0, "seen": 2.0})]
 
 
+async def test_a_tracker_with_coroutine_methods_is_refused() -> None:
+    """A thread would call them, and never await what they return."""
+
+    class Async(ScriptedTracker):
+        async def log_metrics(self, *_: Any) -> None: ...  # type: ignore[override]
+
+    with invalid("has coroutine methods", "write them as `def`"):
+        hook_of(Async())
+
+
 async def test_what_is_not_a_number_is_refused() -> None:
     """A metric that is not one number is an error of the run, which names it."""
 

@@ -143,8 +143,9 @@ def stopped_main(end: object) -> Callable[[], Coroutine[Any, Any, Any]]:
         (None, STOPPED),
         (ah.StopRequestedError("before it was open"), STOPPED),
         (KeyboardInterrupt(), INTERRUPTED),
+        (asyncio.CancelledError("received"), STOPPED),
     ],
-    ids=["nothing", "a stop", "a Ctrl-C"],
+    ids=["nothing", "a stop", "a Ctrl-C", "a cancellation"],
 )
 def test_the_signal_is_the_exit(end: object, code: int) -> None:
     """Of a program that returns nothing; also where a session was not open yet, or another Ctrl-C

@@ -46,3 +46,11 @@ async def test_an_unknown_check_is_refused() -> None:
         InvalidArgumentError, match="unknown check 'x'; known are: cancelled_advance, "
     ):
         await check_step_store(lambda run: MemoryStepStore(run=run), "x")
+
+
+async def test_what_makes_no_store_is_refused() -> None:
+    """The error names the argument, or its result."""
+    with pytest.raises(InvalidArgumentError, match="make is 3"):
+        await check_step_store(3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="what make returns is None"):
+        await check_step_store(lambda run: None, "counts")  # type: ignore[arg-type, return-value]

@@ -90,15 +90,15 @@ class SessionRunner:
             async with self._session as session:
                 self.opened.set()
                 await self._make_steps(session)
-        except Exception as error:
+        except BaseException as error:
             # A stop before the session was open raises an error of a clean end. That is no failure.
             if is_clean_end(error) and self._session.stop_reason is not None:
                 return
             self.failure = error
             _logger.error("%s failed; the server continues without it", self._label, exc_info=error)
-        except BaseException as error:
-            self.failure = error
-            raise
+            # A cancellation, or an error that is to end the program.
+            if not isinstance(error, Exception):
+                raise
         finally:
             # Also after an error, so that no client waits for a session that never opens.
             self.opened.set()

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from aiohooks._core.queue import ThreadQueue
-from aiohooks._core.validate import check_instance, check_secs
+from aiohooks._core.validate import check_instance, check_secs, is_coroutine_function
 from aiohooks._core.waits import wait_done
+from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import (
     Record,
@@ -123,6 +124,10 @@ class TrackerHook(ScheduledHook):
             InvalidArgumentError: an argument is invalid.
         """
         check_instance(tracker, Tracker, "tracker")
+        if is_coroutine_function(tracker.log_metrics):
+            raise InvalidArgumentError(
+                f"{tracker!r} has coroutine methods, but a thread calls them; write them as `def`"
+            )
         check_instance(every, Every, "every")
         check_secs(drain_secs, "drain_secs")
         self.tracker: Tracker = tracker
