@@ -230,13 +230,13 @@ class active:
         owner: object = None,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """Prepare the entry of a block.
+        """Prepare the block of an activity.
 
         Args:
             kind: the kind of the activity.
             name: the name of the activity.
-            describe: returns the description of the activity, for `why`. By default, only the
-                entries inside the block are described.
+            describe: returns what the activity waits for, for the reports of `why`. By default,
+                these show only the activities inside of this one.
             owner: the monitored session that the activity is part of.
             observers: notified of the start and the end of the activity.
         """

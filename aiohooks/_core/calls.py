@@ -76,22 +76,24 @@ _MISSING: Any = object()
 class _Ending:
     """The state of `Calls` that is needed only for a time limit, a failure or a cancel.
 
-    It is made at the first of these. Most calls have none, and only return.
+    It is made at the first of these. Most calls have none, and only return. A call that exceeds its
+    time limit first has a timeout error, and this error becomes its failure when it has ended or is
+    left behind.
     """
 
     def __init__(self) -> None:
         self.errors: dict[int, BaseException] = {}
         """The failures that will be raised, by the number of the call."""
         self.caller_cancel: CancelledError | None = None
-        """The first cancel of the caller."""
+        """The first CancelledError that the caller has got while it waited."""
         self.cause: BaseException | None = None
-        """The argument of `Calls.end`."""
+        """The error for which the calls are ended (`Calls.end`), or None."""
         self.timers: dict[int, TimerHandle] = {}
         """The timer of each call: that of its time limit, and afterwards of its grace period."""
         self.grace_timer: TimerHandle = NO_TIMER
         """The timer of the grace period of all calls, from `_cancel_calls`."""
         self.timeout_errors: dict[int, BaseException] = {}
-        """The errors of the calls that have exceeded their time limits."""
+        """The errors of the calls that have exceeded their time limits, by number."""
         self.left_behind: set[int] = set()
         """The calls that still run after their grace period."""
 
@@ -676,7 +678,7 @@ class Wait(Calls, Generic[T]):
         cancel it.
         """
         self._is_future = asyncio.isfuture(awaitable)
-        call = _outcome if self._is_future else as_coroutine
+        call = _result_of_future if self._is_future else as_coroutine
         try:
             # `end` was called before the wait has begun.
             if self._ending is not None and self._ending.cause is not None:
@@ -691,15 +693,16 @@ class Wait(Calls, Generic[T]):
         return result
 
 
-async def _outcome(future: asyncio.Future[T]) -> T:
+async def _result_of_future(future: asyncio.Future[T]) -> T:
     """Wait for a future, and return its result. A cancel ends this wait, and not the future."""
     try:
-        await wait_done([future], None)
-    finally:
+        await wait_done([future], secs=None)
+    except CancelledError:
+        # The future may have got an error at the same time, which nobody will see now. Mark it as
+        # retrieved, as `await future` would, or asyncio would log it.
         if future.done():
-            # If a cancel arrives together with an error of the future, the error is not raised
-            # here. asyncio would log it as one that was never retrieved; under `await` it does not.
             retrieve_exception(future)
+        raise
     return future.result()
 
 
@@ -777,16 +780,18 @@ class RunWaits:
 # are applied to the caller's context, too, as if it had run there.
 
 
-def changes(
+def context_changes(
     before: Context,
     after: Context,
 ) -> list[tuple[ContextVar[Any], Any]]:
     """Return the variables that differ between two states of a context, with their new values.
 
-    The new value is `_MISSING` for a variable that is unset in `after`.
+    The new value is `_MISSING` for a variable that is unset in `after`. The variable of the current
+    run is left out: it is this library's own.
     """
-    # Hot path: usually nothing has changed. Comparing the two states in C is much faster than the
-    # loops below, and this is done for each call of each run.
+    # Hot path: usually nothing has changed, and this is done for each call of each run. Comparing
+    # the two states in C is much faster than the loops below. Equal states with another order of
+    # the variables take the loops.
     if (
         len(before) == len(after)
         and all(map(is_, before.values(), after.values()))
@@ -799,8 +804,6 @@ def changes(
         if value is not before.get(variable, _MISSING)
     ]
     changed += [(variable, _MISSING) for variable in before if variable not in after]
-    # The variable of the current run is left out: a run that a call has begun is no change for the
-    # caller.
     return [change for change in changed if change[0] is not current_scope]
 
 
@@ -843,11 +846,11 @@ class OwnContext:
             self._from_caller = {}
             self._to_caller = {}
         else:
-            for variable, value in changes(self._caller, caller):
+            for variable, value in context_changes(self._caller, caller):
                 # A variable that has the value already needs no token.
                 if context.get(variable, _MISSING) is not value:
                     context.run(_set, variable, value, self._from_caller)
-            # `changes` leaves out the run of the caller, which these calls are part of.
+            # `context_changes` leaves out the run of the caller, which these calls are part of.
             scope = caller.get(current_scope)
             if context.get(current_scope) is not scope:
                 context.run(current_scope.set, scope)
@@ -865,7 +868,7 @@ class OwnContext:
         context = self._context
         if context is None:
             return
-        changed = changes(self._before if since is None else since, context)
+        changed = context_changes(self._before if since is None else since, context)
         if not changed:
             return
         self._caller = self._caller.copy()
@@ -924,7 +927,7 @@ def copy_back(call_contexts: Iterable[CallContext]) -> None:
         # Hot path: a context without variables has no changes, and usually no variable is set.
         if not after:
             continue
-        for variable, value in changes(before, after):
+        for variable, value in context_changes(before, after):
             current = variable.get(_MISSING)
             is_merged = current is merged.get(variable, _MISSING)
             # If the value is neither from here nor that from before the calls, a later call has set

@@ -193,8 +193,9 @@ def is_coroutine_function(fn: object) -> bool:
     """
     while isinstance(fn, functools.partial):
         fn = fn.func
-    # Of a function, this is a method-wrapper, which is no coroutine function.
-    method = getattr(fn, "__call__", None)  # noqa: B004
+    # The method of an object's class. That of a function is a method-wrapper, and that of a class
+    # makes an object: both are no coroutine functions.
+    method = getattr(type(fn), "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(method)
 
 

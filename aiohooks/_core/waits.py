@@ -271,7 +271,7 @@ async def to_thread(
             anyio.to_thread.run_sync(call), grace_secs=grace_secs, what=what, on_cancel=on_cancel
         )
     except asyncio.CancelledError:
-        # Only the wait for the thread has ended.
+        # The thread may still run. A call that has not begun is cancelled, and never runs.
         if is_running:
             logger.warning(LEFT_BEHIND_MESSAGE, what, grace_secs)
         raise
@@ -311,9 +311,9 @@ def until_stop(
     waiter: Awaitable[T],
     run: RunScope | None,
 ) -> Awaitable[T]:
-    """Return a wait that ends with the waiter, or with a stop of the run's session.
+    """Return a wait for `waiter` that a stop of the run's session ends with `StopRequestedError`.
 
-    If there is no run, or it is of no session, this is the waiter itself.
+    If there is no run, or it belongs to no session, this is the waiter itself.
     """
     if run is None or run.session is None:
         return waiter

@@ -70,7 +70,10 @@ def group_of(frames: Frames) -> tuple[list[Any], Needs]:
     there are none.
     """
     for frame in filter(is_library, frames):
-        path = _GROUPS.get(frame.f_code.co_qualname, "")
+        path = _GROUPS.get(frame.f_code.co_qualname)
+        if path is None:
+            continue
+        # "self._tasks" stands for the attribute `_tasks` of the variable `self`.
         name, _, attribute = path.partition(".")
         group = frame.f_locals.get(name)
         if attribute:
@@ -81,6 +84,7 @@ def group_of(frames: Frames) -> tuple[list[Any], Needs]:
         returns = frame.f_locals.get("return_when", asyncio.ALL_COMPLETED)
         if returns != asyncio.ALL_COMPLETED:
             needs = "any"
+        # Some functions wait for a single task or thread.
         if not isinstance(group, set | list):
             group = [group]
         return [*group], needs

@@ -72,8 +72,9 @@ class TaskWait(NamedTuple):
 def task_wait(task: Task) -> TaskWait:
     """Return where a task of this loop waits.
 
-    If the task waits for calls in tasks of the library, the chain continues with the first of
-    these. For the running task, only the outermost function is known.
+    The frames lead from the task to the code that waits. If the task waits for calls that this
+    library makes in tasks of their own, they continue with the task of the first such call. For the
+    running task, only the outermost function is known.
     """
     frames: Frames = ()
     while True:
@@ -81,17 +82,19 @@ def task_wait(task: Task) -> TaskWait:
         frames += frames_of_links(links)
         wait = _entered_wait(task)
         if wait is None:
-            # The registry has no wait of this task. If it awaits another task, that has a name.
-            awaits = None
-            if links and is_task(links[-1][1]):
-                awaits = describe_awaitable(links[-1][1])
-            return TaskWait(frames, awaits, None)
+            # The registry has no wait of this task. A task that it awaits is named, and not
+            # followed: it is the user's own, and has reports of its own.
+            name = None
+            if links:
+                _, awaited = links[-1]
+                name = describe_awaitable(awaited) if is_task(awaited) else None
+            return TaskWait(frames, awaits=name, kind=None)
         if wait.kind != "calls":
-            return TaskWait(frames, wait.name, wait.kind)
+            return TaskWait(frames, awaits=wait.name, kind=wait.kind)
         called_task = _first_task(wait)
         # The limit is for tasks that wait for one another: their chain has no end.
         if called_task is None or len(frames) > _MAX_FRAMES:
-            return TaskWait(frames, None, None)
+            return TaskWait(frames, awaits=None, kind=None)
         task = called_task
 
 

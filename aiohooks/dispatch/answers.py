@@ -75,22 +75,23 @@ class SortedHooks:
             kind: the class of the object that stands for the hooks.
             hooks: the hooks that implement the method, in registration order.
             grace_secs: how long cancelled calls may take to end.
-            make_call: returns the call of a hook, which may queue it.
+            make_call: returns the call of a hook that does not wrap. For a background hook, this
+                call queues the call of the hook.
         """
         self._point = point
         self._kind = kind
-        # `make_call` is for the hooks that do not wrap. It might queue the call, but the caller of
-        # a plain method, or of one with a result, needs its end now.
-        if not point.is_async or point.mode != "none":
-            make_call = hook_call
         make_wrapper = wrapper_call if point.mode == "wrap" else generator_call
+        # A call may be queued only if its caller needs no result, and awaits it.
+        can_queue = point.is_async and point.mode == "none"
         wrappers: list[HookCall] = []
         calls: list[HookCall] = []
         for registered in hooks:
             if point.wraps(registered.hook):
                 wrappers.append(make_wrapper(registered, point.name))
-            else:
+            elif can_queue:
                 calls.append(make_call(registered, point.name))
+            else:
+                calls.append(hook_call(registered, point.name))
         # Each wrapping hook is called by the one before, so each is a group of its own.
         self._wrappers = order_groups(wrappers, grace_secs, one_by_one=True)
         # In these modes, a result decides whether the next hook is called, or with which argument.
@@ -98,20 +99,31 @@ class SortedHooks:
         self._groups = order_groups(calls, grace_secs, one_by_one=one_by_one)
         groups = (*self._groups, *self._wrappers)
         self.may_wait: bool = any(group.may_wait for group in groups)
-        self.fast_path: OrderGroup | None = None
-        """The calls of all orders as one group, which `CompositeMethod` makes itself, or None if it
+        self.fast_path: OrderGroup | None = self._make_fast_path(grace_secs)
+        """The calls of all hooks as one group, which `CompositeMethod` makes itself, or None if it
         cannot. Calls that do nothing have to cost almost nothing.
         """
-        # `CompositeMethod` never calls the class's own method, does not stop at the first result,
-        # and returns None, not a list, if all results are None.
-        is_simple = point.none_is_result and point.mode not in ("first", "all")
-        # A function that is called once must not be removed by a call with wrong arguments.
-        has_once = any(registered.registration.once for registered in hooks)
-        needs_more = wrappers or has_once or self.may_wait
-        if self._groups and is_simple and not needs_more:
-            # One group will do: calls that cannot wait are made one after another in any case.
-            in_order = [call for group in self._groups for call in group.calls]
-            self.fast_path = OrderGroup(in_order, grace_secs)
+
+    def _make_fast_path(self, grace_secs: float) -> OrderGroup | None:
+        """Return the calls of all hooks as one group, if they need nothing but to be called one
+        after another.
+        """
+        point = self._point
+        calls = [call for group in self._groups for call in group.calls]
+        if not calls or self._wrappers or self.may_wait:
+            return None
+        # If all results are None, the fast path returns None. It neither calls the class's own
+        # method then, nor returns a list of the results.
+        if not point.none_is_result or point.mode == "all":
+            return None
+        # It does not stop at the first result.
+        if point.mode == "first":
+            return None
+        # It checks the arguments only after an error. A function with `once=True` would be removed
+        # by then.
+        if any(call.registered.registration.once for call in calls):
+            return None
+        return OrderGroup(calls, grace_secs)
 
     def call(
         self,

@@ -58,25 +58,25 @@ class BackgroundCalls:
         """Return the call of a hook's method. For a background hook, this is a call that queues
         the hook's call.
 
-        Usually there is a place in the queue. Then the condition of the queuing call (see
-        `HookCall.condition`) has already queued the hook's call and returns False, so that no task
-        is needed. Only if the queue is full, the queuing call gets a task, and waits for a place.
-        The time limit and `disable_after` of the hook apply when the queue makes the hook's call.
+        Usually there is a place in the queue, and the caller needs no task. Only if the queue is
+        full, the caller's call gets a task, and waits for a place. The time limit and
+        `disable_after` of the hook apply when the queue makes the call of the hook.
         """
         if not registered.registration.background:
             return hook_call(registered, method)
-        queue = registered.queue
-        if queue is None:
-            queue = registered.queue = CallQueue(registered, self)
-        # The hook's call, as the queue makes it later.
-        call = hook_call(registered, method)
-        group = OrderGroup([call], self.grace_secs, kind="background")
-        # The call that the caller makes, which queues the other one.
+        if registered.queue is None:
+            registered.queue = CallQueue(registered, self)
+        queue: CallQueue = registered.queue
+        # The job: the call of the hook, which the queue makes later.
+        job = hook_call(registered, method)
+        group = OrderGroup([job], self.grace_secs, kind="background")
+        # The call that the caller makes. First its condition tries to queue the job. If there is no
+        # place, the condition is true, and its function waits for one.
         return HookCall(
             registered,
-            call.name,
-            functools.partial(queue.call, group),
-            condition=functools.partial(queue.has_to_wait, group),
+            job.name,
+            function=functools.partial(queue.queue, group),
+            condition=functools.partial(queue.is_left_unqueued, group),
             queue=queue,
         )
 
@@ -134,31 +134,31 @@ class CallQueue(Queue["QueuedCall"]):
         # wait for itself. In another queue, it might wait for a call that waits for its own queue.
         return super().is_full and _current_queue.get() is None
 
-    def has_to_wait(
+    def is_left_unqueued(
         self,
         group: OrderGroup,
         /,
         *args: Any,
         **keywords: Any,
     ) -> bool:
-        """Queue the call if there is a place. Return whether the caller has to wait for a place.
+        """Queue a job if there is a place. Return whether it could not be queued.
 
-        `HookCall.condition` of a background hook is this method, and `HookCall.function` is the
-        method `call` below. So a caller awaits `call` only if this returns True.
+        This is the `HookCall.condition` of a background hook, and `queue` below is its
+        `HookCall.function`. So a caller awaits `queue` only if this returns true.
 
         Raises:
-            HookGroupClosedError: the group was left, as for `call`.
+            HookGroupClosedError: the group was left, as for `queue`.
         """
         return not self.put_nowait(QueuedCall(self, group, args, keywords))
 
-    async def call(
+    async def queue(
         self,
         group: OrderGroup,
         /,
         *args: Any,
         **keywords: Any,
     ) -> None:
-        """Queue a call. Wait while the queue is full, but not beyond a stop of the session.
+        """Queue a job. Wait while the queue is full, but not beyond a stop of the session.
 
         Raises:
             HookGroupClosedError: the group was left while the call of a method that this is part of

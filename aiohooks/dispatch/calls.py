@@ -608,19 +608,20 @@ class HookCalls(Calls):
         Args:
             functions: the function of each call, bound to its keyword arguments.
             arguments: the positional arguments of each call.
-            keywords: the keyword arguments, to which the conditions of the calls are not bound.
+            keywords: the keyword arguments, for the conditions of the calls. The functions have
+                them already.
         """
         # The condition of a group is that of its only call, which `is_skipped` has checked.
         is_checked = self._group.condition is not None
         for number, call in enumerate(self._group.calls):
             function = functions[number]
             try:
-                # If there are too few, the error ends the calls before, like any other failure.
+                # Too few `arguments` are a failure of this call, which ends the other calls.
                 args = arguments[number]
                 if not call.may_wait:
-                    # Such a call has no condition, which would only save the task of a call. Make
-                    # it here, in the task and the context of the caller. It may change the context
-                    # even if it fails, so the change is noted before.
+                    # A condition is there to avoid a task. This call needs none, so it has no
+                    # condition: it is made in the task and the context of the caller. It may change
+                    # the context even if it fails, so the change is noted before.
                     self.note_context_change()
                     self.results[number] = result_now(function(*args))
                 elif is_checked or call.condition is None or call.condition(*args, **keywords):

@@ -277,7 +277,7 @@ class CompositeMethod:
     """
 
     def __init__(self, composite: Composite, point: Point) -> None:
-        """Make the method of the object, which calls no hook yet."""
+        """Make the method of the object that stands for the hooks. It calls no hook yet."""
         self.composite: Composite = composite
         self.point: Point = point
         self.hooks: dict[RegisteredHook, None] = {}
@@ -285,13 +285,12 @@ class CompositeMethod:
         self.sorted_hooks: SortedHooks | None = None
         """The hooks, sorted for the next call, or None if they have changed since."""
         self.fast_path: OrderGroup | None = None
-        """The calls of hooks that cannot wait, which `_function` makes itself. It is None if calls
-        need more: the first call after a change, hooks that may wait, or a result to combine.
-        """
+        """The fast path of `sorted_hooks`, kept here because each call needs it."""
         declared = composite.interface.members[point.name]
-        self._function = _calling_function(self)
+        # The function reads the attributes of this object at each call.
+        self._function = _make_caller(self)
         functools.update_wrapper(self._function, inspect.unwrap(declared))
-        # Let the class of the object have the attribute.
+        # This sets the attribute of the object's class for the first time.
         self.reset()
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
@@ -349,7 +348,7 @@ class CompositeMethod:
                 )
 
 
-def _calling_function(method: CompositeMethod) -> Callable[..., Any]:
+def _make_caller(method: CompositeMethod) -> Callable[..., Any]:
     """Return the function that calls the hooks of a method: a coroutine function, or a plain one
     for a plain method.
     """
@@ -360,8 +359,9 @@ def _calling_function(method: CompositeMethod) -> Callable[..., Any]:
         group = method.fast_path
         if group is None or keywords or get_ident() != composite.thread:
             return await composite.call(method, self, args, keywords)
-        # Hot path: as in `call_groups`, the loop continues with the next function after an error
-        # that is only logged. No function waits, so the check of the thread is enough.
+        # Hot path: no function waits, so no other event loop matters, and only the thread is
+        # checked. The iterator is kept, so that the loop continues behind a function whose error is
+        # only logged.
         remaining = iter(group.functions)
         # The results that are not None, by the place of their calls. Usually there are none, so
         # that no dict is made.
@@ -375,8 +375,9 @@ def _calling_function(method: CompositeMethod) -> Callable[..., Any]:
                         results[_current_place(group, remaining)] = result
                 break
             except BaseException as error:
-                # Wrong arguments are no failure of the hook. Other calls check them first, but here
-                # a check would cost as much as the call of a hook.
+                # Wrong arguments are no failure of the hook. Other calls check them first. Here a
+                # check would cost as much as the call of a hook, so they are checked only now: this
+                # raises another TypeError for them.
                 if isinstance(error, TypeError):
                     point.parameters.values(args, keywords)
                 log_or_raise(group, _current_place(group, remaining), None, error)

@@ -19,7 +19,15 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, overload
 
 from aiohooks._core.activity import Observer, active, current_scope, observed_call
-from aiohooks._core.calls import Calls, RunWaits, Wait, can_wait, changes, copy_back, result_now
+from aiohooks._core.calls import (
+    Calls,
+    RunWaits,
+    Wait,
+    can_wait,
+    context_changes,
+    copy_back,
+    result_now,
+)
 from aiohooks._core.validate import check_instance, is_coroutine_function
 from aiohooks._core.waits import DEFAULT_GRACE_SECS, shielded
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, snapshot
@@ -1149,7 +1157,7 @@ class OperationCalls(Calls):
             if input_slot in self._call_contexts:
                 setters |= self._setters[input_slot]
                 before, after = self._call_contexts[input_slot]
-                if changes(before, after):
+                if context_changes(before, after):
                     setters.add(input_slot)
         start_context = self._caller_context
         if setters:

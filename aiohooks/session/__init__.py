@@ -38,7 +38,7 @@ The words of these modules, where each is used in this sense alone:
                     no run until it is resumed): `Requests`
     owner           of a coordinator: the `Lifecycle` whose background tasks it starts
     lasting         of a task, a wait or a coordinator: it belongs to the whole session, so it lives
-                    through recoveries; otherwise it ends with its raw session (`lasts`)
+                    through recoveries; otherwise it ends with its raw session (`is_lasting`)
     failure         the error of a background task, unless it is a clean end
     owed            a failure that the session still has to raise to a caller
     deliver         raise a failure to code outside of the session's own tasks, so that it is not

@@ -274,12 +274,15 @@ class RequestMethods(InitRequired, abc.ABC):
     def request_drain(self, reason: str | None = None) -> None:
         """Finish current work, start nothing new, and then stop. You may call this from any thread.
 
-        Loops over `session.steps` use the elements that are prefetched or in their queue, and read
-        no others. When all these loops have ended, a stop is requested. Producers that do not look
-        for a drain are cancelled, with a warning. Check `should_drain()` in a loop of your own.
-        Waits in `until(..., drain=True)` end, and so does a pause. A background task that ends
-        cleanly does not stop the others. The first reason is kept, and is the reason of the stop
-        too. After a stop this has no effect.
+        - Loops over `session.steps` use the elements that are already prefetched or queued, and
+          read no others. When all these loops have ended, a stop is requested.
+        - A loop of your own continues. Check `should_drain()` in it.
+        - Producers that do not check for a drain are cancelled, with a warning.
+        - Waits in `until(..., drain=True)` and a pause end.
+        - A background task that ends cleanly does not stop the others.
+
+        The first reason is kept, and is the reason of the stop, too. After a stop this has no
+        effect.
         """
         self.requests.request_drain(reason)
 
@@ -321,14 +324,14 @@ class Failure:
 
     Attributes:
         error: the error of the task.
-        lasts: whether the task was to live through recoveries. No recovery can undo its failure. It
-            undoes the failure of a raw session's task by replacing the raw session.
+        is_lasting: whether the task was to live through recoveries. No recovery can undo its
+            failure. It undoes the failure of a raw session's task by replacing the raw session.
         is_owed: whether the session must still raise the error. It owes the first failure, and the
             first one from which it does not recover. The others are only logged.
     """
 
     error: BaseException
-    lasts: bool
+    is_lasting: bool
     is_owed: bool
 
 
@@ -382,7 +385,7 @@ class TasksOwner:
         raw session, which the new one undoes.
         """
         self.raw_coordinator = Coordinator.of(self)
-        self.failures = [failure for failure in self.failures if failure.lasts]
+        self.failures = [failure for failure in self.failures if failure.is_lasting]
 
     def start_recovery(self) -> None:
         """Start a task that recovers from the failure of a task, unless the session already
@@ -395,8 +398,8 @@ class TasksOwner:
     def end_run(self, cause: BaseException, /) -> None:
         """End the run in progress, if there is one."""
 
-    def end_failed_run(self, failure: BaseException, /) -> None:
-        """End the run in progress because of a failed task, unless it recovers from that."""
+    def end_run_of_failed_task(self, error: BaseException, /) -> None:
+        """End the run in progress because a task has failed with `error`."""
 
     def status(self) -> SessionStatus | None:
         """Return the current activities."""
@@ -458,7 +461,7 @@ class TasksOwner:
         It can if the policy lists the error. But it cannot start a lasting task again, so the
         failure of such a task is not recoverable.
         """
-        if any(failure.lasts for failure in self.failures_in(error)):
+        if any(failure.is_lasting for failure in self.failures_in(error)):
             return False
         return self.policy.recovers(error)
 
@@ -497,7 +500,7 @@ class TasksOwner:
             what: the task and its end, for messages.
             coordinator: the coordinator of the task.
         """
-        if self._is_recorded(error, lasts=coordinator.lasts):
+        if self._is_recorded(error, is_lasting=coordinator.is_lasting):
             return
         requests = self.requests
         if is_clean_end(error):
@@ -510,20 +513,26 @@ class TasksOwner:
             reason = coordinator.ending_reason
             logger.error("%s: %s, after %s", requests.label, what, reason, exc_info=error)
         else:
-            self._record_failure(error, what, lasts=coordinator.lasts)
+            self._record_failure(error, what, is_lasting=coordinator.is_lasting)
 
-    def _is_recorded(self, error: BaseException, *, lasts: bool) -> bool:
-        """Return whether an error is a failure that counts already.
+    def _is_recorded(self, error: BaseException, *, is_lasting: bool) -> bool:
+        """Return whether an error is recorded as a failure already.
 
-        `until` raises the failure of one task in others, which may pass it on. There is one
-        exception: if a recovery gives up with the failure of a raw session's task, the task that
-        made this recovery lasts, and so does the failure from now on. It is recorded again.
+        The same error may come several times: `until` raises the failure of a task in other tasks,
+        which may fail with it. It counts once. But if a lasting task fails with the error of a task
+        that does not last, as it does when it has made a recovery that gives up, the failure is
+        recorded again, as lasting.
+
+        Args:
+            error: the error.
+            is_lasting: whether the task that has failed with it now is lasting.
         """
-        return any(
-            failure.error is error and (failure.lasts or not lasts) for failure in self.failures
-        )
+        records = [failure for failure in self.failures if failure.error is error]
+        if is_lasting:
+            return any(failure.is_lasting for failure in records)
+        return bool(records)
 
-    def _record_failure(self, error: BaseException, what: str, *, lasts: bool) -> None:
+    def _record_failure(self, error: BaseException, what: str, *, is_lasting: bool) -> None:
         """Record a failure. It ends the waits and the run, and stops a session that does not
         recover from it.
 
@@ -534,7 +543,7 @@ class TasksOwner:
         description = f"{what}: {safe_repr(error)}"
         first = next(iter(self.errors), None)
         had_ended = bool(self.ending_failures)
-        failure = Failure(error, lasts=lasts, is_owed=False)
+        failure = Failure(error, is_lasting=is_lasting, is_owed=False)
         self.failures.append(failure)
         is_end = not self.is_recoverable(error)
         if is_end and not requests.stopped:
@@ -558,12 +567,12 @@ class TasksOwner:
         requests.wake_waiters()
         recovers = self.is_recoverable(failure)
         for wait in tuple(requests.waits):
-            if recovers and wait.lasts:
+            if recovers and wait.is_lasting:
                 # Further calls do nothing while a recovery is in progress.
                 self.start_recovery()
             else:
                 wait.end(failure)
-        self.end_failed_run(failure)
+        self.end_run_of_failed_task(failure)
 
     def note_delivery(self, error: BaseException) -> None:
         """Note that `error` is raised to the current code. If it is a failure of a background task,
@@ -646,7 +655,7 @@ class Coordinator(RequestMethods):
         """Whether `disown` was called: it starts no task, and its errors are only logged."""
 
     @property
-    def lasts(self) -> bool:
+    def is_lasting(self) -> bool:
         """Whether this is the lasting coordinator, whose tasks live through recoveries."""
         return self is self.owner.coordinator
 
@@ -722,7 +731,7 @@ class Coordinator(RequestMethods):
                 await self.wait_until_ended(
                     "the end of the pause",
                     self._wait_for(lambda: self.pause_reason is None),
-                    lasts=True,
+                    is_lasting=True,
                 )
 
     # -- waits
@@ -772,7 +781,7 @@ class Coordinator(RequestMethods):
         # A wait of a lasting task is lasting, but not a wait inside of a run, which a recovery
         # repeats.
         is_lasting_task = self.owner.starter() is self.owner.coordinator
-        lasts = is_lasting_task and not self.owner.is_part_of_call()
+        is_lasting = is_lasting_task and not self.owner.is_part_of_call()
         name = describe_awaitable(awaitable) if self.observers else ""
         with active("wait", name, observers=self.observers):
             return await self.wait_until_ended(
@@ -780,7 +789,7 @@ class Coordinator(RequestMethods):
                 awaitable,
                 producers,
                 drain=drain,
-                lasts=lasts,
+                is_lasting=is_lasting,
             )
 
     async def wait_until_ended(
@@ -790,7 +799,7 @@ class Coordinator(RequestMethods):
         producers: Producers | None = None,
         *,
         drain: bool = False,
-        lasts: bool = False,
+        is_lasting: bool = False,
     ) -> T:
         """Await something like `until`, without notifying the observers.
 
@@ -800,16 +809,16 @@ class Coordinator(RequestMethods):
             producers: the tasks that the wait depends on, from `checked_producers`. None means that
                 it depends on none, and `()` that all of them have ended.
             drain: whether a drain ends the wait.
-            lasts: whether the wait is lasting: a failure from which the session recovers does not
-                end it, but starts the recovery.
+            is_lasting: whether the wait is lasting: a failure from which the session recovers does
+                not end it, but starts the recovery.
 
         Raises:
             BaseException: the errors that `until` raises.
         """
-        wait = SessionWait[T](what, producers, ends_at_drain=drain, lasts=lasts)
+        wait = SessionWait[T](what, producers, ends_at_drain=drain, is_lasting=is_lasting)
         try:
             self.bind()
-            self._raise_if_ended(drain=drain, lasts=lasts)
+            self._raise_if_ended(drain=drain, is_lasting=is_lasting)
             self.requests.waits[wait] = None
             wait.watch_producers()
             return await wait.result_of(awaitable)
@@ -821,7 +830,7 @@ class Coordinator(RequestMethods):
             wait.forget_producers()
             self.requests.waits.pop(wait, None)
 
-    def _raise_if_ended(self, *, drain: bool, lasts: bool) -> None:
+    def _raise_if_ended(self, *, drain: bool, is_lasting: bool) -> None:
         """Raise if a wait must not begin, for the reason that would end the wait.
 
         The reason is the failure of a task, or else a stop, or, if `drain`, a drain. A lasting wait
@@ -833,12 +842,12 @@ class Coordinator(RequestMethods):
             # If the raw session was closed, a recovery in progress replaces it because of the
             # failure. The waits in that recovery must begin all the same.
             is_recovering = owner.raw_coordinator.has_no_caller
-            if is_recoverable and lasts:
+            if is_recoverable and is_lasting:
                 owner.start_recovery()
             elif not (is_recoverable and is_recovering):
                 self.raise_requested_exception()
         starter = owner.starter()
-        if starter is not None and starter._is_disowned and not starter.lasts:
+        if starter is not None and starter._is_disowned and not starter.is_lasting:
             raise StopRequestedError(f"this task should have ended: {starter._ending}")
         if self.requests.stopped or (drain and self.drain_reason is not None):
             raise_unchanged(self.requests.stop_error())
@@ -978,7 +987,7 @@ class Coordinator(RequestMethods):
         """The tasks of this coordinator. The lasting coordinator has those of the raw sessions as
         well.
         """
-        if self.lasts:
+        if self.is_lasting:
             return list(self.owner.tasks)
         return list(self.tasks)
 
@@ -1204,7 +1213,7 @@ class SessionWait(Wait[T]):
     that they have left.
     """
 
-    __slots__ = ("_producers", "_unfinished", "ends_at_drain", "lasts")
+    __slots__ = ("_producers", "_unfinished", "ends_at_drain", "is_lasting")
 
     def __init__(
         self,
@@ -1212,14 +1221,14 @@ class SessionWait(Wait[T]):
         producers: Producers | None,
         *,
         ends_at_drain: bool,
-        lasts: bool,
+        is_lasting: bool,
     ) -> None:
         """Prepare the wait. Without producers (None) it depends on none. With `()` all of them have
         ended already.
         """
         super().__init__(what)
         self.ends_at_drain: bool = ends_at_drain
-        self.lasts: bool = lasts
+        self.is_lasting: bool = is_lasting
         """Whether the wait belongs to code that lives through recoveries. The failure of a task
         from which the session recovers does not end it, but starts the recovery.
         """

@@ -119,9 +119,10 @@ def restore_hooks(session: Session, restored: Restored) -> None:
 
 
 def warn_if_not_saved(session: Session, graph: Graph) -> None:
-    """Warn if a session restores from a checkpoint directory and trains, but no hook saves it."""
+    """Warn if a session that trains restores from a directory, and no hook saves there."""
     if session.saved or not graph.trains:
         return
+    # The saver from which the session restores.
     saver = session.saver
     if saver is not None and not saver.read_only:
         logger.warning(
@@ -507,28 +508,22 @@ class WorkerSessionCreator(_Creator):
         self._max_wait_secs = max_wait_secs
 
     async def create_session(self) -> Session:
-        """Wait until the variables are ready, and create a session.
+        """Wait until the chief has initialized the variables, and create a session.
 
         If a chief in another process has finished already, the monitored session stops immediately:
         `Session.finished` has the reason.
 
         Raises:
-            SessionNotReadyError: they were not ready within `max_wait_secs`.
+            SessionNotReadyError: the chief was not ready within `max_wait_secs`.
             PublisherFailedError: the chief gave up.
-            NotReadyError: `ready_fn` of the scaffold reports that something is missing.
+            NotReadyError: the chief's graph has other variables, or `ready_fn` of the scaffold
+                reports that something is missing.
         """
         finished = None
         if self._shares_variables:
-            await self._variables.wait_ready(self._max_wait_secs)
-            missing = values_of(self._variables).missing(
-                variable.name for variable in self.graph.variables
-            )
-            if missing:
-                raise NotReadyError(
-                    f"the chief has not initialized {', '.join(missing)}; its graph must have the"
-                    " same variables"
-                )
+            await self._wait_for_shared_variables()
         else:
+            # If the engine has lost the steps of the run, this session begins after that.
             self.global_step.acknowledge_loss()
             try:
                 await self.global_step.wait_initialised(self._max_wait_secs)
@@ -539,6 +534,21 @@ class WorkerSessionCreator(_Creator):
         session = await self._new_session("the chief's initialization")
         session.finished = finished
         return session
+
+    async def _wait_for_shared_variables(self) -> None:
+        """Wait until a chief in this process has initialized the variables.
+
+        Raises:
+            NotReadyError: its graph has other variables than this one.
+        """
+        await self._variables.wait_ready(self._max_wait_secs)
+        names = (variable.name for variable in self.graph.variables)
+        missing = values_of(self._variables).missing(names)
+        if missing:
+            raise NotReadyError(
+                f"the chief has not initialized {', '.join(missing)}; its graph must have the same"
+                " variables"
+            )
 
 
 Source = Graph | SessionCreator | Callable[..., Awaitable[Any]]

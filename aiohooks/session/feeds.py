@@ -256,7 +256,7 @@ class SessionFeeds:
     def _unused_elements(self, source: FeedSource) -> list[Element]:
         """Return the elements of a source that no committed run has used."""
         elements = [*self.taken_of(source), *source.elements]
-        return [element for element in elements if not self._is_of_commit(element)]
+        return [element for element in elements if not self._is_used_by_committed_run(element)]
 
     def taken_of(self, source: FeedSource) -> list[Element]:
         """Return the elements of a source that runs have taken and not yet used.
@@ -269,15 +269,16 @@ class SessionFeeds:
             if element.source is source and element.use is Use.TAKEN
         ]
 
-    def _is_of_commit(self, element: Element) -> bool:
+    def _is_used_by_committed_run(self, element: Element) -> bool:
         """Return whether this is the element of the run in progress, and that run is committed.
 
-        A hook may save a checkpoint at the end of that run, in which the element counts as used.
+        A checkpoint that a hook saves at the end of that run must count the element as used.
         """
-        scope = self._waits.scope
-        if scope is None or not (scope.active and scope.committed):
+        run = self._waits.scope
+        if run is None or not run.active or not run.committed:
             return False
-        return element is self.in_use.get(scope.runner)
+        # Elements in use are found by the task that makes the run.
+        return element is self.in_use.get(run.runner)
 
     # -- the element of a run
 
@@ -615,27 +616,32 @@ class QueueSource(FeedSource):
         return element
 
     def _end_producers(self, producers: Producers | None) -> None:
-        """In a drain, cancel the producers when the elements that they wait to put are taken.
+        """Called in a drain before each read: cancel the producers when the elements that they wait
+        to put are taken.
 
-        When the drain begins, each task waits in at most one `put`, so one element is due for each
-        producer. Without named producers, any task may be one: an element for each task is due, in
-        addition to those in the queue. It is not known which task to cancel then, so the queue ends
-        when these elements are taken, although tasks may put more.
+        Without named producers, it is not known which task to cancel. Then the queue ends when
+        these elements are taken, although tasks may put more.
         """
-        due = self._due
-        if due is None:
-            due = len(producers or asyncio.all_tasks())
-            # The elements in the queue need no count if there are named producers: when these are
-            # cancelled, the queue is emptied.
-            if not producers:
-                due += self.feeds.qsize()
-            self._due = due
+        if self._due is None:
+            self._due = self._count_due(producers)
         # An empty queue has no task that waits to put an element.
-        if due > 0 and not self.feeds.empty():
+        if self._due > 0 and not self.feeds.empty():
             return
         self._coordinator.end_producers(producers or ())
         if producers is None and not self.feeds.empty():
             self.has_ended = True
+
+    def _count_due(self, producers: Producers | None) -> int:
+        """Return how many elements may still be taken when a drain begins, at most.
+
+        Each task waits in one `put` at most. Named producers are cancelled after these elements,
+        and the reads then go on until the queue is empty. Otherwise any task may be a producer, and
+        the elements that are in the queue now count as well.
+        """
+        if producers:
+            return len(producers)
+        queued: int = self.feeds.qsize()
+        return queued + len(asyncio.all_tasks())
 
     async def wait(self) -> None:
         try:
@@ -774,7 +780,7 @@ class IterableSource(FeedSource):
         """Read the feeds until their end, a stop, a drain or an error. Then set them back."""
         try:
             # As a lasting wait: no failure from which the session recovers ends the reading.
-            await self._coordinator.wait_until_ended("next feed", self._read_all(), lasts=True)
+            await self._coordinator.wait_until_ended("next feed", self._read_all(), is_lasting=True)
         except StopRequestedError:
             # The loop that waits for an element gets this error as well, and ends by it.
             pass

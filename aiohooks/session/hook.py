@@ -498,13 +498,16 @@ class HookSet:
 
     async def _call_one(
         self,
-        calls: Mapping[RegisteredHook, OrderGroup],
+        groups: Mapping[RegisteredHook, OrderGroup],
         registered: RegisteredHook,
         *args: Any,
     ) -> None:
-        """Call a method of one hook, if the hook overrides it and so is in `calls`."""
-        if registered in calls:
-            await self._call((calls[registered],), *args)
+        """Call a method of one hook, if the hook overrides it.
+
+        `groups` has the hooks that override the method, each in an order group of its own.
+        """
+        if registered in groups:
+            await self._call((groups[registered],), *args)
 
     async def _call(self, groups: tuple[OrderGroup, ...], *args: Any, **options: Any) -> None:
         """Call a method of hooks outside of a run, with waits of its own."""

@@ -499,7 +499,7 @@ class Lifecycle(TasksOwner):
             # A lasting wait outlives this run, whose recovery may have been cancelled or have given
             # up. Without a raw session nothing reads feeds, so a wait for the next feed would never
             # end. Another recovery succeeds, and reading continues, or its failure ends the wait.
-            if self._needs_recovery and any(wait.lasts for wait in self.requests.waits):
+            if self._needs_recovery and any(wait.is_lasting for wait in self.requests.waits):
                 self.start_recovery()
             raise
         finally:
@@ -526,20 +526,21 @@ class Lifecycle(TasksOwner):
         if self.turns.runner is not None:
             self.run_waits.end(cause)
 
-    def end_failed_run(self, failure: BaseException) -> None:
-        """End the run in progress because a task has failed, unless it recovers from that.
+    def end_run_of_failed_task(self, error: BaseException) -> None:
+        """End the run in progress because a task has failed.
+
+        Two failures do not end it: that from which the run is recovering, and, while the recovery
+        has closed the old raw session, that of a task which ends with it anyway.
 
         Args:
-            failure: the error of the task, which is recorded in `failures`.
+            error: the error of the task, which is recorded in `failures`.
         """
-        if failure is self.recovering_from:
+        if error is self.recovering_from:
             return
-        # While a recovery replaces the raw session, the failure of a task of the old one does not
-        # matter. Only the failure of a lasting task ends the recovery, too.
-        is_replacing = self.session is None
-        is_lasting = any(recorded.lasts for recorded in self.failures_in(failure))
-        if is_lasting or not is_replacing:
-            self.end_run(failure)
+        is_replacing_session = self.session is None
+        is_lasting = any(failure.is_lasting for failure in self.failures_in(error))
+        if is_lasting or not is_replacing_session:
+            self.end_run(error)
 
     def until(self, awaitable: Awaitable[T], /) -> Awaitable[T]:
         """Return an awaitable for code in a run, which a stop of the session also ends."""

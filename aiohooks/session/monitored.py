@@ -559,16 +559,20 @@ class StepContext:
     ) -> None:
         """Make the context of one attempt of the step function.
 
-        `run_once` makes one run with all hooks around it, and does not recover. All these runs are
-        parts of the same attempt: they share `scope` and the number `attempt`.
+        Args:
+            lifecycle: the session.
+            run_once: makes one run with all hooks around it, and does not recover. It gets the
+                scope, the request and the number of the attempt.
+            scope: the scope of the attempt, which all its runs share.
+            attempt: the number of the attempt, from 1.
         """
         self._lifecycle = lifecycle
         self._run_once = run_once
         self._scope = scope
-        self._attempt = attempt
-        self._turns = asyncio.Lock()
-        """Lets the runs of concurrent calls begin one after another. The step function itself has
-        the turn of the session.
+        self._attempt_number = attempt
+        self._run_lock = asyncio.Lock()
+        """Orders the runs of concurrent calls. The session's own turn is that of the step function
+        as a whole.
         """
 
     @property
@@ -588,7 +592,7 @@ class StepContext:
         """Run with all hooks around it. You may call this any number of times. Concurrent calls
         take turns.
 
-        A recoverable error repeats the whole step function.
+        A recoverable error is raised here, and the session then repeats the whole step function.
         """
         lifecycle = self._lifecycle
         requests = lifecycle.requests
@@ -598,16 +602,16 @@ class StepContext:
             await lifecycle.give_loop_turn()
         if requests.stopped:
             raise requests.stop_error()
-        async with self._turns:
+        async with self._run_lock:
+            # Observers and effects are those of a single run, although the attempt continues.
             try:
                 request = RunRequest(fetches, feed_dict, options)
-                return await self._run_once(self._scope, request, self._attempt)
+                result = await self._run_once(self._scope, request, self._attempt_number)
             except BaseException as error:
                 self._scope.end_attempt(error)
                 raise
-            finally:
-                # After an error this does nothing more: the attempt has ended already.
-                self._scope.end_attempt()
+            self._scope.end_attempt()
+            return result
 
     def request_stop(self, reason: str | None = None) -> NoReturn:
         """Request a stop and end the step function.
@@ -791,7 +795,7 @@ class Steps(Generic[T_co]):
                     source.wait(),
                     producers,
                     drain=source.ends_at_drain and not is_draining,
-                    lasts=True,
+                    is_lasting=True,
                 )
         except StopRequestedError:
             # Swallow the error only if a drain has ended this wait: `take` then gives the elements

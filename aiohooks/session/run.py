@@ -153,12 +153,16 @@ class _OpenRunner:
         return self._runner
 
     def __exit__(self, *_: object) -> None:
-        # To wait for tasks, the end of the runner runs the loop, which then calls this.
+        """Close the runner, which cancels the remaining tasks and runs the loop until they end.
+
+        In the loop, `_watch_end` looks at this wait. If only tasks remain that were left behind, it
+        stops the loop, and the runner closes the loop without them.
+        """
         self._loop.call_soon(self._watch_end)
         try:
             self._runner.close()
         except RuntimeError:
-            # `_check` has stopped the loop, which makes the runner raise this.
+            # The runner raises this when its loop is stopped, after it has closed the loop.
             if not self._has_stopped_loop:
                 raise
 
