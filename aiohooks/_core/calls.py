@@ -698,7 +698,7 @@ async def _result_of_future(future: asyncio.Future[T]) -> T:
     try:
         await wait_done([future], secs=None)
     except CancelledError:
-        # The future may have got an error at the same time, which nobody will see now. Mark it as
+        # The future may have got an error at the same time, which no one will see now. Mark it as
         # retrieved, as `await future` would, or asyncio would log it.
         if future.done():
             retrieve_exception(future)

@@ -635,8 +635,8 @@ class QueueSource(FeedSource):
         """Return how many elements may still be taken when a drain begins, at most.
 
         Each task waits in one `put` at most. Named producers are cancelled after these elements,
-        and the reads then go on until the queue is empty. Otherwise any task may be a producer, and
-        the elements that are in the queue now count as well.
+        and the reads then continue until the queue is empty. Otherwise any task may be a producer,
+        and the elements that are in the queue now count as well.
         """
         if producers:
             return len(producers)
