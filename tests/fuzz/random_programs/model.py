@@ -241,13 +241,16 @@ def hook_laws(execution: Execution, session: SessionRecord, block: Record) -> It
         [n for name, n in calls if name == each] for each in ("begin", "end", "close", "__aexit__")
     )
     begun = len(specs) if session.epoch else max(begins, default=-1) + 1
-    if sys.version_info < (3, 12) and max(closes, default=-1) >= begun:
-        # A call begins a turn after it was started there; a hook counts as begun from then, and a
-        # cancel may come between.
-        started = next(
-            number for number in range(begun, len(specs)) if "begin" in specs[number].names
-        )
-        begins, begun = [*begins, started], started + 1
+    if max(closes, default=-1) >= begun:
+        unbegun = [number for number in range(begun, len(specs)) if "begin" in specs[number].names]
+        if not unbegun:
+            # The others have no `begin`, and count as begun before the session is created, where a
+            # cancel may come.
+            begun = len(specs)
+        elif sys.version_info < (3, 12):
+            # A call begins a turn after it was started there; a hook counts as begun from then, and
+            # a cancel may come between.
+            begins, begun = [*begins, unbegun[0]], unbegun[0] + 1
     to_begin, to_end, to_close = (
         [n for n in range(begun) if name in specs[n].names] for name in ("begin", "end", "close")
     )
