@@ -363,14 +363,18 @@ class Calls(abc.ABC):
         self.finish()
 
     def _begin_wait(self) -> None:
-        """Enter the registry of activity, and the waits of the run."""
+        """Show this wait in the registry of activity, and note it as a wait of the run.
+
+        `_end_wait` undoes this.
+        """
         self.task = asyncio.current_task(self._loop)
         ENTRIES[id(self)] = ref(self)
-        if self._waits is None:
-            self.since = self._loop.time()
-        else:
+        if self._waits is not None:
             self.since = self._waits.now()
             self._waits.begin_wait(self)
+        else:
+            # Outside of a run, only reports need the time.
+            self.since = self._loop.time()
 
     def _end_wait(self) -> None:
         """Leave the registry and the waits of the run, which `_begin_wait` has entered."""
@@ -814,7 +818,7 @@ class OwnContext:
     changes of the call are applied to the caller's context afterwards (`copy_back`).
     """
 
-    __slots__ = ("_before", "_caller", "_context", "_from_caller", "_to_caller")
+    __slots__ = ("_before", "_caller_copy", "_context", "_tokens_here", "_tokens_in_caller")
 
     # Only `_context` is set before the first call.
     _context: Context | None
@@ -823,13 +827,13 @@ class OwnContext:
     """A copy of the shared context from when changes were last applied, with which its later state
     is compared.
     """
-    _caller: Context
+    _caller_copy: Context
     """A copy of the caller's context from then, for the same comparison."""
-    _from_caller: dict[ContextVar[Any], Token[Any]]
+    _tokens_here: dict[ContextVar[Any], Token[Any]]
     """The tokens of the variables that changes of the caller have set in the shared context, where
     they were unset. A variable can be unset again only by its token.
     """
-    _to_caller: dict[ContextVar[Any], Token[Any]]
+    _tokens_in_caller: dict[ContextVar[Any], Token[Any]]
     """The tokens of the variables that changes of calls have set in the caller's context."""
 
     def __init__(self) -> None:
@@ -843,27 +847,27 @@ class OwnContext:
             # The first call: the shared context begins as a copy of the caller's.
             context = self._context = caller.copy()
             self._before = caller
-            self._from_caller = {}
-            self._to_caller = {}
+            self._tokens_here = {}
+            self._tokens_in_caller = {}
         else:
-            for variable, value in context_changes(self._caller, caller):
+            for variable, value in context_changes(self._caller_copy, caller):
                 # A variable that has the value already needs no token.
                 if context.get(variable, _MISSING) is not value:
-                    context.run(_set, variable, value, self._from_caller)
+                    context.run(_set, variable, value, self._tokens_here)
             # `context_changes` leaves out the run of the caller, which these calls are part of.
             scope = caller.get(current_scope)
             if context.get(current_scope) is not scope:
                 context.run(current_scope.set, scope)
             self._before = context.copy()
-        self._caller = caller
+        self._caller_copy = caller
         return context
 
     def copy_back(self, since: Context | None = None) -> None:
         """Apply the changes of the shared context to the current context, which is the caller's.
 
         Args:
-            since: the `state` from which changes are applied. By default, these are the changes
-                since the last `update` or `copy_back`.
+            since: an earlier result of `state`: only later changes are applied. By default, these
+                are the changes since the last `update` or `copy_back`.
         """
         context = self._context
         if context is None:
@@ -871,13 +875,13 @@ class OwnContext:
         changed = context_changes(self._before if since is None else since, context)
         if not changed:
             return
-        self._caller = self._caller.copy()
+        self._caller_copy = self._caller_copy.copy()
         for variable, value in changed:
-            _set(variable, value, self._to_caller)
+            _set(variable, value, tokens=self._tokens_in_caller)
             if value is not _MISSING:
-                # Only this variable is noted as exchanged. A change that other code has made in the
+                # Note only this variable as applied. A change that other code has made in the
                 # caller's context since `update` is still applied by the next `update`.
-                self._caller.run(variable.set, value)
+                self._caller_copy.run(variable.set, value)
         self._before = context.copy()
 
     def state(self) -> Context | None:

@@ -131,21 +131,23 @@ class SortedHooks:
         args: Args,
         keywords: Keywords,
     ) -> Coroutine[Any, Any, Any]:
-        """Return the coroutine of a call of the hooks, whose result is that of the method.
+        """Return a coroutine that calls the hooks, and returns what the method returns.
 
         Args:
-            instance: the object that stands for the hooks.
+            instance: the object that stands for the hooks: `self` of the class's own method.
             args: the positional arguments of the call.
             keywords: the keyword arguments of the call.
         """
+        # In the mode "wrap", without a wrapping hook, this calls the function of the caller, or the
+        # class's own method.
         if self._wrappers or self._point.mode == "wrap":
             values = self._point.parameters.values(args, keywords)
-            return self._call_wrapper(0, instance, values, NO_ARGUMENTS)
-        return self._call_wrapped(instance, args, keywords)
+            return self._call_from_wrapper(0, instance, values, passed=NO_ARGUMENTS)
+        return self._call_inner_hooks(instance, args, keywords)
 
     # -- hooks that wrap
 
-    async def _call_wrapper(
+    async def _call_from_wrapper(
         self,
         place: int,
         instance: object,
@@ -172,10 +174,10 @@ class SortedHooks:
             if point.mode == "wrap" and point.has_empty_body:
                 return await _call_innermost(point, values, passed)
             args, keywords = point.parameters.for_hooks(values)
-            return await self._call_wrapped(instance, args, keywords)
+            return await self._call_inner_hooks(instance, args, keywords)
         # The group of this hook alone.
         group = self._wrappers[place]
-        call_rest = functools.partial(self._call_wrapper, place + 1, instance)
+        call_rest = functools.partial(self._call_from_wrapper, place + 1, instance)
         wrapper = WrapperCall(group, point, call_rest, values, passed)
         try:
             result = await wrapper.make()
@@ -190,7 +192,7 @@ class SortedHooks:
 
     # -- hooks that do not wrap
 
-    async def _call_wrapped(
+    async def _call_inner_hooks(
         self,
         instance: object,
         args: Args,
@@ -486,9 +488,9 @@ def wrapper_call(
     method: str,
     function: AsyncFunction | None = None,
 ) -> HookCall:
-    """Return the call of a method of a wrapping hook, or of a function around that method.
+    """Return the call of a wrapping hook: of its method, or of `function`, which calls the method.
 
-    The result of a skipped call is `NO_RESULT`.
+    The result of a skipped call is `NO_RESULT`, because None may be the result of the method.
     """
     return hook_call(registered, method, function, no_result=NO_RESULT)
 

@@ -242,10 +242,8 @@ class QueuedCall:
         self.context.run(self.queue.shared.enter)
 
     async def make(self) -> None:
-        """Call the hook with the queued arguments, outside of the run that has queued the call.
-
-        The context is a copy of the context of that run, which may have ended.
-        """
+        """Call the hook with the queued arguments. This runs in the context of the queued call."""
+        # That is a copy of the context of a run, which may have ended.
         leave_run()
         # If the hook queues calls itself, they must not wait for a place: see `is_full`.
         _current_queue.set(self.queue)

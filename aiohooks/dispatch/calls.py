@@ -114,7 +114,7 @@ class RegisteredHook:
     None if there is none.
     """
     remove_once: Callable[[], object] | None = None
-    """Removes a hook with `once=True` from its group. None when it has been called."""
+    """Removes a hook with `once=True` from its group. None when that call has begun."""
     _logged: set[tuple[str, type]] = field(default_factory=set[tuple[str, type]])
     """The errors that were logged: the name of the call, without its step, and the error's type."""
 
@@ -144,11 +144,12 @@ class RegisteredHook:
             pending,
         )
 
-    def may_begin_call(self) -> bool:
-        """Return whether a call that begins may call the hook. If not, the call is skipped.
+    def begin_call(self) -> bool:
+        """Begin a call of the hook, unless it is to be skipped. Return whether it has begun.
 
-        The call of a disabled hook counts as dropped. A hook with `once=True` is removed by its
-        first call. Calls that were decided before this are skipped.
+        The call of a disabled hook is skipped, and counts as dropped. So is each call of a hook
+        with `once=True` but the first, which removes the hook: others may have been decided before
+        that.
         """
         if self.disabled_since is not None:
             self.dropped += 1
@@ -407,7 +408,7 @@ def _unless_skipped(
     async def call(*args: Any, **keywords: Any) -> Any:
         # This is checked when the call begins: the hook may have been disabled, or called once,
         # since its caller decided to make the call.
-        if not registered.may_begin_call():
+        if not registered.begin_call():
             return no_result
         result = await function(*args, **keywords)
         # Only a call that may wait has a task of its own, which can be left behind.

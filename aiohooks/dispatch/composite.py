@@ -48,7 +48,7 @@ class Composite:
         init: Mapping[str, Any],
         grace_secs: float,
     ) -> None:
-        """Make the object, without hooks.
+        """Make the object that stands for the hooks. There are no hooks yet.
 
         Args:
             interface: the interface of the hooks.
@@ -60,19 +60,20 @@ class Composite:
         self.background: BackgroundCalls = BackgroundCalls(grace_secs)
         self.state: Literal["new", "entered", "closed"] = "new"
         self.thread: int | None = None
-        """The id of the thread in which the event loop was checked last. A call that cannot wait is
-        checked again only in another thread.
+        """The id of the thread in which `check_loop` was called last. A call that cannot wait calls
+        it again only in another thread.
         """
         self._loop: asyncio.AbstractEventLoop | None = None
         self.hooks: dict[RegisteredHook, Sequence[Point]] = {}
         """The hooks, in registration order, with the methods that they implement."""
         self.by_identity: dict[object, list[RegisteredHook]] = {}
         """The registrations of each hook, by its `identity`. Only a function can have several."""
-        # The calls that may wait and have not ended. Most have None as their value. If the group is
-        # left, or a hook removed, it waits for the end of these calls: `ends_of_calls` then gives
-        # each call a future that is done at its end.
+        # The calls that may wait and have not ended. Usually their value is None. `ends_of_calls`
+        # gives each of them a future for its end, for which a group waits that is left, or a hook
+        # that is removed.
         self._active: dict[Coroutine[Any, Any, Any], asyncio.Future[None] | None] = {}
         self.object: Any = _composed(self, init)
+        # A class of this object alone, which gets attributes below.
         self.kind: type[Any] = type(self.object)
         self.methods: dict[str, CompositeMethod] = {}
         for name, point in interface.points.items():

@@ -554,7 +554,7 @@ def compose_functions(
     """
     if callable(functions) or not isinstance(functions, Iterable):
         raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
-    hooks = [_function_hook(function) for function in functions]
+    hooks = [_function_registration(function) for function in functions]
     if not hooks:
         raise InvalidArgumentError("functions is empty; give at least one function")
     first_function = hooks[0].hook.__aiohooks_function__
@@ -566,7 +566,7 @@ def compose_functions(
         return await group.hooks(*args, **keywords)
 
     def add(function: object, /) -> None:
-        group.add(_function_hook(function))
+        group.add(_function_registration(function))
 
     call.__name__ = kind.__name__
     call.__qualname__ = kind.__name__
@@ -578,7 +578,7 @@ def compose_functions(
     return cast("ComposedFunctions[...]", call)
 
 
-def _function_hook(function: object) -> HookRegistration:
+def _function_registration(function: object) -> HookRegistration:
     """Return the registration of a function as a hook, whose only method is `__call__`.
 
     `function` may be the function, or its registration, which keeps its options.
@@ -587,6 +587,7 @@ def _function_hook(function: object) -> HookRegistration:
         InvalidArgumentError: it is not a function; from `FunctionHook`.
     """
     registration = registration_of(function)
+    # Until here, the hook of the registration is the function itself.
     hook = FunctionHook("__call__", registration.hook)
     return registration._replace(hook=hook)
 

@@ -190,13 +190,16 @@ class Requests:
         self._drain_timer = current_clock().call_later(secs, stop_session)
 
     def begin_drain(self) -> None:
-        """End the waits that a drain ends, and a pause."""
+        """If a drain was requested, and has not begun: end a pause, and the waits that a drain
+        ends.
+        """
         if self.drain_reason is None or self.stopped or self._is_draining:
             return
         self._is_draining = True
         logger.info("%s: draining: %s", self.label, self.drain_reason)
         self.resume()
         self.wake_waiters()
+        # For these waits, a drain is the stop.
         for wait in tuple(self.waits):
             if wait.ends_at_drain:
                 wait.end(self.stop_error())
@@ -649,7 +652,7 @@ class Coordinator(RequestMethods):
         self.events: SessionEvents = owner.events
         self.joined: bool = False
         """Whether a `join` has completed."""
-        self._ending: str | None = None
+        self._ending_reason: str | None = None
         """Why this coordinator starts no task any more, or None while it does."""
         self._is_disowned = False
         """Whether `disown` was called: it starts no task, and its errors are only logged."""
@@ -722,17 +725,16 @@ class Coordinator(RequestMethods):
                 does not recover.
         """
 
-        def awaited() -> Awaited:
+        def description() -> Awaited:
             return Awaited("pause", "the end of the pause", self.pause_reason or "")
 
         # Another pause may begin before this task continues.
         while self.pause_reason is not None:
-            with active("wait", "end of the pause", awaited, observers=self.observers):
-                await self.wait_until_ended(
-                    "the end of the pause",
-                    self._wait_for(lambda: self.pause_reason is None),
-                    is_lasting=True,
-                )
+            end_of_pause = self._wait_for(lambda: self.pause_reason is None)
+            # Reports show the wait. A stop ends it, or a failure, unless the session recovers from
+            # that.
+            with active("wait", "end of the pause", description, observers=self.observers):
+                await self.wait_until_ended("the end of the pause", end_of_pause, is_lasting=True)
 
     # -- waits
 
@@ -848,7 +850,7 @@ class Coordinator(RequestMethods):
                 self.raise_requested_exception()
         starter = owner.starter()
         if starter is not None and starter._is_disowned and not starter.is_lasting:
-            raise StopRequestedError(f"this task should have ended: {starter._ending}")
+            raise StopRequestedError(f"this task should have ended: {starter._ending_reason}")
         if self.requests.stopped or (drain and self.drain_reason is not None):
             raise_unchanged(self.requests.stop_error())
 
@@ -1021,7 +1023,7 @@ class Coordinator(RequestMethods):
             # `end_tasks` lets no task be started. After it, a coordinator may get tasks again,
             # unless its session has ended or replaced it.
             if not (self.owner.closed or self.has_no_caller):
-                self._ending = None
+                self._ending_reason = None
         self.joined = True
         self.raise_requested_exception()
 
@@ -1092,7 +1094,7 @@ class Coordinator(RequestMethods):
 
     def cancel_tasks(self, reason: str) -> None:
         """Cancel all tasks that were not cancelled before. No task can be started from now on."""
-        self._ending = self._ending or reason
+        self._ending_reason = self._ending_reason or reason
         for task in self.all_tasks:
             if task not in self.owner.cancelled_tasks:
                 self.owner.cancelled_tasks.add(task)
@@ -1115,14 +1117,15 @@ class Coordinator(RequestMethods):
         requests.call_in_loop(requests.end_waits)
 
     def disown(self, reason: str) -> None:
-        """Leave the tasks without a caller: from now on, their errors are only logged, and no task
-        can be started. `reason` says why, in messages.
+        """From now on, only log the errors of the tasks, as no caller gets them any more, and
+        start no further task. `reason` says why, in messages.
 
-        The coordinator of a raw session is disowned when a recovery closes the raw session, and the
-        lasting coordinator at the end of the session.
+        A recovery does this with the coordinator of the raw session that it closes, and the end of
+        the session with the lasting coordinator.
         """
         self._is_disowned = True
-        self._ending = self._ending or reason
+        self._ending_reason = self._ending_reason or reason
+        # For a coordinator that is disowned, `should_stop` is true.
         self.requests.wake_waiters()
 
     @property
@@ -1133,7 +1136,7 @@ class Coordinator(RequestMethods):
     @property
     def ending_reason(self) -> str | None:
         """Why no task can be started any more, or None while tasks can be started."""
-        return self._ending or self.owner.coordinator._ending
+        return self._ending_reason or self.owner.coordinator._ending_reason
 
     # -- failures
 

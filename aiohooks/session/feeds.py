@@ -632,14 +632,15 @@ class QueueSource(FeedSource):
             self.has_ended = True
 
     def _count_due(self, producers: Producers | None) -> int:
-        """Return how many elements may still be taken when a drain begins, at most.
-
-        Each task waits in one `put` at most. Named producers are cancelled after these elements,
-        and the reads then continue until the queue is empty. Otherwise any task may be a producer,
-        and the elements that are in the queue now count as well.
+        """Return an upper bound of the elements to take in a drain that begins now: one for each
+        task that may wait in a `put`.
         """
         if producers:
+            # The elements in the queue need no count: when these producers are cancelled, the queue
+            # is read until it is empty.
             return len(producers)
+        # Any task may be a producer. Too high a bound does no harm, as an empty queue ends the
+        # drain.
         queued: int = self.feeds.qsize()
         return queued + len(asyncio.all_tasks())
 
@@ -823,13 +824,13 @@ class IterableSource(FeedSource):
             Whether to continue. This is False at the end of the feeds, after their error, and in a
             drain.
         """
-        # There is room for the elements to prefetch, and for one element if a loop waits for it.
-        while len(self.unused) >= max(self._ahead, bool(self._asking)):
+        while not self._has_room:
             await self.changes.wait()
         if self.is_draining:
             return False
         element = Element(self)
         self.elements.append(element)
+        # Without prefetching, a loop waits for this read, and its wait is observed.
         observers = self._coordinator.observers if self._ahead or self._thread else ()
         try:
             with active("prefetch", "take a feed", observers=observers):
@@ -840,9 +841,18 @@ class IterableSource(FeedSource):
         finally:
             self.changes.wake()
         if element.use is Use.BEING_READ:
+            # The feeds have ended, and given no value to the element.
             self.elements.remove(element)
             return False
         return element.error is None
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether to read another element: fewer are unused than are to be prefetched, or there is
+        none and a loop waits for it.
+        """
+        wanted = max(self._ahead, 1) if self._asking else self._ahead
+        return len(self.unused) < wanted
 
     def _read_sync(self, element: Element) -> None:
         """Read the value of an element, or the error of the feeds, into it.

@@ -442,18 +442,22 @@ class Lifecycle(TasksOwner):
         """
         is_started = self._recovery is not None and not self._recovery.done()
         if self.phase == "open" and self.recovering_from is None and not is_started:
-            self._recovery = self.coordinator.start_soon(self._recover_for_waits, name="recovery")
+            self._recovery = self.coordinator.start_soon(
+                self._recover_in_background, name="recovery"
+            )
 
-    async def _recover_for_waits(self) -> None:
-        """Recover after the run in progress, whose turn this waits for. That run may have recovered
-        by then.
+    async def _recover_in_background(self) -> None:
+        """Recover for lasting waits, as a run would (`start_recovery`).
+
+        If a run is in progress, this waits until it has ended. That run may have recovered by then.
         """
         try:
             await self.recover_if_needed()
         except (SessionClosedError, StopRequestedError):
-            # A recovery that the end of the session has interrupted is no failure of this task.
-            if self.phase == "open":
-                raise
+            # The end of the session has interrupted the recovery: that is no failure of this task.
+            if self.phase != "open":
+                return
+            raise
 
     async def handle_failure(self, scope: RunScope, error: BaseException) -> bool:
         """Recover from the error of an attempt, or raise the error with which its run ends.
@@ -1305,15 +1309,21 @@ class EndErrors:
         return chosen
 
     def _chosen(self, raised: BaseException | None) -> BaseException | None:
-        """Return the error to raise, or None if there are no errors except those of `close`."""
+        """Return the error to raise, or None if there are only errors of `close`.
+
+        The order is that of the class: an error that ends the program, what has interrupted the end
+        (`raised`), the primary error.
+        """
         for error in (raised, self.primary, *self.others):
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 return error
-        if raised is not None or self.primary is None:
+        if raised is not None:
             return raised
+        if self.primary is None:
+            return None
         if is_clean_end(self.primary):
             # Code around the session may swallow a clean end, and the failure of a `close` would
-            # be lost with it. So a failure comes first.
+            # be lost with it. So such a failure is raised instead.
             failures = (error for error in self.others if not is_clean_end(error))
             return next(failures, self.primary)
         return self.primary

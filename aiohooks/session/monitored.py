@@ -665,7 +665,7 @@ class Steps(Generic[T_co]):
         return loop
 
     async def __anext__(self) -> T_co:
-        """Make the next run, and return the fetched values."""
+        """Take the next element of the feeds, make a run with it, and return the fetched values."""
         feeds = self._lifecycle.feeds
         if not self._has_begun:
             self._has_begun = True
@@ -675,7 +675,7 @@ class Steps(Generic[T_co]):
                 element = await self._next_element()
                 return await self._run_with(element)
             except FeedsWentBack:
-                # The feeds give this element again, after earlier ones.
+                # A recovery has set the feeds back: they give this element again, after others.
                 continue
             except (StopAsyncIteration, StopRequestedError):
                 # A later loop over the same feeds begins with the elements that are not used, so
@@ -685,9 +685,9 @@ class Steps(Generic[T_co]):
                 raise StopAsyncIteration from None
             except BaseException:
                 feeds.keep_sources()
-                # An `async for` ends here. The error, which may be kept, refers to the loop, so the
-                # loop would not disappear from `loops`, and a drain would wait for it. Code that
-                # calls `anext` itself, as with a time limit, continues the loop by its next call.
+                # An `async for` ends here. `loops` has weak references, but the traceback of the
+                # error refers to this loop. If the user keeps the error, a drain would wait for the
+                # loop. Code that calls `anext` itself, as with a time limit, begins it again.
                 feeds.loops.discard(self)
                 self._has_begun = False
                 raise
