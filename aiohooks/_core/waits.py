@@ -311,9 +311,10 @@ def until_stop(
     waiter: Awaitable[T],
     run: RunScope | None,
 ) -> Awaitable[T]:
-    """Return a wait for `waiter` that a stop of the run's session ends with `StopRequestedError`.
+    """Return an awaitable for the result of `waiter`, which a stop of the run's session ends.
 
-    If there is no run, or it belongs to no session, this is the waiter itself.
+    It then raises `StopRequestedError`. If there is no run, or it belongs to no session, this is
+    `waiter` itself.
     """
     if run is None or run.session is None:
         return waiter
@@ -337,13 +338,16 @@ class Event(Generic[P]):
         self._callbacks.append(callback)
 
     async def emit(self, *args: P.args, **keywords: P.kwargs) -> None:
-        """Call the callbacks, and await them one after another."""
+        """Call the callbacks one after another, and await those that are asynchronous.
+
+        An error of a callback is logged, and the others are still called.
+        """
         for callback in self._callbacks:
             try:
                 answer = callback(*args, **keywords)
                 if inspect.isawaitable(answer):
                     await answer
-            except (KeyboardInterrupt, SystemExit):
+            except (KeyboardInterrupt, SystemExit, GeneratorExit):
                 raise
             except BaseException as error:
                 # A cancel of the caller is raised. A CancelledError that a callback has raised by
@@ -465,8 +469,8 @@ class ThresholdWaiters(Generic[T]):
         self.lowest = self._thresholds[0]
 
     def pop_all(self) -> list[tuple[int, Waiter[T]]]:
-        """Remove and return all futures with their thresholds, the lowest first."""
-        # Without `none`, the last one, which has no futures.
+        """Remove all futures, and return them as `(threshold, future)`, the lowest first."""
+        # The last threshold stands for none, and has no futures.
         popped = [
             (threshold, future)
             for threshold in self._thresholds[:-1]
@@ -475,6 +479,7 @@ class ThresholdWaiters(Generic[T]):
         self._futures.clear()
         del self._thresholds[:-1]
         self.count = 0
+        # The last threshold is left.
         self.lowest = self._thresholds[0]
         return popped
 

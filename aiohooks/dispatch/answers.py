@@ -357,12 +357,12 @@ async def _call_innermost(
     values: Values,
     passed: Arguments,
 ) -> Any:
-    """Call the function that the caller of the method has passed: the innermost of the wrapped
-    calls, as `app` in `handle(request, app)`.
+    """Call the function that the caller of the method has passed as an argument: the innermost of
+    the wrapped calls, as `app` in `handle(request, app)`.
 
-    If the last wrapping hook has passed positional arguments, the function gets these. Otherwise it
-    gets the positional arguments of the call, as many as it takes. It also gets the keyword
-    arguments of the call.
+    Its positional arguments are those that the last wrapping hook has passed, or else those of the
+    call, as many as it takes. It also gets the keyword arguments of the call. Those that the hook
+    has passed alone are among `values`.
 
     Args:
         point: the method.
@@ -380,7 +380,8 @@ async def _call_innermost(
     args, keywords = point.parameters.for_function(values, innermost)
     passed_args, passed_keywords = passed
     if passed_args:
-        # These replace `args`, where arguments may be that the hook has passed by name.
+        # The hook has chosen the positional arguments. `args` might repeat some that the hook has
+        # passed by name.
         args = passed_args
         keywords = {**keywords, **passed_keywords}
     result = innermost(*args, **keywords)
@@ -556,6 +557,7 @@ async def _throw(
     try:
         await generator.athrow(error)
     except StopAsyncIteration:
+        # The generator has ended without an error: it has swallowed this one.
         return
     except RuntimeError as raised:
         # Python replaces a StopAsyncIteration that leaves a generator by a RuntimeError. If it was
@@ -563,6 +565,7 @@ async def _throw(
         if isinstance(error, StopAsyncIteration) and raised.__cause__ is error:
             raise_unchanged(error)
         raise
+    # `athrow` has returned, so the generator has yielded again.
     await _reject_second_yield(generator, who)
 
 

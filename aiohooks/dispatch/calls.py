@@ -299,7 +299,7 @@ def hook_call(
     options = registered.registration
     may_be_skipped = options.once or (may_be_disabled and options.disable_after is not None)
     if may_be_skipped:
-        function = _unless_skipped(function, registered, no_result, may_wait=may_wait)
+        function = _unless_skipped(function, registered, no_result, has_own_task=may_wait)
     return HookCall(
         registered,
         registered.call_name(method),
@@ -397,12 +397,12 @@ def _unless_skipped(
     registered: RegisteredHook,
     no_result: Any,
     *,
-    may_wait: bool,
+    has_own_task: bool,
 ) -> AsyncFunction:
     """Return a function that calls another one, or returns `no_result` if the call is skipped.
 
-    The failures in a row are counted from 0 again after each success. A call that was left behind
-    has failed, even if it returns later.
+    A success sets the count of failures in a row back to 0. A call that was left behind, as it has
+    ignored its cancellation, has failed even if it returns later.
     """
 
     async def call(*args: Any, **keywords: Any) -> Any:
@@ -411,8 +411,8 @@ def _unless_skipped(
         if not registered.begin_call():
             return no_result
         result = await function(*args, **keywords)
-        # Only a call that may wait has a task of its own, which can be left behind.
-        if not may_wait or current_task() not in LEFT_BEHIND:
+        # Only a task of its own can be left behind.
+        if not has_own_task or current_task() not in LEFT_BEHIND:
             registered.failures_in_a_row = 0
         return result
 

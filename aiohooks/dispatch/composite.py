@@ -97,7 +97,7 @@ class Composite:
         self.hooks[registered] = points
         for point in points:
             method = self.methods[point.name]
-            method.hooks[registered] = None
+            method.hooks[registered] = None  # a dict as an ordered set
             method.reset()
 
     def remove(self, registered: RegisteredHook) -> None:
@@ -253,7 +253,9 @@ def composite_of(hook: object) -> Composite | None:
     """
     if isinstance(hook, FunctionHook):
         function = hook.__aiohooks_function__
+        # The object of a bound method, or else the function itself.
         hook = getattr(function, "__self__", function)
+    # Static, so that a `__getattr__` of the user is not asked.
     composite: Composite | None = inspect.getattr_static(hook, COMPOSITE, None)
     return composite
 
@@ -440,7 +442,7 @@ class _Attribute:
 def _setting_function(composite: Composite) -> Callable[[Any, str, Any], None]:
     """Return the `__setattr__` of the object that stands for the hooks.
 
-    Public data is also set on the hooks that have it.
+    Public data is also set on the hooks that share the data of the interface (`has_data_of`).
     """
     interface = composite.interface
     kind: Any = interface.kind
@@ -448,6 +450,7 @@ def _setting_function(composite: Composite) -> Callable[[Any, str, Any], None]:
     def set_attribute(self: Any, name: str, value: Any) -> None:
         # The interface may have a `__setattr__` of its own.
         kind.__setattr__(self, name, value)
+        # Private data is of this object alone. A method that is set replaces the calls of hooks.
         if name.startswith("_") or name in interface.points:
             return
         for registered in composite.hooks:

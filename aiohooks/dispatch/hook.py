@@ -151,24 +151,25 @@ def check_hooks(hooks: object) -> None:
 
 
 def registration_of(hook: object) -> HookRegistration:
-    """Return the registration of a hook, or a registration unchanged. Check its options.
+    """Return a hook as a registration with valid options. A registration is returned as it is.
 
     Raises:
-        InvalidHookError: `hook` is a class.
+        InvalidHookError: the hook is a class.
         InvalidArgumentError: an option is invalid.
     """
-    if isinstance(hook, type):
+    if isinstance(hook, HookRegistration):
+        registration = hook
+    elif isinstance(hook, Hook):
+        registration = HookRegistration(hook, hook.order, hook.timeout, hook.on_error)
+    else:
+        registration = HookRegistration(hook)
+    if isinstance(registration.hook, type):
+        name = registration.hook.__name__
         raise InvalidHookError(
-            f"the class {hook.__name__} is given as a hook; give an object of it:"
-            f" {hook.__name__}(...)"
+            f"the class {name} is given as a hook; give an object of it: {name}(...)"
         )
-    if isinstance(hook, Hook):
-        hook = HookRegistration(hook, hook.order, hook.timeout, hook.on_error)
-    elif not isinstance(hook, HookRegistration):
-        # Any other object has the default options, which need no check.
-        return HookRegistration(hook)
-    _check_options(hook)
-    return hook
+    _check_options(registration)
+    return registration
 
 
 def _check_options(registration: HookRegistration) -> None:

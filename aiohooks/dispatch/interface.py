@@ -353,9 +353,9 @@ def checked_and_named(
 ) -> RegisteredHook:
     """Check that a hook may be registered, and give it a unique name.
 
-    This is the name of its class, or of its registration: `Name`. If another module has a class of
-    the same name, its first hook is `module.Name`. Any other hook has a number, which counts all
-    hooks of the name: `Name#2`, `Name#3`.
+    - `Name`: that of its registration, or else of its class, if no hook has had it.
+    - `module.Name`: for the first hook of a class whose name a class of another module has had.
+    - `Name#2`, `Name#3`: otherwise. The number counts all hooks of this name.
 
     Args:
         registration: the hook with its options.

@@ -539,7 +539,8 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
     graph = Graph()
     name = getattr(fn, "__name__", type(fn).__name__)
     for parameter in _input_parameters(fn, f"operation {name!r}"):
-        # The parameter gets the global step. Every graph has a node of this name already.
+        # This parameter needs no placeholder: every graph has a node of its name already, whose
+        # value it gets.
         if parameter.name == "global_step":
             continue
         default = parameter.default
@@ -619,11 +620,11 @@ class Values:
         return True
 
     def initialize(self, initial: Mapping[str, Any]) -> None:
-        """Set the initial values of all variables that have no value.
+        """Give each variable of `initial` that has no value its initial value.
 
         An initial value may be a function that returns it. If one of these functions raises, no
-        variable is set. This does not mark the values as ready: call `mark_ready` when the rest of
-        the session is initialized, too.
+        variable is set. The values are not ready yet: call `mark_ready` when the rest of the
+        session is initialized, too.
         """
         values: dict[str, Any] = {}
         for name in self.missing(initial):

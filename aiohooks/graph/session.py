@@ -228,7 +228,10 @@ class Plan:
     """
 
     def __init__(self, graph: Graph, fed: Collection[Node]) -> None:
-        """Start with the slots of the global step and of the fed nodes, in the order of `fed`."""
+        """Start with the slots of the global step and of the fed nodes, in the order of `fed`.
+
+        If the global step is fed, too, its later slot counts, which has the fed value.
+        """
         self.initial_values: list[Any] = []
         self.variable_slots: dict[str, int] = {}
         self.operations: list[PlannedOperation] = []
@@ -817,10 +820,11 @@ class Session:
         fed: Collection[Node],
         is_raw: bool,
     ) -> Operation | None:
-        """Return the operation of the step function if the run must call it.
+        """Return the operation of the step function if the run must call it, else None.
 
-        The step is called whatever is fetched. There are two exceptions: outputs of the step are
-        fed, or a raw run fetches at most the global step. Other graphs have no step to call.
+        A run calls the step even if it fetches none of its outputs. There are two exceptions:
+        outputs of the step are fed, or a raw run fetches nothing but the global step. A graph
+        without a step function has nothing to call.
 
         Raises:
             FetchError: nothing would run, or a fed name is neither a parameter of the step nor
@@ -844,8 +848,9 @@ class Session:
                     name=node.name,
                 )
         # A raw run that fetches only the global step must not train: hooks read the step this way.
-        is_read_of_step = is_raw and all(isinstance(node, GlobalStep) for node in nodes)
-        if fed_outputs or is_read_of_step:
+        # This is also true if nothing is fetched.
+        only_reads_global_step = is_raw and all(isinstance(node, GlobalStep) for node in nodes)
+        if fed_outputs or only_reads_global_step:
             return None
         return step
 
@@ -1045,7 +1050,7 @@ def _drop_effects(run_waits: RunWaits | None) -> None:
 
 
 def _call_now(operation: PlannedOperation, values: list[Any]) -> Any:
-    """Call an operation that cannot wait, and return its result.
+    """Call an operation that never suspends, and return its result.
 
     It is a plain function, or a coroutine function without an `await`.
     """

@@ -373,14 +373,14 @@ class TasksOwner:
         self.producers: WeakSet[Task] = WeakSet()
         """The tasks that waits in `until` have named as their producers."""
         self.closed: bool = False
-        """Whether the session is ending, so that it neither replaces its raw session any more, nor
-        stops for another reason.
+        """Whether the session is ending: it neither replaces its raw session any more, nor lets the
+        clean end of a task become the reason of its stop.
         """
         self.coordinator: Coordinator = coordinator or Coordinator.of(self)
         """The lasting coordinator: its tasks live through recoveries."""
         self.raw_coordinator: Coordinator = self.coordinator
-        """The coordinator of the latest raw session: its tasks end with that. Before the first raw
-        session it is the lasting coordinator.
+        """The coordinator whose tasks end with the latest raw session. Before the first raw session
+        it is the lasting coordinator.
         """
 
     def begin_raw_session(self) -> None:
@@ -607,6 +607,7 @@ class TasksOwner:
             if failure.is_owed and not _is_in(failure.error, primary):
                 owed.append(failure.error)
             failure.is_owed = False
+        # False sorts first. The order of equal errors stays.
         return sorted(owed, key=self.is_recoverable)
 
     def owe_again(self, outcome: BaseException | None) -> None:
@@ -731,8 +732,8 @@ class Coordinator(RequestMethods):
         # Another pause may begin before this task continues.
         while self.pause_reason is not None:
             end_of_pause = self._wait_for(lambda: self.pause_reason is None)
-            # Reports show the wait. A stop ends it, or a failure, unless the session recovers from
-            # that.
+            # Reports show the wait (`active`). A stop ends it, and so does the failure of a task,
+            # unless the session recovers from that (`is_lasting`).
             with active("wait", "end of the pause", description, observers=self.observers):
                 await self.wait_until_ended("the end of the pause", end_of_pause, is_lasting=True)
 
@@ -996,8 +997,8 @@ class Coordinator(RequestMethods):
     async def join(self, stop_grace_period_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Wait until all tasks have ended, or until the grace period after a stop has passed.
 
-        Tasks that still run are then cancelled. A warning names tasks that ignore their
-        cancellation. If tasks still run a second after the stop, a warning names them too.
+        Tasks that still run are then cancelled. Warnings name the tasks that still run a second
+        after the stop, and those that ignore their cancellation.
 
         Raises:
             NestedRunError: called from one of the tasks, so it would wait for itself.
@@ -1014,14 +1015,15 @@ class Coordinator(RequestMethods):
         await self._wait_for(lambda: not self.tasks or self.should_stop())
         try:
             with wait_log(lambda: f"{self.requests.label} to join {self.descriptions()}"):
+                # Without a stop, no task is left, and this does nothing.
                 await self.end_tasks(
-                    stop_grace_period_secs,
-                    stop_grace_period_secs,
-                    f"a stop was requested: {self.stop_reason}",
+                    stop_grace_secs=stop_grace_period_secs,
+                    cancel_grace_secs=stop_grace_period_secs,
+                    reason=f"a stop was requested: {self.stop_reason}",
                 )
         finally:
-            # `end_tasks` lets no task be started. After it, a coordinator may get tasks again,
-            # unless its session has ended or replaced it.
+            # `end_tasks` has set `_ending_reason`, so that no task can be started. Allow it again,
+            # unless the session has ended or has replaced this coordinator.
             if not (self.owner.closed or self.has_no_caller):
                 self._ending_reason = None
         self.joined = True

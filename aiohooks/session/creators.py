@@ -539,7 +539,8 @@ class WorkerSessionCreator(_Creator):
         """Wait until a chief in this process has initialized the variables.
 
         Raises:
-            NotReadyError: its graph has other variables than this one.
+            SessionNotReadyError: it was not ready within `max_wait_secs`.
+            NotReadyError: it has not initialized all variables of this graph.
         """
         await self._variables.wait_ready(self._max_wait_secs)
         names = (variable.name for variable in self.graph.variables)

@@ -261,7 +261,7 @@ class SessionFeeds:
     def taken_of(self, source: FeedSource) -> list[Element]:
         """Return the elements of a source that runs have taken and not yet used.
 
-        This is always empty for feeds whose elements no state counts: `in_use` leaves them out.
+        There are none if no state counts the elements: these are not in `in_use`.
         """
         return [
             element
@@ -885,7 +885,11 @@ class IterableSource(FeedSource):
         element.use = Use.UNUSED
 
     async def _close_iterator(self) -> None:
-        """Close the iterator if it is a generator, and forget it. Only log an error of that."""
+        """Forget the iterator, and close it if it is a generator.
+
+        An error of the closing is only logged, unless it is to end the program: it would replace
+        the cancellation that ends this task.
+        """
         iterator: Any = self._iterator
         self._iterator = None
         failure: BaseException | None = None
@@ -898,11 +902,10 @@ class IterableSource(FeedSource):
             failure = error
         except BaseExceptionGroup as group:
             # A task group around a `yield` puts the GeneratorExit that closes the generator into a
-            # group.
+            # group. The rest of the group is the failure.
             _, failure = group.split(GeneratorExit)
             if failure is not None and not isinstance(failure, Exception):
                 raise failure from None
-        # If the error were raised, it would replace the cancellation that ends the task.
         if failure is not None and not is_clean_end(failure):
             logger.error(
                 "%s: closing the feeds %s failed",

@@ -504,7 +504,8 @@ class HookSet:
     ) -> None:
         """Call a method of one hook, if the hook overrides it.
 
-        `groups` has the hooks that override the method, each in an order group of its own.
+        `groups` maps each hook that overrides the method to an order group with the call of this
+        hook alone.
         """
         if registered in groups:
             await self._call((groups[registered],), *args)

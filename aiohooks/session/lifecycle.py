@@ -964,35 +964,36 @@ class Lifecycle(TasksOwner):
     async def _close_parts(self, errors: EndErrors) -> None:
         """Close every part that is not closed yet, even if another part fails.
 
-        If other code cancels the task of this call, `_close` makes another call, for the remaining
-        parts. So each part is taken from the session before it is closed.
+        If other code cancels the task of this call, `_close` makes another call. No publisher and
+        no raw session is closed twice: they are removed from this object before. The other parts
+        may be closed again.
         """
         # Forget the cancellation of an earlier call.
         errors.cancel = None
         publisher = self._publisher
         self._publisher = None
         # The publisher comes first: other sessions wait for steps that this one no longer makes.
-        with _part(errors):
+        with _collecting(errors):
             if publisher is not None:
                 publisher.close(errors.primary or self.gave_up)
         # Tasks use the raw session, and hooks use tasks, session and store until their `close`.
-        with _part(errors):
+        with _collecting(errors):
             await self._end_tasks(errors)
         session = self.session
         self.session = None
-        with _part(errors):
+        with _collecting(errors):
             if session is not None:
                 await session.aclose()
-        with _part(errors):
+        with _collecting(errors):
             await self.hooks.close(errors.primary or self.gave_up, errors.others)
-        with _part(errors):
+        with _collecting(errors):
             if isinstance(self._creator, ChiefSessionCreator):
                 await self._creator.aclose(grace_secs=self.grace_secs)
-        with _part(errors):
+        with _collecting(errors):
             if self.store is not None:
                 await self.store.flush(_FLUSH_SECS)
-        # After a cancellation, the caller has waited for the grace period and left. No one would
-        # get these errors.
+        # The session counts as closed already if its caller was cancelled, and has waited no longer
+        # than the grace period. No one gets these errors any more.
         if self.phase == "closed":
             errors.log_late()
         if errors.cancel is not None:
@@ -1359,8 +1360,10 @@ class EndErrors:
 
 
 @contextlib.contextmanager
-def _part(errors: EndErrors) -> Generator[None]:
-    """Add an error of this block, which closes a part of the session, to `errors`."""
+def _collecting(errors: EndErrors) -> Generator[None]:
+    """Add an error of this block, which closes a part of the session, to `errors`, so that the next
+    part is closed as well.
+    """
     try:
         yield
     except asyncio.CancelledError as cancel:

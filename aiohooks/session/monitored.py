@@ -186,7 +186,7 @@ class AsyncMonitoredSession(RequestMethods):
     async def run(self, fetches: Any, feed_dict: FeedDict = None, options: Options = None) -> Any:
         """Run once with all hooks around it, and again after each recovery until the run succeeds.
 
-        If the session has a step function, it is called, whatever you fetch.
+        If the session has a step function, each run calls it, even if you fetch nothing of it.
 
         Args:
             fetches: nodes or names, nested as you like. The result has the same shape.
@@ -221,6 +221,7 @@ class AsyncMonitoredSession(RequestMethods):
                 try:
                     return await self._run_once(scope, request, attempt)
                 except BaseException as error:
+                    # This raises the error, unless the session has recovered from it.
                     is_complete = await lifecycle.handle_failure(scope, error)
                 if is_complete:
                     # The attempt has failed after its commit, and the recovery has kept the commit.

@@ -155,8 +155,8 @@ class _OpenRunner:
     def __exit__(self, *_: object) -> None:
         """Close the runner, which cancels the remaining tasks and runs the loop until they end.
 
-        In the loop, `_watch_end` looks at this wait. If only tasks remain that were left behind, it
-        stops the loop, and the runner closes the loop without them.
+        `_watch_end` looks at this wait in the loop. If only tasks remain that have ignored their
+        cancellation and were left behind, it stops the loop, so that the runner ends without them.
         """
         self._loop.call_soon(self._watch_end)
         try:

@@ -209,8 +209,8 @@ class LoopSignals:
         """All signals so far."""
         self._has_cancelled = False
         """Whether a signal has cancelled any session."""
-        self._has_asked_previous = False
-        """Whether `_ask_previous_handler` was called: it acts once."""
+        self._has_called_previous = False
+        """Whether `_call_previous_handler` was called: it acts once."""
         self._exit_error: BaseException | None = None
         """The error that ends the program when the sessions are closed. None lets it continue."""
         # The signal for which the loop has got a handler that does nothing, if it needed one.
@@ -257,7 +257,7 @@ class LoopSignals:
         self._stop_waking()
         del _handlers_of_loops[self._loop]
         if self._has_cancelled:
-            self._ask_previous_handler()
+            self._call_previous_handler()
         if self._exit_error is not None:
             # A callback raises the error, so that the runner cancels the remaining tasks and waits
             # for them. It is called after the other callbacks of this task. If that is the main
@@ -398,7 +398,7 @@ class LoopSignals:
         # `aiohooks.run` uses it for the exit code of the program.
         _last_signals[self._loop] = number
         if not tasks_not_due:
-            self._ask_previous_handler()
+            self._call_previous_handler()
         for task, count in cancelling.items():
             if task.cancelling() == count:
                 task.cancel(f"{number.name} received")
@@ -407,15 +407,15 @@ class LoopSignals:
             # which would let the program end.
             raise self._exit_error
 
-    def _ask_previous_handler(self) -> None:
-        """Find out whether the signal also ends the program, by its previous handler. Do it once.
+    def _call_previous_handler(self) -> None:
+        """Call the handler that the signal had before, once.
 
-        A handler of Python is called. `_exit_error` becomes the error that ends the program, if the
-        handler raises one, or if there was no handler.
+        If it raises KeyboardInterrupt or SystemExit, or if there was none, `_exit_error` becomes
+        the error that ends the program.
         """
-        if self._has_asked_previous:
+        if self._has_called_previous:
             return
-        self._has_asked_previous = True
+        self._has_called_previous = True
         number = self._received[-1]
         previous: Any = self._previous.get(number, signal.getsignal(number))
         if getattr(previous, "__self__", None) is self._loop:
@@ -423,10 +423,11 @@ class LoopSignals:
             # descriptor, and uvloop's handler would repeat the signal.
             return
         module = getattr(previous, "__module__", None)
-        # The handler of `why` only prints a report. It stands for no handler, and without one the
+        # The handler of `why` only prints a report, so it counts as none: without a handler, the
         # signal ends the process.
         if previous == signal.SIG_DFL or module == "aiohooks.session.why":
             self._exit_error = SystemExit(128 + number)
+        # Python's own handler of Ctrl-C only raises KeyboardInterrupt. The sessions end instead.
         elif callable(previous) and previous is not signal.default_int_handler:
             try:
                 # The handler of `asyncio.run` cancels the main task the first time, and raises

@@ -187,8 +187,8 @@ def status_of(session: AnySession) -> SessionStatus:
 def _activities(session: AnySession) -> list[Activity]:
     """Return the current activities of a session, as specifically as possible.
 
-    These are the calls of hooks and operations. If there are none, it is the run in progress.
-    Without a run, it is the block of the session, or a phase such as its opening.
+    The first of these that there are: the calls of hooks and operations for which the session
+    waits; the run in progress; the body of its `async with` block; its opening or its end.
     """
     calls = _call_activities(session)
     if calls:
@@ -200,14 +200,16 @@ def _activities(session: AnySession) -> list[Activity]:
         return [
             activity_of(f"run {turns.runs}", turns.runner, _since(session, session.run_waits.began))
         ]
+    # The phases that the table does not name are parts of the end.
     what = _PHASE_ACTIVITIES.get(session.phase, "closing the session")
     kind = "block" if session.phase == "open" else "session"
     return [activity_of(what, session.entered_by, kind=kind)]
 
 
 def _call_activities(session: AnySession) -> list[Activity]:
-    """Return the calls of hooks and operations for which the session waits: those of its latest
-    wait in the registry of activity.
+    """Return the calls of hooks and operations for which the session waits.
+
+    Only its latest wait in the registry of activity counts: the earlier ones are around it.
     """
     waits = [entry for entry in entries() if entry.owner is session]
     if not waits:

@@ -10,6 +10,7 @@ import pytest
 
 from aiohooks._core.waits import (
     Backoff,
+    Event,
     ThresholdWaiters,
     opening_until,
     wait_done,
@@ -83,3 +84,20 @@ async def test_what_is_done_when_the_time_is_up_is_done() -> None:
         clock.advance(1)
         future.set_result(None)
         assert await waiting
+
+
+async def test_an_event_that_is_closed_calls_no_further_callback() -> None:
+    """The coroutine that emits it is closed while it awaits a callback, as at the end of a loop."""
+    called: list[str] = []
+    event = Event[[]]("saved")
+
+    async def wait() -> None:
+        called.append("wait")
+        await asyncio.sleep(0)
+
+    event.subscribe(wait)
+    event.subscribe(lambda: called.append("later"))
+    emitting = event.emit()
+    emitting.send(None)
+    emitting.close()
+    assert called == ["wait"]

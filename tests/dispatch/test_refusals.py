@@ -191,6 +191,7 @@ HOOKS: list[Any] = [
     (made(Calls, object()), "<object object", "has none of the methods of Calls: answers"),
     (made(Calls, hook(Calls)), "has none of the methods of Calls: answers"),
     (made(Calls, Does), "the class Does", "give an object of it"),
+    (made(Calls, ah.dispatch.HookRegistration(Does)), "the class Does", "give an object of it"),
     (made(Calls, do_nothing), "do_nothing", "is a function", "`on`"),
     (
         made(Events, ah.HookGroup(Calls)),
