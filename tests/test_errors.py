@@ -274,7 +274,7 @@ async def test_an_error_that_refuses_attributes_beside_another_one(
         finally:
             raise errors[0]
 
-    task = await parked(run_once([PhaseHook("before_run", fail_in_cleanup)]), 5)
+    task = await parked(run_once([PhaseHook("before_run", fail_in_cleanup)]), 20)
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as cancelled:
         await task
