@@ -308,3 +308,15 @@ async def test_the_global_step_is_one_whole_number(step: Any) -> None:
     with invalid("step", "whole number"):
         await steps.raise_to(step)
     assert steps.latest.step == 0
+
+
+async def test_a_scaffold_that_is_cancelled_by_other_code_fails_the_opening() -> None:
+    """It is an error of the creation, and no cancellation of the caller."""
+
+    async def initialize(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    creator = ah.ChiefSessionCreator(ah.Graph(), scaffold=ah.Scaffold(init_fn=initialize))
+    with pytest.raises(ah.errors.HookCancelledError, match="creating a session"):
+        async with ah.AsyncMonitoredSession(creator):
+            pass

@@ -385,3 +385,10 @@ def test_request_stop_in_a_handler_of_ones_own_wakes_the_loop() -> None:
     ) as runner:
         runner.run(main())
     assert woken == [True]
+
+
+@pytest.mark.parametrize("signals", [(), signal.SIGTERM, ("TERM",)], ids=["none", "one", "a name"])
+def test_what_is_no_signal_is_refused(signals: Any) -> None:
+    """A session would silently handle nothing."""
+    with pytest.raises(ah.errors.InvalidArgumentError, match=r"signals is .*; give signals"):
+        ah.SignalPolicy(signals=signals)
