@@ -2,7 +2,7 @@
 
     current_clock     the clock of this context
     call_later        makes a call after a delay
-    wait_until_woken        awaits a future, with a time limit
+    wait_until_woken  awaits a future, with a time limit
     wake              ends such a wait: sets the result of the future
     sleep             pauses
 

@@ -83,7 +83,7 @@ def task_wait(task: Task) -> TaskWait:
         wait = _entered_wait(task)
         if wait is None:
             # The registry has no wait of this task. A task that it awaits is named, and not
-            # followed: it is the user's own, and has reports of its own.
+            # followed.
             name = None
             if links:
                 _, awaited = links[-1]

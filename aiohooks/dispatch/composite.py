@@ -32,7 +32,9 @@ from aiohooks.dispatch.points import Args, Keywords, Point
 from aiohooks.errors import HookGroupClosedError, InvalidHookError, WrongLoopError, safe_repr
 
 COMPOSITE = "__aiohooks_composite__"
-"""The attribute of the class of the object that stands for the hooks: its `Composite`."""
+"""The attribute of the class of the object that stands for the hooks, and of a function that
+`compose_functions` returns: the `Composite`.
+"""
 
 
 class Composite:
@@ -251,13 +253,14 @@ def composite_of(hook: object) -> Composite | None:
     A function stands for them, too, if it is a method of that object, or if `compose_functions` has
     returned it.
     """
+    owner: Any = type(hook)
     if isinstance(hook, FunctionHook):
         function = hook.__aiohooks_function__
-        # The object of a bound method, or else the function itself.
-        hook = getattr(function, "__self__", function)
-    # Static, so that a `__getattr__` of the user is not asked.
-    composite: Composite | None = inspect.getattr_static(hook, COMPOSITE, None)
-    return composite
+        # The class of a bound method's object, or else the function itself.
+        owner = type(function.__self__) if inspect.ismethod(function) else function
+    # Not `getattr`, which would ask a `__getattr__` of the user. Some functions have no `__dict__`.
+    attributes: dict[str, Any] = getattr(owner, "__dict__", {})
+    return attributes.get(COMPOSITE)
 
 
 def is_context(hook: object) -> bool:

@@ -168,7 +168,9 @@ def registration_of(hook: object) -> HookRegistration:
         raise InvalidHookError(
             f"the class {name} is given as a hook; give an object of it: {name}(...)"
         )
-    _check_options(registration)
+    # The default options of any other object need no check.
+    if isinstance(hook, (Hook, HookRegistration)):
+        _check_options(registration)
     return registration
 
 

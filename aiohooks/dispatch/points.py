@@ -5,7 +5,7 @@ Point                a method of a hook interface that hooks can implement, with
 Parameters           the parameters of a method, and the arguments of its calls
 annotations_of       the annotations of a function, evaluated
 function_kind        whether a function is a plain one, a coroutine function or a generator
-has_empty_body         whether the body of a function is empty
+has_empty_body       whether the body of a function is empty
 
 A mode is how the results of several hooks become one: `Mode` has those that a user can give, and
 `ModeOrNone` those of methods for which no mode is given. The modes "chain" and "wrap" are about one

@@ -87,9 +87,8 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
 
     A process dies by a signal, with an exit code other than 0, or before `main` has ended. It is
     restarted after a growing pause, with the next `attempt`. `sys.exit(0)` in `main` is a clean
-    end, with the result None. A worker that ends while the chief is
-    dead is restarted as well. When a process dies, the processes that it has started and left in
-    its process group are killed.
+    end, with the result None. A worker that ends while the chief is dead is restarted as well. When
+    a process dies, the processes that it has started and left in its process group are killed.
 
     An exception of `main` is final: the other processes get SIGTERM, which a session with
     `handle_signals=True` takes as a stop, and SIGKILL `stop_grace_secs` later. They also end

@@ -350,7 +350,10 @@ async def supervise(
     return _results_of(tasks, ended_first)
 
 
-def _results_of(tasks: Sequence[asyncio.Task[T]], ended_first: set[asyncio.Task[T]]) -> list[T]:
+def _results_of(
+    tasks: Sequence[asyncio.Task[T]],
+    ended_first: set[asyncio.Task[T]],
+) -> list[T]:
     """Return the results of tasks that have ended, or raise their errors as a group.
 
     `ended_first` are the tasks that have ended before the launcher has cancelled the others.

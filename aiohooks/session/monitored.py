@@ -676,7 +676,7 @@ class Steps(Generic[T_co]):
                 element = await self._next_element()
                 return await self._run_with(element)
             except FeedsWentBack:
-                # A recovery has set the feeds back: they give this element again, after others.
+                # The element is used later, after those that come before it.
                 continue
             except (StopAsyncIteration, StopRequestedError):
                 # A later loop over the same feeds begins with the elements that are not used, so

@@ -146,9 +146,9 @@ class _Server:
             raise
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="aiohooks why", daemon=True)
-        self._thread.start()
         call_after_fork(self)
         atexit.register(self.stop)
+        self._thread.start()
 
     def _serve(self) -> None:
         """Answer one question after another, until `stop`. Called in the thread."""
